@@ -1,0 +1,47 @@
+# Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
+.DEFAULT_GOAL := build
+.PHONY: setup setup-checks build run test check check-ci format bench clean
+.NOTPARALLEL:
+
+build: setup
+	@cmake --preset release
+	@cmake --build --preset release
+
+run: build
+	@build/release/headroom devices
+	@build/release/headroom verify memory
+
+test: build
+	@ctest --preset release
+
+# What CI runs after `make test`: style, room rule, sanitized short tests, warnings as errors, CUDA where nvcc is.
+check-ci: setup-checks
+	@scripts/check_format.sh
+	@scripts/check_rooms.sh
+	@cmake --preset dev && cmake --build --preset dev && ctest --preset dev-short
+	@scripts/check_tidy.sh build/dev
+	@cmake --preset ci && cmake --build --preset ci
+
+# Everything, however slow: every test under every sanitizer, the fuzzers, every CUDA instance.
+check: test check-ci
+	@ctest --preset dev
+	@cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
+	@cmake --preset fuzz && cmake --build --preset fuzz && scripts/run_fuzzers.sh build/fuzz 60
+	@if command -v nvcc >/dev/null; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
+	else echo "check: no nvcc on PATH, CUDA left out"; fi
+
+bench: build
+	@build/release/headroom bench memory
+	@build/release/headroom_microbench
+
+format: setup-checks
+	@scripts/check_format.sh --fix
+
+setup:
+	@scripts/setup.sh build
+
+setup-checks:
+	@scripts/setup.sh checks
+
+clean:
+	@rm -rf build

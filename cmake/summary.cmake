@@ -1,0 +1,23 @@
+# What this build has and what it leaves out, in one look.
+
+set(cuda_summary "no (nvcc not found)")
+if(HEADROOM_CUDA_ENABLED)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
+  set(cuda_summary "yes (nvcc ${CMAKE_CUDA_COMPILER_VERSION}; ${architectures})")
+elseif(HEADROOM_NVCC)
+  set(cuda_summary "left out (nvcc is here: use the cuda preset)")
+endif()
+set(sanitizer_summary "none")
+if(HEADROOM_SANITIZE)
+  set(sanitizer_summary ${HEADROOM_SANITIZE})
+endif()
+set(ccache_summary "not found")
+if(CCACHE_PROGRAM)
+  set(ccache_summary "yes")
+endif()
+
+message(STATUS "Headroom ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+message(STATUS "  CUDA        ${cuda_summary}")
+message(STATUS "  sanitizers  ${sanitizer_summary}")
+message(STATUS "  tests       ${HEADROOM_TESTS}")
+message(STATUS "  ccache      ${ccache_summary}")

@@ -1,0 +1,12 @@
+// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, random numbers, kernel families.
+#pragma once
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
+#include "headroom/core/device.h"
+#include "headroom/core/dtype.h"
+#include "headroom/core/error.h"
+#include "headroom/core/kernel_family.h"
+#include "headroom/core/random.h"
+#include "headroom/core/stream.h"
+#include "headroom/core/tensor_view.h"

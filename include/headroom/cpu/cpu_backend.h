@@ -1,0 +1,58 @@
+// The CPU as a device: an arena is one mapping, main is the calling thread with its pool, and the copy and
+// communication streams are one thread each that works through its tasks in order.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "headroom/cpu/thread_pool.h"
+#include "headroom/memory/backend.h"
+
+namespace headroom {
+
+[[nodiscard]] DeviceDescription describe_cpu();
+
+// Memory of this machine that is free for us: the kernel's estimate, or what a control group leaves,
+// whichever is less.
+struct HostMemory {
+  std::int64_t total_bytes = 0;
+  std::int64_t free_bytes = 0;
+};
+[[nodiscard]] HostMemory host_memory();
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads = 0);  // as ThreadPool
+  ~CpuBackend() override;
+
+  [[nodiscard]] Device device() const override { return {DeviceKind::cpu}; }
+  [[nodiscard]] const DeviceDescription& description() const override { return description_; }
+  [[nodiscard]] void* reserve(Space space, std::int64_t bytes) override;
+  void release(Space space, void* data, std::int64_t bytes) noexcept override;
+  [[nodiscard]] bool host_accessible(Space) const override { return true; }
+  [[nodiscard]] Stream stream(StreamId id) override;
+  void submit(StreamId id, const Task& task) override;
+  void copy(StreamId id, void* to, const void* from, std::int64_t bytes) override;
+  void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) override;
+  void record(StreamId id, std::uint32_t number) override;
+  void wait(StreamId waiter, std::uint32_t number) override;
+  void synchronize() override;
+
+ private:
+  class SideStream;  // a thread and its tasks
+  struct Record {
+    StreamId stream = StreamId::main;
+    std::uint64_t tasks = 0;  // submitted to the stream before the record
+  };
+
+  SideStream& side(StreamId id);
+
+  DeviceDescription description_;
+  ThreadPool pool_;
+  std::array<std::unique_ptr<SideStream>, kStreamCount> sides_;  // started at their first task; main has none
+  std::vector<Record> records_;
+};
+
+}  // namespace headroom

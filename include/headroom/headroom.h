@@ -1,0 +1,12 @@
+// The whole public API.
+#pragma once
+
+#include "headroom/attention.h"
+#include "headroom/core.h"
+#include "headroom/cpu.h"
+#include "headroom/device.h"
+#include "headroom/loss.h"
+#include "headroom/memory.h"
+#include "headroom/model.h"
+#include "headroom/ops.h"
+#include "headroom/report.h"

@@ -1,0 +1,66 @@
+// What the memory room asks of a device: reserve, copy, and keep streams in order. One implementation per
+// kind of device; a phantom has none. Reserving happens before a run, everything else allocates nothing after
+// its first use.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "headroom/core/stream.h"
+#include "headroom/memory/ledger.h"
+
+namespace headroom {
+
+// Work for a stream, kept by value in fixed storage so that queueing it allocates nothing.
+class Task {
+ public:
+  static constexpr std::size_t kMaxBytes = 128;
+
+  Task() = default;
+  template <std::invocable<const Stream&> Body>
+  requires(std::is_trivially_copyable_v<Body> && sizeof(Body) <= kMaxBytes) explicit Task(const Body& body)
+      : call_([](const std::byte* stored, const Stream& stream) {
+          (*reinterpret_cast<const Body*>(stored))(stream);
+        }) {
+    std::memcpy(storage_, &body, sizeof(Body));
+  }
+
+  void operator()(const Stream& stream) const { call_(storage_, stream); }
+
+ private:
+  alignas(std::max_align_t) std::byte storage_[kMaxBytes] = {};
+  void (*call_)(const std::byte*, const Stream&) = nullptr;
+};
+
+class Backend {
+ public:
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  [[nodiscard]] virtual Device device() const = 0;
+  [[nodiscard]] virtual const DeviceDescription& description() const = 0;
+
+  // Memory that is really there: an error of kind memory where it is not.
+  [[nodiscard]] virtual void* reserve(Space space, std::int64_t bytes) = 0;
+  virtual void release(Space space, void* data, std::int64_t bytes) noexcept = 0;
+  // Whether the CPU may touch the space's memory (and a sanitizer may watch it).
+  [[nodiscard]] virtual bool host_accessible(Space space) const = 0;
+
+  [[nodiscard]] virtual Stream stream(StreamId id) = 0;
+  // Main runs at once on the calling thread; other streams may run later, in order.
+  virtual void submit(StreamId id, const Task& task) = 0;
+  virtual void copy(StreamId id, void* to, const void* from, std::int64_t bytes) = 0;
+  virtual void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) = 0;
+  // Records are numbered 0, 1, ... in each phase; a number is used again in the next one.
+  virtual void record(StreamId id, std::uint32_t number) = 0;
+  virtual void wait(StreamId waiter, std::uint32_t number) = 0;
+  // Until every stream is idle; an error that work on one of them raised comes out here or at a wait.
+  virtual void synchronize() = 0;
+};
+
+}  // namespace headroom

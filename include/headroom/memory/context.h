@@ -1,0 +1,164 @@
+// A Context is everything a step needs, passed explicitly: device, streams, cursor into the layout, ledger.
+// Made from a description it is a rehearsal: the same code runs with no storage and no arithmetic, and its
+// ledger becomes a Layout. Made from a backend and a Layout it is the run: allocation n of a phase lands at
+// offset n, and the first event that differs from the rehearsal fails, naming both sides. One thread owns it;
+// its tensors must not outlive it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "headroom/core/error.h"
+#include "headroom/memory/arena.h"
+#include "headroom/memory/backend.h"
+#include "headroom/memory/layout.h"
+#include "headroom/memory/ledger.h"
+#include "headroom/memory/stream_order.h"
+#include "headroom/memory/tensor.h"
+
+namespace headroom {
+
+struct Allocation {
+  std::string_view name;
+  Category category = Category::workspace;
+  DType dtype = DType::f32;
+  Shape shape;
+  Space space = Space::device;
+  Lifetime lifetime = Lifetime::phase;
+};
+
+// A moment on a stream that another stream can wait for; valid until its phase ends.
+struct Ticket {
+  std::uint32_t number = 0;
+};
+
+class Context {
+ public:
+  // A rehearsal on a phantom of the described device.
+  explicit Context(DeviceDescription description, int device_index = 0);
+  // A run: reserves what the layout says, once.
+  Context(Backend& backend, Layout layout);
+  // A run in memory that a host framework hands over, each at least as large as the layout says.
+  Context(Backend& backend, Layout layout, Arena device, Arena host);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context() = default;
+
+  [[nodiscard]] bool phantom() const { return backend_ == nullptr; }
+  [[nodiscard]] Device device() const { return device_; }
+  [[nodiscard]] const DeviceDescription& description() const { return description_; }
+  [[nodiscard]] const Ledger& ledger() const { return ledger_; }
+  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] std::int64_t reserved_bytes(Space space) const { return arena(space).bytes(); }
+  // The rehearsal's ledger, for make_layout.
+  [[nodiscard]] Ledger take_ledger() && { return std::move(ledger_); }
+
+  // Runs body() as a named phase: the cursor rewinds, and every block of the phase has to be freed by its
+  // end. A phase that an exception leaves is undone, so that another phase (saving, say) can still run.
+  template <class Body>
+  void phase(std::string_view name, Body&& body) {
+    begin_phase(name);
+    try {
+      body();
+    } catch (...) {
+      abandon_phase();
+      throw;
+    }
+    end_phase();
+  }
+
+  // A stage lasts as long as what this returns; stages nest: forward/layer 3/attention.
+  class [[nodiscard]] Stage {
+   public:
+    explicit Stage(Context& context) : context_(context) {}
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+    ~Stage() { context_.end_stage(); }
+
+   private:
+    Context& context_;
+  };
+  Stage stage(std::string_view name, std::int64_t index = -1);
+
+  [[nodiscard]] Tensor allocate(const Allocation& allocation);
+
+  // Runs body(const Stream&) on main, where memory order needs no saying; a phantom runs nothing.
+  template <class Body>
+  void run(Body&& body) {
+    if (!phantom()) body(stream(StreamId::main));
+  }
+  // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
+  // values only.
+  template <class Body>
+  void run_on(StreamId id, std::initializer_list<const Tensor*> touched, const Body& body) {
+    for (const Tensor* tensor : touched) touch(id, *tensor);
+    if (!phantom()) backend_->submit(id, Task(body));
+  }
+  // Dense tensors of the same size, between any two spaces.
+  void copy(StreamId id, const Tensor& to, const Tensor& from);
+
+  // Everything given to the stream so far; what the waiter is given from now on comes after it.
+  Ticket record(StreamId id);
+  void wait(StreamId waiter, Ticket ticket);
+
+  [[nodiscard]] Stream stream(StreamId id) { return backend_->stream(id); }
+
+ private:
+  friend class Tensor;
+
+  struct Block {
+    Event event;  // its allocation
+    std::int64_t offset = 0;
+    std::int64_t phase_run = 0;
+    StreamOrder::Stamp stamp;
+    bool live = true;
+  };
+
+  void begin_phase(std::string_view name);
+  void end_phase();
+  void abandon_phase();
+  void leave_phase();
+  void end_stage() noexcept;
+  void touch(StreamId id, const Tensor& tensor);
+  void release(const Tensor& tensor);
+  void release_quietly(const Tensor& tensor) noexcept;
+
+  // Compares with the rehearsal, moves the cursor, writes the ledger.
+  void note(const Event& event);
+  void throw_deferred();
+  [[nodiscard]] bool unwinding() const;
+  [[nodiscard]] Block* find(const Tensor& tensor);
+  [[nodiscard]] std::vector<Block>& blocks(Lifetime lifetime) {
+    return lifetime == Lifetime::phase ? phase_blocks_ : run_blocks_;
+  }
+  [[nodiscard]] const Arena& arena(Space space) const { return arenas_[static_cast<std::size_t>(space)]; }
+  [[nodiscard]] Arena& arena(Space space) { return arenas_[static_cast<std::size_t>(space)]; }
+
+  Device device_;
+  DeviceDescription description_;
+  Backend* backend_ = nullptr;
+  Layout layout_;
+  std::array<Arena, kSpaceCount> arenas_;
+  Ledger ledger_;
+
+  // The open phase.
+  bool in_phase_ = false;
+  std::size_t phase_ = 0;
+  std::int64_t phase_run_ = 0;      // counts the runs of all phases
+  const Ledger* script_ = nullptr;  // whose trace has to be repeated; null: a rehearsal's first time
+  std::size_t script_phase_ = 0;    // where in the script; also the layout's
+  std::size_t cursor_ = 0;
+  std::size_t run_blocks_before_ = 0;
+  int exceptions_before_ = 0;
+  StreamOrder order_;
+  std::vector<Block> phase_blocks_;
+  std::vector<Block> run_blocks_;
+  std::optional<Error> deferred_;  // what a destructor found and could not throw
+};
+
+}  // namespace headroom

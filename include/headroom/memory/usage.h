@@ -1,0 +1,32 @@
+// What a ledger says, summed up: by stage, and at the highest moment.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headroom/memory/ledger.h"
+
+namespace headroom {
+
+// One stage of one phase, over all its visits. The phase itself comes first, as the stage without a path.
+struct StageUsage {
+  std::string phase;
+  std::string stage;            // forward/layer 3/attention
+  std::int64_t live_bytes = 0;  // when it last ended
+  std::int64_t peak_bytes = 0;  // while it or a stage inside it was open
+  CategoryBytes at_peak{};
+};
+[[nodiscard]] std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space);
+
+struct LiveBlock {
+  std::string name;
+  Category category = Category::workspace;
+  std::int64_t bytes = 0;
+  std::string allocated_in;  // phase/stage
+};
+// The blocks alive when the space's live bytes were highest, largest first.
+[[nodiscard]] std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space);
+
+}  // namespace headroom

@@ -1,0 +1,77 @@
+#include <algorithm>
+
+#include "headroom/attention.h"
+#include "headroom/core/checked.h"
+
+namespace headroom {
+
+void validate(const AttentionProblem& problem) {
+  check(problem.batch >= 0 && problem.seq_q >= 0 && problem.seq_k >= 0,
+        "attention of batch {}, seq_q {}, seq_k {}: none may be negative", problem.batch, problem.seq_q,
+        problem.seq_k);
+  check(problem.heads_q > 0 && problem.heads_kv > 0 && problem.heads_q % problem.heads_kv == 0,
+        "heads_q {} has to be a positive multiple of heads_kv {}", problem.heads_q, problem.heads_kv);
+  check(problem.head_dim >= 8 && problem.head_dim <= 256 && problem.head_dim % 8 == 0,
+        "head_dim {} is not a multiple of 8 from 8 to 256", problem.head_dim);
+  check(problem.dtype == DType::f32 || problem.dtype == DType::bf16 || problem.dtype == DType::f16,
+        "attention takes f32, bf16 or f16, not {}", name(problem.dtype));
+  check(problem.scale >= 0, "scale {} is negative", problem.scale);
+  check(problem.softcap >= 0, "softcap {} is negative", problem.softcap);
+
+  const Mask& mask = problem.mask;
+  check(mask.window_left >= 0 && mask.window_right >= 0,
+        "window of {} to the left and {} to the right is negative", mask.window_left, mask.window_right);
+  check(mask.max_documents >= 0, "max_documents {} is negative", mask.max_documents);
+  check(mask.dilation_count >= 0 && mask.dilation_count <= Mask::kMaxDilations,
+        "{} dilation patterns were given; up to {} are possible", mask.dilation_count, Mask::kMaxDilations);
+  for (int i = 0; i < mask.dilation_count; ++i) {
+    const Dilation& dilation = mask.dilations[static_cast<std::size_t>(i)];
+    check(dilation.segment > 0 && dilation.rate > 0, "dilation {}/{} needs a segment and a rate above zero",
+          dilation.segment, dilation.rate);
+  }
+  check(mask.dilation_count == 0 || mask.mix_dilations || problem.heads_q % mask.dilation_count == 0,
+        "{} query heads cannot be dealt to {} dilation patterns in equal groups", problem.heads_q,
+        mask.dilation_count);
+  const bool any_block = mask.block_rows != 0 || mask.block_columns != 0 || mask.max_blocks_per_row != 0;
+  const bool all_block = mask.block_rows > 0 && mask.block_columns > 0 && mask.max_blocks_per_row > 0;
+  check(any_block == all_block, "blocks of {} x {} with {} per row: all three have to be above zero, or none",
+        mask.block_rows, mask.block_columns, mask.max_blocks_per_row);
+}
+
+std::int64_t visible_pairs(const AttentionProblem& problem) {
+  const Mask& mask = problem.mask;
+  if (!mask.causal && mask.window_left == Mask::kUnlimited && mask.window_right == Mask::kUnlimited) {
+    return checked_multiply(problem.seq_q, problem.seq_k);
+  }
+  const std::int64_t shift = problem.seq_k - problem.seq_q;  // position of query i among the keys: i + shift
+  const std::int64_t right = mask.causal ? 0 : mask.window_right;
+  std::int64_t pairs = 0;
+  for (std::int64_t i = 0; i < problem.seq_q; ++i) {
+    const std::int64_t position = i + shift;
+    const std::int64_t last = right >= problem.seq_k - position ? problem.seq_k - 1 : position + right;
+    const std::int64_t first = mask.window_left >= position ? 0 : position - mask.window_left;
+    pairs = checked_add(pairs, std::max<std::int64_t>(last - first + 1, 0));
+  }
+  return pairs;
+}
+
+double flops(const AttentionProblem& problem, Pass pass) {
+  const double per_pair = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(problem.head_dim);
+  return per_pair * static_cast<double>(visible_pairs(problem)) *
+         static_cast<double>(checked_multiply(problem.batch, problem.heads_q));
+}
+
+std::int64_t minimum_bytes(const AttentionProblem& problem, Pass pass) {
+  const std::int64_t query =
+      dense_bytes(problem.dtype, {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim});
+  const std::int64_t key =
+      dense_bytes(problem.dtype, {problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim});
+  const std::int64_t lse = dense_bytes(DType::f32, {problem.batch, problem.heads_q, problem.seq_q});
+  // Forward reads Q, K, V and writes O, LSE; backward reads those and dO and writes dQ, dK, dV.
+  const std::int64_t forward =
+      checked_add(checked_add(checked_multiply(2, query), checked_multiply(2, key)), lse);
+  if (pass == Pass::forward) return forward;
+  return checked_add(forward, checked_add(checked_multiply(2, query), checked_multiply(2, key)));
+}
+
+}  // namespace headroom

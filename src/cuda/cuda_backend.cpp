@@ -1,0 +1,80 @@
+#include "cuda/cuda_backend.h"
+
+#include "cuda/check.h"
+#include "headroom/core/bytes.h"
+
+namespace headroom {
+
+CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(index)) {
+  check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  for (CUstream_st*& stream : streams_) {
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  }
+}
+
+CudaBackend::~CudaBackend() {
+  for (CUevent_st* event : events_) cudaEventDestroy(event);
+  for (CUstream_st* stream : streams_) cudaStreamDestroy(stream);
+}
+
+void* CudaBackend::reserve(Space space, std::int64_t bytes) {
+  check_cuda(cudaSetDevice(index_), "cudaSetDevice");
+  void* data = nullptr;
+  if (space == Space::host) {
+    check_cuda(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "cudaMallocHost");
+    return data;
+  }
+  const CudaMemory memory = cuda_memory(index_);
+  if (bytes > memory.free_bytes) {
+    fail(ErrorKind::memory, "{} are needed and {} of {} are free on cuda:{}; other processes hold {}",
+         format_bytes(bytes), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), index_,
+         format_bytes(memory.held_by_others_bytes));
+  }
+  check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "cudaMalloc");
+  return data;
+}
+
+void CudaBackend::release(Space space, void* data, std::int64_t) noexcept {
+  static_cast<void>(space == Space::host ? cudaFreeHost(data) : cudaFree(data));
+}
+
+Stream CudaBackend::stream(StreamId id) {
+  return {
+      .device = &description_, .pool = nullptr, .poll = {}, .native = streams_[static_cast<std::size_t>(id)]};
+}
+
+void CudaBackend::submit(StreamId id, const Task& task) {
+  task(stream(id));
+}
+
+void CudaBackend::copy(StreamId id, void* to, const void* from, std::int64_t bytes) {
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                             streams_[static_cast<std::size_t>(id)]),
+             "cudaMemcpyAsync");
+}
+
+void CudaBackend::fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) {
+  check_cuda(
+      cudaMemsetAsync(data, value, static_cast<std::size_t>(bytes), streams_[static_cast<std::size_t>(id)]),
+      "cudaMemsetAsync");
+}
+
+void CudaBackend::record(StreamId id, std::uint32_t number) {
+  while (events_.size() <= number) {
+    CUevent_st* event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    events_.push_back(event);
+  }
+  check_cuda(cudaEventRecord(events_[number], streams_[static_cast<std::size_t>(id)]), "cudaEventRecord");
+}
+
+void CudaBackend::wait(StreamId waiter, std::uint32_t number) {
+  check_cuda(cudaStreamWaitEvent(streams_[static_cast<std::size_t>(waiter)], events_.at(number), 0),
+             "cudaStreamWaitEvent");
+}
+
+void CudaBackend::synchronize() {
+  for (CUstream_st* stream : streams_) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+}  // namespace headroom

@@ -1,0 +1,61 @@
+// A CUDA GPU as a device: the arena is one cudaMalloc, host staging is pinned, streams and records are the
+// driver's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "headroom/memory/backend.h"
+
+struct CUstream_st;  // the driver's types without its headers
+struct CUevent_st;
+
+namespace headroom {
+
+struct CudaCount {
+  int devices = 0;
+  std::string reason;  // why there are none
+};
+[[nodiscard]] CudaCount cuda_device_count();
+[[nodiscard]] DeviceDescription describe_cuda(int index);
+
+struct CudaProcess {
+  std::int64_t id = 0;
+  std::int64_t bytes = 0;
+};
+struct CudaMemory {
+  std::int64_t total_bytes = 0;
+  std::int64_t free_bytes = 0;
+  std::int64_t held_by_others_bytes = 0;
+  std::vector<CudaProcess> processes;  // the others, as far as the driver names them
+};
+[[nodiscard]] CudaMemory cuda_memory(int index);
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int index);
+  ~CudaBackend() override;
+
+  [[nodiscard]] Device device() const override { return {DeviceKind::cuda, index_}; }
+  [[nodiscard]] const DeviceDescription& description() const override { return description_; }
+  [[nodiscard]] void* reserve(Space space, std::int64_t bytes) override;
+  void release(Space space, void* data, std::int64_t bytes) noexcept override;
+  [[nodiscard]] bool host_accessible(Space space) const override { return space == Space::host; }
+  [[nodiscard]] Stream stream(StreamId id) override;
+  void submit(StreamId id, const Task& task) override;
+  void copy(StreamId id, void* to, const void* from, std::int64_t bytes) override;
+  void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) override;
+  void record(StreamId id, std::uint32_t number) override;
+  void wait(StreamId waiter, std::uint32_t number) override;
+  void synchronize() override;
+
+ private:
+  int index_;
+  DeviceDescription description_;
+  std::array<CUstream_st*, kStreamCount> streams_{};
+  std::vector<CUevent_st*> events_;  // one per record number, made at its first use
+};
+
+}  // namespace headroom

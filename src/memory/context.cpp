@@ -1,0 +1,270 @@
+#include "headroom/memory/context.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "headroom/core/bytes.h"
+
+namespace headroom {
+namespace {
+
+void check_handed_over(const Arena& arena, std::int64_t wanted, std::string_view space) {
+  if (arena.bytes() >= wanted) return;
+  fail(ErrorKind::memory, "the {} memory handed over has {} bytes, the layout needs {}", space,
+       format_count(arena.bytes()), format_count(wanted));
+}
+
+}  // namespace
+
+Context::Context(DeviceDescription description, int device_index)
+    : device_{description.kind, device_index, true}, description_(std::move(description)) {}
+
+Context::Context(Backend& backend, Layout layout) : Context(backend, std::move(layout), Arena(), Arena()) {}
+
+Context::Context(Backend& backend, Layout layout, Arena device, Arena host)
+    : device_(backend.device()),
+      description_(backend.description()),
+      backend_(&backend),
+      layout_(std::move(layout)),
+      arenas_{std::move(device), std::move(host)},
+      ledger_(layout_.rehearsal.same_vocabulary()) {
+  for (const Space space : {Space::device, Space::host}) {
+    const std::int64_t wanted = layout_.reserved(space);
+    if (arena(space).bytes() == 0) arena(space) = Arena(backend, space, wanted);
+    check_handed_over(arena(space), wanted, space == Space::host ? "host" : "device");
+  }
+}
+
+void Context::begin_phase(std::string_view name) {
+  if (in_phase_) {
+    fail(ErrorKind::runtime, "phase '{}' begins inside phase '{}'", name,
+         ledger_.text(ledger_.phases()[phase_].name));
+  }
+  // A run repeats the layout's rehearsal; a rehearsal's own second run of a phase repeats its first.
+  const Ledger& script = phantom() ? ledger_ : layout_.rehearsal;
+  const std::optional<std::size_t> scripted = script.find_phase(name);
+  if (!scripted && !phantom()) {
+    std::vector<std::string_view> names;
+    for (const auto& phase : script.phases()) names.push_back(script.text(phase.name));
+    fail(ErrorKind::runtime, "phase '{}' was not rehearsed; rehearsed were: {}", name,
+         fmt::join(names, ", "));
+  }
+  script_ = scripted ? &script : nullptr;
+  script_phase_ = scripted.value_or(0);
+  phase_ = ledger_.begin_phase(name);
+  in_phase_ = true;
+  cursor_ = 0;
+  ++phase_run_;
+  run_blocks_before_ = run_blocks_.size();
+  exceptions_before_ = std::uncaught_exceptions();
+  order_.reset();
+  for (Block& block : run_blocks_) block.stamp = {};
+  phase_blocks_.clear();
+  deferred_.reset();
+}
+
+void Context::end_phase() {
+  try {
+    throw_deferred();
+    const std::string_view phase = ledger_.text(ledger_.phases()[phase_].name);
+    for (const Block& block : phase_blocks_) {
+      if (!block.live) continue;
+      fail(ErrorKind::runtime,
+           "phase '{}' ends and leaks {} ({} bytes, {}); free it, or allocate it for the run", phase,
+           ledger_.text(block.event.name), format_count(block.event.bytes),
+           ledger_.stage_path(block.event.stage));
+    }
+    if (!order_.joined()) {
+      fail(ErrorKind::runtime, "phase '{}' ends while another stream may still work; let main wait for it",
+           phase);
+    }
+    if (script_ != nullptr) {
+      const std::vector<Event>& events = script_->phases()[script_phase_].events;
+      if (cursor_ < events.size()) {
+        fail(ErrorKind::runtime,
+             "phase '{}' departs from its rehearsal at event {}: rehearsed {}, the run ends", phase, cursor_,
+             script_->describe(events[cursor_]));
+      }
+    }
+  } catch (...) {
+    abandon_phase();
+    throw;
+  }
+  ledger_.end_phase();
+  leave_phase();
+}
+
+void Context::abandon_phase() {
+  if (!phantom()) {
+    try {
+      backend_->synchronize();  // nothing may still work on blocks that are given back here
+    } catch (const std::exception&) {
+      // The error that ended the phase is on its way already, and says more.
+    }
+  }
+  for (const Block& block : phase_blocks_) {
+    if (block.live && !phantom()) arena(block.event.space).close(block.offset, block.event.bytes);
+  }
+  run_blocks_.resize(run_blocks_before_);
+  ledger_.abandon_phase();
+  leave_phase();
+}
+
+void Context::leave_phase() {
+  in_phase_ = false;
+  phase_blocks_.clear();
+  deferred_.reset();
+}
+
+Context::Stage Context::stage(std::string_view name, std::int64_t index) {
+  if (!in_phase_) fail(ErrorKind::runtime, "stage '{}' begins outside of a phase", name);
+  ledger_.open_stage(name, index);
+  note({.kind = EventKind::stage_begin, .stage = ledger_.stage()});
+  return Stage(*this);
+}
+
+void Context::end_stage() noexcept {
+  if (!in_phase_) return;
+  const std::uint32_t stage = ledger_.stage();
+  ledger_.close_stage();
+  if (unwinding()) return;
+  try {
+    note({.kind = EventKind::stage_end, .stage = stage});
+  } catch (const Error& error) {
+    if (!deferred_) deferred_ = error;
+  }
+}
+
+Tensor Context::allocate(const Allocation& allocation) {
+  if (!in_phase_) fail(ErrorKind::runtime, "'{}' is allocated outside of a phase", allocation.name);
+  std::vector<Block>& owners = blocks(allocation.lifetime);
+  const Event event{.kind = EventKind::allocate,
+                    .category = allocation.category,
+                    .space = allocation.space,
+                    .lifetime = allocation.lifetime,
+                    .name = ledger_.intern(allocation.name),
+                    .stage = ledger_.stage(),
+                    .id = static_cast<std::uint32_t>(owners.size()),
+                    .bytes = dense_bytes(allocation.dtype, allocation.shape)};
+  note(event);
+  Block block{.event = event, .offset = 0, .phase_run = phase_run_, .stamp = order_.allocate()};
+  void* data = nullptr;
+  if (!phantom()) {
+    block.offset = allocation.lifetime == Lifetime::run ? layout_.run_offsets[event.id]
+                                                        : layout_.phase_offsets[script_phase_][event.id];
+    data = arena(event.space).open(block.offset, event.bytes);
+  }
+  owners.push_back(block);
+  Tensor tensor;
+  tensor.context_ = this;
+  tensor.view_ = TensorView(data, allocation.dtype, allocation.shape);
+  tensor.phase_run_ = phase_run_;
+  tensor.id_ = event.id;
+  tensor.lifetime_ = allocation.lifetime;
+  return tensor;
+}
+
+Context::Block* Context::find(const Tensor& tensor) {
+  std::vector<Block>& owners = blocks(tensor.lifetime_);
+  if (tensor.id_ >= owners.size()) return nullptr;
+  Block& block = owners[tensor.id_];
+  return block.live && block.phase_run == tensor.phase_run_ ? &block : nullptr;
+}
+
+void Context::release(const Tensor& tensor) {
+  Block* block = find(tensor);
+  if (block == nullptr) return;  // its phase was abandoned and has given it back already
+  if (in_phase_ && !unwinding()) {
+    if (tensor.lifetime_ == Lifetime::run) {
+      fail(ErrorKind::runtime, "'{}' lives for the run and is freed inside phase '{}'",
+           ledger_.text(block->event.name), ledger_.text(ledger_.phases()[phase_].name));
+    }
+    if (!order_.may_free(block->stamp)) {
+      fail(ErrorKind::runtime,
+           "'{}' is freed while another stream may still work on it; let main wait for that first",
+           ledger_.text(block->event.name));
+    }
+    Event event = block->event;
+    event.kind = EventKind::free;
+    event.stage = ledger_.stage();
+    note(event);
+  } else if (!in_phase_) {
+    ledger_.remove_live(block->event.space, block->event.category, block->event.bytes);
+  }
+  block->live = false;
+  if (!phantom()) arena(block->event.space).close(block->offset, block->event.bytes);
+}
+
+void Context::release_quietly(const Tensor& tensor) noexcept {
+  try {
+    release(tensor);
+  } catch (const Error& error) {
+    if (!deferred_) deferred_ = error;
+  }
+}
+
+void Context::touch(StreamId id, const Tensor& tensor) {
+  Block* block = find(tensor);
+  if (block == nullptr)
+    fail(ErrorKind::runtime, "stream {} is given a tensor that was freed", headroom::name(id));
+  if (id == StreamId::main) return;  // every allocation and free is ordered with main's work already
+  if (!order_.touch(block->stamp, id)) {
+    fail(ErrorKind::runtime, "stream {} works on '{}' without having waited for main since its allocation",
+         headroom::name(id), ledger_.text(block->event.name));
+  }
+  Event event = block->event;
+  event.kind = EventKind::touch;
+  event.stream = id;
+  event.stage = ledger_.stage();
+  note(event);
+}
+
+void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
+  check(to.view().is_dense() && from.view().is_dense() && to.view().bytes() == from.view().bytes(),
+        "copy from shape {} of {} to shape {} of {}: both have to be dense and of one size",
+        to_string(from.view().shape()), name(from.view().dtype()), to_string(to.view().shape()),
+        name(to.view().dtype()));
+  touch(id, from);
+  touch(id, to);
+  if (!phantom()) backend_->copy(id, to.view().raw(), from.view().raw(), to.view().bytes());
+}
+
+Ticket Context::record(StreamId id) {
+  const Ticket ticket{order_.record(id)};
+  note({.kind = EventKind::record, .stream = id, .stage = ledger_.stage(), .id = ticket.number});
+  if (!phantom()) backend_->record(id, ticket.number);
+  return ticket;
+}
+
+void Context::wait(StreamId waiter, Ticket ticket) {
+  note({.kind = EventKind::wait, .stream = waiter, .stage = ledger_.stage(), .id = ticket.number});
+  order_.wait(waiter, ticket.number);
+  if (!phantom()) backend_->wait(waiter, ticket.number);
+}
+
+void Context::note(const Event& event) {
+  throw_deferred();
+  if (script_ != nullptr) {
+    const std::vector<Event>& events = script_->phases()[script_phase_].events;
+    if (cursor_ >= events.size() || events[cursor_] != event) [[unlikely]] {
+      fail(ErrorKind::runtime,
+           "phase '{}' departs from its rehearsal at event {}: rehearsed {}, the run asks to {}",
+           ledger_.text(ledger_.phases()[phase_].name), cursor_,
+           cursor_ < events.size() ? script_->describe(events[cursor_]) : "the end", ledger_.describe(event));
+    }
+  }
+  ++cursor_;
+  ledger_.append(event);
+}
+
+void Context::throw_deferred() {
+  if (deferred_) throw Error(*std::exchange(deferred_, std::nullopt));
+}
+
+bool Context::unwinding() const {
+  return std::uncaught_exceptions() > exceptions_before_;
+}
+
+}  // namespace headroom

@@ -1,0 +1,92 @@
+#include "headroom/memory/layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "headroom/core/checked.h"
+
+namespace headroom {
+namespace {
+
+// The phase's own blocks of one space, and which allocation each is.
+struct PhaseBlocks {
+  std::vector<BlockLifetime> blocks;
+  std::vector<std::uint32_t> ids;
+};
+
+PhaseBlocks phase_blocks(const Ledger::Phase& phase, Space space) {
+  PhaseBlocks found;
+  std::vector<std::size_t> index_of;  // by id
+  for (std::size_t time = 0; time < phase.events.size(); ++time) {
+    const Event& event = phase.events[time];
+    if (event.lifetime != Lifetime::phase || event.space != space) continue;
+    if (event.kind == EventKind::allocate) {
+      index_of.resize(std::max<std::size_t>(index_of.size(), event.id + 1));
+      index_of[event.id] = found.blocks.size();
+      found.blocks.push_back({static_cast<std::int64_t>(time), 0, event.bytes});
+      found.ids.push_back(event.id);
+    } else if (event.kind == EventKind::free) {
+      found.blocks[index_of[event.id]].end = static_cast<std::int64_t>(time);
+    }
+  }
+  return found;
+}
+
+std::size_t allocations(const Ledger::Phase& phase, Lifetime lifetime) {
+  return static_cast<std::size_t>(std::ranges::count_if(phase.events, [&](const Event& event) {
+    return event.kind == EventKind::allocate && event.lifetime == lifetime;
+  }));
+}
+
+}  // namespace
+
+Layout make_layout(Ledger rehearsal, std::int64_t alignment) {
+  Layout layout;
+  std::array<std::int64_t, kSpaceCount> run_bytes{};
+  for (const Ledger::Phase& phase : rehearsal.phases()) {
+    for (const Event& event : phase.events) {
+      if (event.kind != EventKind::allocate || event.lifetime != Lifetime::run) continue;
+      std::int64_t& end = run_bytes[static_cast<std::size_t>(event.space)];
+      layout.run_offsets.push_back(end);
+      end = checked_add(end, round_up(event.bytes, alignment));
+    }
+  }
+  layout.reserved_bytes = run_bytes;
+  for (const Ledger::Phase& phase : rehearsal.phases()) {
+    std::vector<std::int64_t>& offsets =
+        layout.phase_offsets.emplace_back(allocations(phase, Lifetime::phase));
+    for (const Space space : {Space::device, Space::host}) {
+      const auto s = static_cast<std::size_t>(space);
+      const PhaseBlocks own = phase_blocks(phase, space);
+      const Packing packing = pack(own.blocks, alignment);
+      for (std::size_t i = 0; i < own.ids.size(); ++i)
+        offsets[own.ids[i]] = run_bytes[s] + packing.offsets[i];
+      layout.reserved_bytes[s] = std::max(layout.reserved_bytes[s], checked_add(run_bytes[s], packing.bytes));
+    }
+  }
+  layout.rehearsal = std::move(rehearsal);
+  return layout;
+}
+
+std::vector<BlockLifetime> lifetimes(const Ledger& ledger, Space space) {
+  std::vector<BlockLifetime> blocks;
+  std::vector<std::size_t> for_the_run;
+  std::int64_t start = 0;
+  for (const Ledger::Phase& phase : ledger.phases()) {
+    for (BlockLifetime block : phase_blocks(phase, space).blocks) {
+      blocks.push_back({start + block.begin, start + block.end, block.bytes});
+    }
+    for (std::size_t time = 0; time < phase.events.size(); ++time) {
+      const Event& event = phase.events[time];
+      if (event.kind != EventKind::allocate || event.lifetime != Lifetime::run || event.space != space)
+        continue;
+      for_the_run.push_back(blocks.size());
+      blocks.push_back({start + static_cast<std::int64_t>(time), 0, event.bytes});
+    }
+    start += static_cast<std::int64_t>(phase.events.size());
+  }
+  for (const std::size_t block : for_the_run) blocks[block].end = start;
+  return blocks;
+}
+
+}  // namespace headroom

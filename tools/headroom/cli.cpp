@@ -1,0 +1,105 @@
+#include "cli.h"
+
+#include <fmt/ostream.h>
+
+#include <algorithm>
+#include <new>
+#include <ostream>
+
+#include "headroom/core/error.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kBadUsage = static_cast<int>(ErrorKind::input);
+constexpr int kFailed = static_cast<int>(ErrorKind::runtime);
+constexpr int kNoMemory = static_cast<int>(ErrorKind::memory);
+
+constexpr const char* kExamples = R"(Examples:
+  headroom devices                        what is here and what is fast on it
+  headroom verify memory --budget 64MiB   rehearse a small training program, run it, compare
+  headroom bench memory                   the packer beside allocators that cannot see ahead
+
+Exit codes: 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit the budget.)";
+
+std::string one_line(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  while (text.ends_with(' ')) text.pop_back();
+  return text;
+}
+
+// The names of an app's commands, for messages that say what would be accepted.
+std::string command_names(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  return names;
+}
+
+// The innermost command that was given: whose help or commands a message is about.
+const CLI::App& innermost(const CLI::App& app) {
+  const CLI::App* inner = &app;
+  while (!inner->get_subcommands().empty()) inner = inner->get_subcommands().back();
+  return *inner;
+}
+
+std::string path_of(const CLI::App& app) {
+  return app.get_parent() == nullptr ? "headroom" : path_of(*app.get_parent()) + " " + app.get_name();
+}
+
+}  // namespace
+
+int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  CLI::App app("Headroom: long-context attention and training inside a memory budget.", "headroom");
+  app.set_version_flag("--version", "headroom " HEADROOM_VERSION);
+  app.require_subcommand(1);
+  app.footer(kExamples);
+  int exit_code = 0;
+
+  add_devices(
+      *app.add_subcommand("devices", "What is here, what is fast on it, which dtype is the default and why"),
+      out);
+  CLI::App* bench = app.add_subcommand("bench", "Time, memory and error, side by side");
+  bench->require_subcommand(1);
+  add_bench_memory(*bench->add_subcommand("memory", "The packer beside allocators that cannot see ahead"),
+                   out);
+  CLI::App* verify =
+      app.add_subcommand("verify", "Proof on this machine that what is planned is what happens");
+  verify->require_subcommand(1);
+  add_verify_memory(*verify->add_subcommand("memory", "Rehearse a small training program, run it, compare"),
+                    out, exit_code);
+
+  try {
+    app.parse(argc, argv);
+    return exit_code;
+  } catch (const CLI::Success& done) {  // --help, --version
+    return app.exit(done, out, err);
+  } catch (const CLI::ExtrasError& error) {
+    const CLI::App& command = innermost(app);
+    const std::string names = command_names(command);
+    const std::string accepted =
+        names.empty() ? fmt::format("see {} --help", path_of(command)) : "use " + names;
+    fmt::print(err, "headroom: {} ({} takes no such thing; {})\n", one_line(error.what()), path_of(command),
+               accepted);
+    return kBadUsage;
+  } catch (const CLI::RequiredError&) {
+    const CLI::App& command = innermost(app);
+    fmt::print(err, "headroom: {} needs a command: {}\n", path_of(command), command_names(command));
+    return kBadUsage;
+  } catch (const CLI::ParseError& error) {
+    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+    return kBadUsage;
+  } catch (const Error& error) {
+    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+    return static_cast<int>(error.kind());
+  } catch (const std::bad_alloc&) {
+    fmt::print(err, "headroom: out of memory for bookkeeping\n");
+    return kNoMemory;
+  } catch (const std::exception& error) {
+    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+    return kFailed;
+  }
+}
+
+}  // namespace headroom
