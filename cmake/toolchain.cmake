@@ -14,11 +14,13 @@ if(HEADROOM_CUDA STREQUAL "ON" AND NOT HEADROOM_NVCC)
 elseif(NOT HEADROOM_CUDA STREQUAL "OFF" AND HEADROOM_NVCC)
   set(HEADROOM_CUDA_ENABLED ON)
   set(CMAKE_CUDA_COMPILER ${HEADROOM_NVCC})
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   # Machine code for Hopper; PTX for everything from 7.5 up, which the driver compiles when it is loaded.
   set(CMAKE_CUDA_ARCHITECTURES 75-virtual 90a-real CACHE STRING "CUDA architectures")
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION --std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION --std=c++20)
+  endif()
   find_package(CUDAToolkit REQUIRED)
 endif()
 

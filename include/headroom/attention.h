@@ -50,7 +50,7 @@ struct AttentionProblem {
   float scale = 0;            // 0: 1 / sqrt(head_dim)
   float softcap = 0;          // scores <- softcap * tanh(scores / softcap); 0: off
   bool sinks = false;         // one learned logit per query head joins every softmax
-  Mask mask;
+  Mask mask{};
 };
 
 // Any strides, with unit stride in head_dim.

@@ -2,6 +2,7 @@
 
 #include "cuda/check.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
 
 namespace headroom {
 

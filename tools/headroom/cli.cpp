@@ -75,17 +75,16 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
     return exit_code;
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done, out, err);
-  } catch (const CLI::ExtrasError& error) {
+  } catch (const CLI::ExtrasError&) {
     const CLI::App& command = innermost(app);
-    const std::string names = command_names(command);
-    const std::string accepted =
-        names.empty() ? fmt::format("see {} --help", path_of(command)) : "use " + names;
-    fmt::print(err, "headroom: {} ({} takes no such thing; {})\n", one_line(error.what()), path_of(command),
-               accepted);
+    fmt::print(err, "headroom: {} does not take '{}'; see {} --help\n", path_of(command),
+               one_line(command.remaining().front()), path_of(command));
     return kBadUsage;
   } catch (const CLI::RequiredError&) {
     const CLI::App& command = innermost(app);
-    fmt::print(err, "headroom: {} needs a command: {}\n", path_of(command), command_names(command));
+    const std::vector<std::string> rest = command.remaining();
+    const std::string given = rest.empty() ? "" : fmt::format(", and '{}' is none", one_line(rest.front()));
+    fmt::print(err, "headroom: {} needs a command: {}{}\n", path_of(command), command_names(command), given);
     return kBadUsage;
   } catch (const CLI::ParseError& error) {
     fmt::print(err, "headroom: {}\n", one_line(error.what()));

@@ -105,6 +105,10 @@ class Context {
   // Everything given to the stream so far; what the waiter is given from now on comes after it.
   Ticket record(StreamId id);
   void wait(StreamId waiter, Ticket ticket);
+  // The host waits until every stream is idle: before it reads a declared read-back. A phantom does nothing.
+  void synchronize() {
+    if (!phantom()) backend_->synchronize();
+  }
 
   [[nodiscard]] Stream stream(StreamId id) { return backend_->stream(id); }
 

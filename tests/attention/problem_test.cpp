@@ -1,0 +1,91 @@
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "headroom/attention.h"
+
+namespace headroom {
+namespace {
+
+AttentionProblem problem() {
+  return {.batch = 2, .seq_q = 100, .seq_k = 120, .heads_q = 8, .heads_kv = 2, .head_dim = 64};
+}
+
+TEST(AttentionProblem, ValidatesEveryField) {
+  validate(problem());
+  const std::vector<std::function<void(AttentionProblem&)>> breaks = {
+      [](auto& p) { p.batch = -1; },
+      [](auto& p) { p.seq_q = -1; },
+      [](auto& p) { p.heads_kv = 3; },
+      [](auto& p) { p.heads_kv = 0; },
+      [](auto& p) { p.head_dim = 60; },
+      [](auto& p) { p.head_dim = 264; },
+      [](auto& p) { p.head_dim = 0; },
+      [](auto& p) { p.dtype = DType::f64; },
+      [](auto& p) { p.scale = -1; },
+      [](auto& p) { p.softcap = -1; },
+      [](auto& p) { p.mask.window_left = -1; },
+      [](auto& p) { p.mask.max_documents = -1; },
+      [](auto& p) { p.mask.dilation_count = 9; },
+      [](auto& p) { p.mask.dilation_count = 1; },  // its segment is zero
+      [](auto& p) {
+        p.mask.dilations = {Dilation{64, 1}, Dilation{64, 2}, Dilation{64, 4}};
+        p.mask.dilation_count = 3;  // eight heads do not divide by three
+      },
+      [](auto& p) { p.mask.block_rows = 64; },
+  };
+  for (std::size_t i = 0; i < breaks.size(); ++i) {
+    AttentionProblem broken = problem();
+    breaks[i](broken);
+    EXPECT_THROW(validate(broken), Error) << i;
+  }
+}
+
+// By looking at every pair.
+std::int64_t count_pairs(const AttentionProblem& p) {
+  std::int64_t pairs = 0;
+  for (std::int64_t q = 0; q < p.seq_q; ++q) {
+    for (std::int64_t k = 0; k < p.seq_k; ++k) {
+      const std::int64_t distance = k - (q + p.seq_k - p.seq_q);
+      const bool left = distance >= 0 || -distance <= p.mask.window_left;
+      const bool right = distance <= 0 || (!p.mask.causal && distance <= p.mask.window_right);
+      pairs += left && right;
+    }
+  }
+  return pairs;
+}
+
+TEST(AttentionProblem, CountsVisiblePairs) {
+  for (const std::int64_t seq_q : {0, 1, 7, 40}) {
+    for (const std::int64_t seq_k : {0, 1, 13, 40}) {
+      for (const bool causal : {false, true}) {
+        for (const std::int64_t left : {std::int64_t{0}, std::int64_t{5}, Mask::kUnlimited}) {
+          for (const std::int64_t right : {std::int64_t{0}, std::int64_t{3}, Mask::kUnlimited}) {
+            AttentionProblem p{.seq_q = seq_q, .seq_k = seq_k, .head_dim = 64};
+            p.mask.causal = causal;
+            p.mask.window_left = left;
+            p.mask.window_right = right;
+            EXPECT_EQ(visible_pairs(p), count_pairs(p))
+                << seq_q << " " << seq_k << " " << causal << " " << left << " " << right;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionProblem, CountsArithmeticAndBytes) {
+  // 4 B H S^2 D forward, 2.5 times that backward.
+  const AttentionProblem p{
+      .batch = 1, .seq_q = 16384, .seq_k = 16384, .heads_q = 16, .heads_kv = 16, .head_dim = 128};
+  EXPECT_DOUBLE_EQ(flops(p, Pass::forward), 4.0 * 16 * 16384.0 * 16384.0 * 128);
+  EXPECT_DOUBLE_EQ(flops(p, Pass::backward), 2.5 * flops(p, Pass::forward));
+  const std::int64_t tensor = 16384LL * 16 * 128 * 4;
+  const std::int64_t lse = 16384LL * 16 * 4;
+  EXPECT_EQ(minimum_bytes(p, Pass::forward), 4 * tensor + lse);
+  EXPECT_EQ(minimum_bytes(p, Pass::backward), 8 * tensor + lse);
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,70 @@
+// Bad input: one line on standard error that names what was wrong, exit 2, nothing on standard output.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cli/run.h"
+
+namespace headroom {
+namespace {
+
+struct Case {
+  std::vector<std::string> arguments;
+  std::string named;  // has to stand in the message
+};
+
+class BadInput : public testing::TestWithParam<Case> {};
+
+TEST_P(BadInput, OneLineAndExitTwo) {
+  const CliResult result = run_command(GetParam().arguments);
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  EXPECT_TRUE(result.err.starts_with("headroom: ")) << result.err;
+  EXPECT_NE(result.err.find(GetParam().named), std::string::npos) << result.err;
+}
+
+Case budget(const std::string& text, const std::string& named = {}) {
+  return {{"verify", "memory", "--budget=" + text}, named.empty() ? text : named};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, BadInput,
+    testing::Values(
+        // Commands
+        Case{{}, "devices"}, Case{{"trian"}, "trian"}, Case{{"bench"}, "memory"}, Case{{"verify"}, "memory"},
+        Case{{"bench", "memroy"}, "memroy"}, Case{{"verify", "everything"}, "everything"},
+        Case{{""}, "devices"}, Case{{"--frobnicate"}, "--frobnicate"},
+        Case{{"devices", "--frobnicate"}, "--frobnicate"}, Case{{"verify", "memory", "extra"}, "extra"},
+        Case{{"devices\n"}, "devices"},
+        // Budgets
+        budget("0", "zero"), budget("0GiB", "zero"), budget("12XB"), budget("GiB"), budget("-1"),
+        budget("-5GiB"), budget("1e9"), budget("nan"), budget("inf"), budget("99999999999999999999"),
+        budget("9223372036854775808"), budget("8192PiB"), budget("1000000PB"), budget("1..5GiB"),
+        budget("1.5.5"), budget("0x100"), budget("80gib"), budget("80 GiB extra"), budget("٣GiB"),
+        budget("0.0000000001GB", "zero"), budget(".", "."), budget("1,5GiB"), budget("80GiB "),
+        Case{{"verify", "memory", "--budget"}, "--budget"},
+        Case{{"verify", "memory", "--budget", "1GiB", "--budget", "2GiB"}, "--budget"},
+        // Devices
+        Case{{"devices", "gpu"}, "gpu"}, Case{{"devices", "cuda:"}, "cuda:"},
+        Case{{"devices", "cuda:-1"}, "cuda:-1"}, Case{{"devices", "cuda:one"}, "cuda:one"},
+        Case{{"devices", "cuda:999"}, "cuda:999"},
+        Case{{"devices", "cuda:99999999999999999999"}, "cuda:99999999999999999999"},
+        Case{{"devices", "cpu", "tpu"}, "tpu"}, Case{{"verify", "memory", "--device", "h200"}, "h200"},
+        Case{{"verify", "memory", "--device", ""}, "device"},
+        Case{{"verify", "memory", "--device", "cuda:998"}, "cuda:998"},
+        // Numbers
+        Case{{"verify", "memory", "--steps", "0"}, "--steps"},
+        Case{{"verify", "memory", "--steps", "-3"}, "--steps"},
+        Case{{"verify", "memory", "--steps", "many"}, "many"},
+        Case{{"verify", "memory", "--steps", "99999999999999999999"}, "--steps"},
+        Case{{"verify", "memory", "--threads", "0"}, "--threads"},
+        Case{{"verify", "memory", "--threads", "1e3"}, "1e3"},
+        Case{{"bench", "memory", "--traces", "0"}, "--traces"},
+        Case{{"bench", "memory", "--blocks", "-1"}, "--blocks"},
+        Case{{"bench", "memory", "--blocks", "9223372036854775808"}, "--blocks"},
+        Case{{"bench", "memory", "--large-events", "1"}, "--large-events"},
+        Case{{"bench", "memory", "--json", "yes"}, "yes"}));
+
+}  // namespace
+}  // namespace headroom

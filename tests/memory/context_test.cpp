@@ -1,0 +1,299 @@
+#include "headroom/memory/context.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+
+#include "memory/rehearsed.h"
+
+namespace headroom {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Allocation floats(std::string_view name, std::int64_t count, Lifetime lifetime = Lifetime::phase) {
+  return {.name = name, .category = Category::activations, .shape = {count}, .lifetime = lifetime};
+}
+
+std::string message_of(const std::function<void()>& action, ErrorKind kind = ErrorKind::runtime) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST(Context, RunsWhatItRehearsed) {
+  int arithmetic = 0;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      const Tensor a = context.allocate(floats("a", 100));
+      context.run([&](const Stream&) {
+        ++arithmetic;
+        a.data<float>()[99] = 1;
+      });
+      Tensor b = context.allocate(floats("b", 50));
+      EXPECT_EQ(a.view().raw() == nullptr, context.phantom());
+    });
+  };
+  run_rehearsed(program);
+  EXPECT_EQ(arithmetic, 1);  // the rehearsal runs none
+}
+
+TEST(Context, PlannedIsReserved) {
+  const auto program = [](Context& context) {
+    Tensor weight;
+    context.phase("load", [&] { weight = context.allocate(floats("weight", 1000, Lifetime::run)); });
+    context.phase("small", [&] { const Tensor a = context.allocate(floats("a", 10)); });
+    context.phase("large", [&] {
+      Tensor a = context.allocate(floats("a", 500));
+      a.free();
+      const Tensor b = context.allocate(floats("b", 600));  // takes a's place
+      const Tensor staged = context.allocate({.name = "staged", .shape = {30}, .space = Space::host});
+    });
+  };
+  const Layout layout = rehearse(program);
+  EXPECT_EQ(layout.reserved(Space::device), 4096 + 2560);  // the weight, then the largest phase
+  EXPECT_EQ(layout.reserved(Space::host), 256);
+  CpuBackend backend(1);
+  Context context(backend, layout);
+  EXPECT_EQ(context.reserved_bytes(Space::device), layout.reserved(Space::device));
+  program(context);
+  EXPECT_EQ(context.ledger().usage(Space::device).peak_bytes, 4000 + 2400);
+}
+
+TEST(Context, ADepartureNamesBothSides) {
+  std::int64_t count = 100;
+  bool extra = false;
+  bool skip = false;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      const auto stage = context.stage("forward");
+      const Tensor a = context.allocate(floats("hidden", count));
+      if (extra) static_cast<void>(context.allocate(floats("surprise", 1)));
+      if (!skip) static_cast<void>(context.allocate(floats("second", 1)));
+    });
+  };
+  CpuBackend backend(1);
+  Context context(backend, rehearse(program));
+  program(context);
+  count = 200;
+  EXPECT_THAT(message_of([&] { program(context); }),
+              AllOf(HasSubstr("phase 'step'"), HasSubstr("event 1"), HasSubstr("400 bytes"),
+                    HasSubstr("800 bytes"), HasSubstr("in forward")));
+  count = 100;
+  extra = true;
+  EXPECT_THAT(message_of([&] { program(context); }), AllOf(HasSubstr("second"), HasSubstr("surprise")));
+  extra = false;
+  skip = true;
+  EXPECT_THAT(message_of([&] { program(context); }), AllOf(HasSubstr("second"), HasSubstr("free hidden")));
+  skip = false;
+  program(context);  // each failed phase was undone: the context still works
+  EXPECT_THAT(message_of([&] { context.phase("other", [] {}); }),
+              AllOf(HasSubstr("'other' was not rehearsed"), HasSubstr("step")));
+}
+
+TEST(Context, ARunThatStopsEarlyDeparts) {
+  bool all = true;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      static_cast<void>(context.allocate(floats("a", 1)));
+      if (all) static_cast<void>(context.allocate(floats("b", 1)));
+    });
+  };
+  const Layout layout = rehearse(program);
+  CpuBackend backend(1);
+  Context context(backend, layout);
+  all = false;
+  EXPECT_THAT(message_of([&] { program(context); }),
+              AllOf(HasSubstr("allocate b"), HasSubstr("the run ends")));
+}
+
+TEST(Context, ARehearsalHoldsItselfToItsFirstTime) {
+  Context context(DeviceDescription{.name = "made up"});
+  std::int64_t count = 1;
+  const auto step = [&] {
+    context.phase("step", [&] { static_cast<void>(context.allocate(floats("a", count))); });
+  };
+  step();
+  step();
+  count = 2;
+  EXPECT_THAT(message_of(step), HasSubstr("departs"));
+}
+
+TEST(Context, FreedOutOfOrderIsADeparture) {
+  bool swap = false;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      Tensor a = context.allocate(floats("a", 100));
+      Tensor b = context.allocate(floats("b", 100));
+      (swap ? b : a).free();
+      (swap ? a : b).free();
+    });
+  };
+  CpuBackend backend(1);
+  Context context(backend, rehearse(program));
+  swap = true;
+  EXPECT_THAT(message_of([&] { program(context); }), AllOf(HasSubstr("free a"), HasSubstr("free b")));
+}
+
+TEST(Context, WhatADestructorFindsComesOutLater) {
+  bool late = false;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      Tensor outer;
+      {
+        Tensor inner = context.allocate(floats("a", 100));
+        if (late) outer = std::move(inner);
+      }  // rehearsed: freed here
+      const Tensor b = context.allocate(floats("b", 100));
+    });
+  };
+  CpuBackend backend(1);
+  Context context(backend, rehearse(program));
+  late = true;
+  EXPECT_THAT(message_of([&] { program(context); }), AllOf(HasSubstr("free a"), HasSubstr("allocate b")));
+}
+
+TEST(Context, LeaksDoubleFreesAndStraysAreCaught) {
+  Context context(DeviceDescription{.name = "made up"});
+  Tensor leaked;
+  EXPECT_THAT(
+      message_of([&] { context.phase("step", [&] { leaked = context.allocate(floats("activation", 7)); }); }),
+      AllOf(HasSubstr("leaks activation"), HasSubstr("28 bytes")));
+  leaked = Tensor();  // its block is gone already; nothing happens
+  EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 0);
+
+  context.phase("free", [&] {
+    Tensor a = context.allocate(floats("a", 7));
+    a.free();
+    EXPECT_THAT(message_of([&] { a.free(); }, ErrorKind::input), HasSubstr("freed already"));
+  });
+  EXPECT_THAT(message_of([&] { static_cast<void>(context.allocate(floats("a", 7))); }),
+              HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { static_cast<void>(context.stage("a")); }), HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { context.phase("outer", [&] { context.phase("inner", [] {}); }); }),
+              HasSubstr("'inner' begins inside phase 'outer'"));
+  Tensor weight;
+  context.phase("load", [&] { weight = context.allocate(floats("weight", 7, Lifetime::run)); });
+  EXPECT_THAT(message_of([&] { context.phase("update", [&] { weight.free(); }); }),
+              HasSubstr("lives for the run"));
+}
+
+TEST(Context, AnInterruptedPhaseIsUndone) {
+  bool interrupt = false;
+  int saved = 0;
+  Tensor weight;
+  const auto program = [&](Context& context) {
+    context.phase("load", [&] { weight = context.allocate(floats("weight", 10, Lifetime::run)); });
+    const auto step = [&] {
+      context.phase("step", [&] {
+        const auto stage = context.stage("forward");
+        const Tensor a = context.allocate(floats("a", 100));
+        if (interrupt) throw std::runtime_error("interrupted");
+        const Tensor b = context.allocate(floats("b", 100));
+      });
+    };
+    if (interrupt) {
+      EXPECT_THROW(step(), std::runtime_error);
+    } else {
+      step();
+    }
+    context.phase("save", [&] {
+      const Tensor copy = context.allocate({.name = "copy", .shape = {10}, .space = Space::host});
+      context.run([&](const Stream&) { ++saved; });
+    });
+    interrupt = false;
+    step();
+    weight = Tensor();
+  };
+  const Layout layout = rehearse(program);
+  CpuBackend backend(1);
+  Context context(backend, layout);
+  interrupt = true;
+  program(context);
+  EXPECT_EQ(saved, 1);
+  EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 0);
+}
+
+TEST(Context, SideStreamsHaveToWait) {
+  const auto in_phase = [](const std::function<void(Context&, Tensor&, Tensor&)>& body) {
+    Context context(DeviceDescription{.name = "made up"});
+    return message_of([&] {
+      context.phase("step", [&] {
+        Tensor device = context.allocate(floats("block", 8));
+        Tensor host = context.allocate({.name = "host", .shape = {8}, .space = Space::host});
+        body(context, device, host);
+      });
+    });
+  };
+  EXPECT_THAT(in_phase([](Context& c, Tensor& d, Tensor& h) { c.copy(StreamId::copy, d, h); }),
+              AllOf(HasSubstr("stream copy"), HasSubstr("without having waited for main")));
+  EXPECT_THAT(in_phase([](Context& c, Tensor& d, Tensor& h) {
+                c.wait(StreamId::copy, c.record(StreamId::main));
+                c.copy(StreamId::copy, d, h);
+                d.free();
+              }),
+              AllOf(HasSubstr("'block' is freed while"), HasSubstr("let main wait")));
+  EXPECT_THAT(in_phase([](Context& c, Tensor& d, Tensor& h) {
+                c.wait(StreamId::copy, c.record(StreamId::main));
+                d.free();
+                c.copy(StreamId::copy, d, h);
+              }),
+              HasSubstr("was freed"));
+  // A block of the run is not freed in the phase, but the phase may not end under the copy either.
+  Context context(DeviceDescription{.name = "made up"});
+  Tensor weight;
+  context.phase("load", [&] { weight = context.allocate(floats("weight", 8, Lifetime::run)); });
+  EXPECT_THAT(message_of([&] {
+                context.phase("step", [&] {
+                  context.run_on(StreamId::communication, {&weight}, [](const Stream&) {});
+                });
+              }),
+              HasSubstr("another stream may still work"));
+}
+
+TEST(Context, RunsInMemoryThatIsHandedOver) {
+  const auto program = [](Context& context) {
+    context.phase("step", [&] {
+      const Tensor a = context.allocate(floats("a", 64));
+      context.run([&](const Stream&) { a.data<float>()[0] = 42; });
+    });
+  };
+  const Layout layout = rehearse(program);
+  CpuBackend backend(1);
+  alignas(256) static float memory[64];
+  alignas(256) static float too_small[32];
+  Context context(backend, layout, Arena(backend, Space::device, memory, sizeof memory), Arena());
+  program(context);
+#if defined(NDEBUG)  // a debug build has poisoned it again
+  EXPECT_EQ(memory[0], 42);
+#endif
+  EXPECT_THAT(message_of(
+                  [&] {
+                    Context small(backend, layout, Arena(backend, Space::device, too_small, sizeof too_small),
+                                  Arena());
+                  },
+                  ErrorKind::memory),
+              AllOf(HasSubstr("128 bytes"), HasSubstr("256")));
+}
+
+TEST(Context, OverflowingShapesAreRefusedBeforeAnythingHappens) {
+  Context context(DeviceDescription{.name = "made up"});
+  context.phase("step", [&] {
+    EXPECT_THROW(static_cast<void>(context.allocate(floats("a", -1))), Error);
+    EXPECT_THROW(static_cast<void>(context.allocate(floats("a", std::int64_t{1} << 62))), Error);
+    EXPECT_THROW(static_cast<void>(context.allocate({.name = "a", .shape = {1LL << 32, 1LL << 32}})), Error);
+  });
+  EXPECT_TRUE(context.ledger().phases()[0].events.empty());
+}
+
+}  // namespace
+}  // namespace headroom

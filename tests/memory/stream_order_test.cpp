@@ -1,0 +1,47 @@
+#include "headroom/memory/stream_order.h"
+
+#include <gtest/gtest.h>
+
+namespace headroom {
+namespace {
+
+TEST(StreamOrder, WorkHasToComeAfterTheAllocation) {
+  StreamOrder order;
+  StreamOrder::Stamp block = order.allocate();
+  EXPECT_FALSE(order.touch(block, StreamId::copy));
+  const auto early = order.record(StreamId::main);
+  StreamOrder::Stamp later = order.allocate();
+  order.wait(StreamId::copy, early);
+  EXPECT_TRUE(order.touch(block, StreamId::copy));
+  EXPECT_FALSE(order.touch(later, StreamId::copy));  // allocated after the record
+}
+
+TEST(StreamOrder, FreeHasToComeAfterTheWork) {
+  StreamOrder order;
+  StreamOrder::Stamp block = order.allocate();
+  order.wait(StreamId::copy, order.record(StreamId::main));
+  const auto before_work = order.record(StreamId::copy);
+  EXPECT_TRUE(order.may_free(block));
+  EXPECT_TRUE(order.touch(block, StreamId::copy));
+  EXPECT_FALSE(order.may_free(block));
+  EXPECT_FALSE(order.joined());
+  order.wait(StreamId::main, before_work);  // a record from before the work does not help
+  EXPECT_FALSE(order.may_free(block));
+  order.wait(StreamId::main, order.record(StreamId::copy));
+  EXPECT_TRUE(order.may_free(block));
+  EXPECT_TRUE(order.joined());
+}
+
+TEST(StreamOrder, OrderPassesThroughAThirdStream) {
+  StreamOrder order;
+  StreamOrder::Stamp block = order.allocate();
+  order.wait(StreamId::copy, order.record(StreamId::main));
+  EXPECT_TRUE(order.touch(block, StreamId::copy));
+  order.wait(StreamId::communication, order.record(StreamId::copy));
+  EXPECT_TRUE(order.touch(block, StreamId::communication));  // it knows main's allocation from copy
+  order.wait(StreamId::main, order.record(StreamId::communication));
+  EXPECT_TRUE(order.may_free(block));
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# check_rooms.sh accepts a tree that keeps the rule and rejects each tree that breaks it.
+set -eu
+check=$1/scripts/check_rooms.sh
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree"/src/{core,memory,cpu,cuda} "$tree"/include/headroom/memory
+
+write() { printf '#include "%s"\n' "$2" >"$tree/$1"; }
+
+write src/memory/good.cpp headroom/core/error.h
+write include/headroom/memory/good.h headroom/core.h
+"$check" "$tree" >/dev/null
+
+expect_rejected() {
+  write "$1" "$2"
+  if "$check" "$tree" >"$tree/log"; then echo "not rejected: $1 includes $2"; exit 1; fi
+  grep -q "$1" "$tree/log" || { echo "the message does not name $1:"; cat "$tree/log"; exit 1; }
+  rm "$tree/$1"
+}
+expect_rejected src/core/below.cpp memory/lifetimes.h
+expect_rejected src/core/below.cpp headroom/memory.h
+expect_rejected include/headroom/memory/below.h headroom/cpu/thread_pool.h
+expect_rejected src/cpu/beside.cpp cuda/check.h
+expect_rejected src/memory/nowhere.cpp attic/thing.h
