@@ -22,6 +22,8 @@ elseif(NOT HEADROOM_CUDA STREQUAL "OFF" AND HEADROOM_NVCC)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION --std=c++20)
   endif()
   find_package(CUDAToolkit REQUIRED)
+  # fmt takes nvcc for a compiler without constexpr unless it is told.
+  add_compile_definitions($<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 endif()
 
 add_library(headroom_build_flags INTERFACE)

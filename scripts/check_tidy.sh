@@ -3,5 +3,5 @@
 set -eu
 cd "$(dirname "$0")/.."
 git ls-files -z --cached --others --exclude-standard -- 'src/*.cpp' 'tools/*.cpp' |
-  xargs -0 -n 4 -P "$(nproc)" clang-tidy --quiet -p "$1" 2>/dev/null
+  xargs -0 -n 4 -P "$(nproc)" clang-tidy-16 --quiet -p "$1" 2>/dev/null
 echo "tidy: clean"

@@ -7,6 +7,7 @@
 #include "headroom/core/dtype.h"
 #include "headroom/core/error.h"
 #include "headroom/core/kernel_family.h"
+#include "headroom/core/memory_status.h"
 #include "headroom/core/random.h"
 #include "headroom/core/stream.h"
 #include "headroom/core/tensor_view.h"

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -43,7 +45,11 @@ std::optional<std::int64_t> read_number(const std::string& path) {
 }
 
 // What this process's control group still allows (version 2 and 1); nothing without a limit.
-std::optional<HostMemory> control_group_memory() {
+struct GroupMemory {
+  std::int64_t limit_bytes = 0;
+  std::int64_t free_bytes = 0;
+};
+std::optional<GroupMemory> control_group_memory() {
   struct Files {
     const char* limit;
     const char* used;
@@ -64,9 +70,25 @@ std::optional<HostMemory> control_group_memory() {
     while (statistics >> key >> bytes) {
       if (key == "inactive_file") reclaimable = bytes;
     }
-    return HostMemory{*limit, std::max<std::int64_t>(*limit - *used + reclaimable, 0)};
+    return GroupMemory{*limit, std::max<std::int64_t>(*limit - *used + reclaimable, 0)};
   }
   return std::nullopt;
+}
+
+std::int64_t total_memory() {
+  const std::int64_t machine = meminfo("MemTotal");
+  const auto group = control_group_memory();
+  return group ? std::min(machine, group->limit_bytes) : machine;
+}
+
+// Resident bytes of a process that are its own, not pages of files it shares.
+std::int64_t own_bytes(const std::filesystem::path& process) {
+  std::ifstream statm(process / "statm");
+  std::int64_t size = 0;
+  std::int64_t resident = 0;
+  std::int64_t shared = 0;
+  if (!(statm >> size >> resident >> shared)) return 0;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
 std::string processor_name() {
@@ -123,7 +145,7 @@ DeviceDescription describe_cpu() {
   return {.kind = DeviceKind::cpu,
           .name = processor_name(),
           .cores = usable_cores(),
-          .memory_bytes = host_memory().total_bytes,
+          .memory_bytes = total_memory(),
           .l1_bytes = cache_bytes(1),
           .l2_bytes = cache_bytes(2),
           .l3_bytes = cache_bytes(3),
@@ -131,12 +153,22 @@ DeviceDescription describe_cpu() {
           .amx = amx_usable()};
 }
 
-HostMemory host_memory() {
-  HostMemory memory{meminfo("MemTotal"), meminfo("MemAvailable")};
-  if (const std::optional<HostMemory> group = control_group_memory()) {
-    memory.total_bytes = std::min(memory.total_bytes, group->total_bytes);
+MemoryStatus cpu_memory() {
+  MemoryStatus memory{total_memory(), meminfo("MemAvailable"), 0, {}};
+  if (const auto group = control_group_memory())
     memory.free_bytes = std::min(memory.free_bytes, group->free_bytes);
+  memory.held_by_others_bytes =
+      std::max<std::int64_t>(memory.total_bytes - memory.free_bytes - own_bytes("/proc/self"), 0);
+  std::error_code ignored;  // processes come and go while we look
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string id = entry.path().filename();
+    std::int64_t process = 0;
+    const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), process);
+    if (error != std::errc{} || end != id.data() + id.size() || process == getpid()) continue;
+    if (const std::int64_t bytes = own_bytes(entry.path()); bytes > 0)
+      memory.holders.push_back({process, {}, bytes});
   }
+  name_largest(memory.holders);
   return memory;
 }
 

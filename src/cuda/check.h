@@ -8,7 +8,8 @@
 namespace headroom {
 
 // Throws where the call failed; running out of device memory is an error of kind memory.
-void check_cuda(cudaError_t code, const char* call, std::source_location where = std::source_location::current());
+void check_cuda(cudaError_t code, const char* call,
+                std::source_location where = std::source_location::current());
 
 // After a launch: what the launch itself did wrong.
 void check_launch(const char* kernel, std::source_location where = std::source_location::current());

@@ -1,8 +1,6 @@
 #include "cuda/cuda_backend.h"
 
 #include "cuda/check.h"
-#include "headroom/core/bytes.h"
-#include "headroom/core/error.h"
 
 namespace headroom {
 
@@ -25,12 +23,7 @@ void* CudaBackend::reserve(Space space, std::int64_t bytes) {
     check_cuda(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "cudaMallocHost");
     return data;
   }
-  const CudaMemory memory = cuda_memory(index_);
-  if (bytes > memory.free_bytes) {
-    fail(ErrorKind::memory, "{} are needed and {} of {} are free on cuda:{}; other processes hold {}",
-         format_bytes(bytes), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), index_,
-         format_bytes(memory.held_by_others_bytes));
-  }
+  check_free(cuda_memory(index_), bytes, to_string(device()));
   check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "cudaMalloc");
   return data;
 }

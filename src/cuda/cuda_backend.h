@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "headroom/core/memory_status.h"
 #include "headroom/memory/backend.h"
 
 struct CUstream_st;  // the driver's types without its headers
@@ -21,17 +22,7 @@ struct CudaCount {
 [[nodiscard]] CudaCount cuda_device_count();
 [[nodiscard]] DeviceDescription describe_cuda(int index);
 
-struct CudaProcess {
-  std::int64_t id = 0;
-  std::int64_t bytes = 0;
-};
-struct CudaMemory {
-  std::int64_t total_bytes = 0;
-  std::int64_t free_bytes = 0;
-  std::int64_t held_by_others_bytes = 0;
-  std::vector<CudaProcess> processes;  // the others, as far as the driver names them
-};
-[[nodiscard]] CudaMemory cuda_memory(int index);
+[[nodiscard]] MemoryStatus cuda_memory(int index);
 
 class CudaBackend final : public Backend {
  public:

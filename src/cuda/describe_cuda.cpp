@@ -69,7 +69,11 @@ CudaCount cuda_device_count() {
   const cudaError_t code = cudaGetDeviceCount(&count.devices);
   if (code == cudaSuccess && count.devices > 0) return count;
   count.devices = 0;
-  count.reason = code == cudaSuccess ? "no CUDA device is present" : cudaGetErrorString(code);
+  int driver = 0;
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  count.reason = driver == 0           ? "no NVIDIA driver is installed"
+                 : code == cudaSuccess ? "no CUDA device is present"
+                                       : cudaGetErrorString(code);
   static_cast<void>(cudaGetLastError());  // a machine without a GPU is no error
   return count;
 }
@@ -87,12 +91,12 @@ DeviceDescription describe_cuda(int index) {
           .compute_minor = properties.minor};
 }
 
-CudaMemory cuda_memory(int index) {
+MemoryStatus cuda_memory(int index) {
   check_cuda(cudaSetDevice(index), "cudaSetDevice");
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-  CudaMemory memory{static_cast<std::int64_t>(total_bytes), static_cast<std::int64_t>(free_bytes), 0, {}};
+  MemoryStatus memory{static_cast<std::int64_t>(total_bytes), static_cast<std::int64_t>(free_bytes), 0, {}};
 
   char bus_id[32] = {};
   check_cuda(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, index), "cudaDeviceGetPCIBusId");
@@ -103,9 +107,10 @@ CudaMemory cuda_memory(int index) {
     if (process.process == static_cast<unsigned>(getpid())) {
       own = bytes;
     } else {
-      memory.processes.push_back({process.process, bytes});
+      memory.holders.push_back({process.process, {}, bytes});
     }
   }
+  name_largest(memory.holders);
   memory.held_by_others_bytes = std::max<std::int64_t>(memory.total_bytes - memory.free_bytes - own, 0);
   return memory;
 }

@@ -260,7 +260,10 @@ void Context::note(const Event& event) {
 }
 
 void Context::throw_deferred() {
-  if (deferred_) throw Error(*std::exchange(deferred_, std::nullopt));
+  if (!deferred_) return;
+  const Error error = *deferred_;
+  deferred_.reset();
+  throw error;
 }
 
 bool Context::unwinding() const {

@@ -68,7 +68,7 @@ TEST(CpuBackend, DescribesThisMachine) {
   EXPECT_FALSE(cpu.name.empty());
   EXPECT_GE(cpu.cores, 1);
   EXPECT_GT(cpu.memory_bytes, 0);
-  const HostMemory memory = host_memory();
+  const MemoryStatus memory = cpu_memory();
   EXPECT_LE(memory.free_bytes, memory.total_bytes);
   EXPECT_GT(memory.free_bytes, 0);
 }

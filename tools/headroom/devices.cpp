@@ -1,5 +1,4 @@
 #include <fmt/ostream.h>
-#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -22,16 +21,6 @@ std::string hardware_line(const DeviceDescription& d) {
   return fmt::format("{} cores, {}, {}; L1d {}, L2 {}, L3 {}", d.cores, name(d.simd),
                      d.amx ? "AMX" : "no AMX", format_bytes(d.l1_bytes), format_bytes(d.l2_bytes),
                      format_bytes(d.l3_bytes));
-}
-
-std::string memory_line(const MemoryStatus& memory) {
-  std::vector<std::string> names;
-  for (const MemoryHolder& holder : memory.holders) {
-    names.push_back(fmt::format("{} [{}] {}", holder.name, holder.process, format_bytes(holder.bytes)));
-  }
-  const std::string holders = names.empty() ? "" : fmt::format("; most: {}", fmt::join(names, ", "));
-  return fmt::format("memory {}, free {}, held by others {}{}", format_bytes(memory.total_bytes),
-                     format_bytes(memory.free_bytes), format_bytes(memory.held_by_others_bytes), holders);
 }
 
 nlohmann::ordered_json to_json(const ListedDevice& listed) {
@@ -84,7 +73,8 @@ void run(const Options& options, std::ostream& out) {
     const DTypeChoice choice = default_dtype(listed.description);
     fmt::print(out, "{:<8} {}\n", to_string(listed.device), listed.description.name);
     fmt::print(out, "{:<8} {}\n", "", hardware_line(listed.description));
-    fmt::print(out, "{:<8} {}\n", "", memory_line(listed.memory));
+    fmt::print(out, "{:<8} memory {}, free {}, {}\n", "", format_bytes(listed.memory.total_bytes),
+               format_bytes(listed.memory.free_bytes), describe_holders(listed.memory));
     fmt::print(out, "{:<8} default dtype {}: {}\n", "", name(choice.dtype), choice.reason);
   }
   if (!list.no_cuda_reason.empty()) fmt::print(out, "no GPU: {}\n", list.no_cuda_reason);

@@ -31,36 +31,28 @@ class Error : public std::runtime_error {
   std::source_location where_;
 };
 
-// A format string that remembers where it was written; made implicitly from a literal and checked against its arguments
-// when it is compiled (not by nvcc, whose front end cannot evaluate that check).
+// A format string that remembers where it was written; made implicitly from a literal.
 template <class... Args>
 struct LocatedFormat {
   template <class Text>
-#if defined(__CUDACC__)
-  constexpr LocatedFormat(const Text& literal, std::source_location location = std::source_location::current())
-      : text(literal), where(location) {
-  }
-#else
-  consteval LocatedFormat(const Text& literal, std::source_location location = std::source_location::current())
-      : text(literal), where(location) {
-    static_cast<void>(fmt::format_string<Args...>(literal));
-  }
-#endif
+  consteval LocatedFormat(const Text& literal,
+                          std::source_location location = std::source_location::current())
+      : text(literal), where(location) {}
 
-  fmt::string_view text;
+  fmt::format_string<Args...> text;
   std::source_location where;
 };
 
 template <class... Args>
 [[noreturn]] void fail(ErrorKind kind, LocatedFormat<std::type_identity_t<Args>...> message, Args&&... args) {
-  throw Error(kind, fmt::vformat(message.text, fmt::make_format_args(args...)), message.where);
+  throw Error(kind, fmt::format(message.text, std::forward<Args>(args)...), message.where);
 }
 
 // check(rank <= 5, "rank {} is over 5", rank) throws an input error unless the condition holds.
 template <class... Args>
 void check(bool holds, LocatedFormat<std::type_identity_t<Args>...> message, Args&&... args) {
   if (!holds) [[unlikely]] {
-    throw Error(ErrorKind::input, fmt::vformat(message.text, fmt::make_format_args(args...)), message.where);
+    throw Error(ErrorKind::input, fmt::format(message.text, std::forward<Args>(args)...), message.where);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "headroom/core/memory_status.h"
 #include "headroom/cpu/thread_pool.h"
 #include "headroom/memory/backend.h"
 
@@ -14,13 +15,8 @@ namespace headroom {
 
 [[nodiscard]] DeviceDescription describe_cpu();
 
-// Memory of this machine that is free for us: the kernel's estimate, or what a control group leaves,
-// whichever is less.
-struct HostMemory {
-  std::int64_t total_bytes = 0;
-  std::int64_t free_bytes = 0;
-};
-[[nodiscard]] HostMemory host_memory();
+// Free is the kernel's estimate, or what a control group leaves, whichever is less.
+[[nodiscard]] MemoryStatus cpu_memory();
 
 class CpuBackend final : public Backend {
  public:
