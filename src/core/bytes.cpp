@@ -50,9 +50,9 @@ std::int64_t parse_bytes(std::string_view text) {
       continue;
     }
     if (!is_digit(text[i])) break;
+    check(++digit_count <= kMaxDigits, "size '{}' has more than {} digits", text, kMaxDigits);
     if (fraction) scale *= 10;
     digits = digits * 10 + static_cast<unsigned>(text[i] - '0');
-    check(++digit_count <= kMaxDigits, "size '{}' has more than {} digits", text, kMaxDigits);
   }
   check(digit_count > 0, "size '{}' is not understood; write {}, such as 80GiB", text, kAccepted);
 

@@ -27,9 +27,26 @@ TEST(Bytes, ParsesWhatPeopleWrite) {
 }
 
 TEST(Bytes, RefusesTheRestAndNamesIt) {
-  for (const char* text :
-       {"", "GiB", "12XB", "-1", "+1", "1e9", "1..5GiB", "1.5.2GiB", ".", "80gib", "80GiBs", "8192PiB",
-        "10000000000000000000", "0x10", " 1", "1  GiB", "nan", "inf", "1\n"}) {
+  for (const char* text : {"",
+                           "GiB",
+                           "12XB",
+                           "-1",
+                           "+1",
+                           "1e9",
+                           "1..5GiB",
+                           "1.5.2GiB",
+                           ".",
+                           "80gib",
+                           "80GiBs",
+                           "8192PiB",
+                           "10000000000000000000",
+                           ".7777777777777777777",
+                           "0x10",
+                           " 1",
+                           "1  GiB",
+                           "nan",
+                           "inf",
+                           "1\n"}) {
     try {
       static_cast<void>(parse_bytes(text));
       ADD_FAILURE() << "accepted '" << text << "'";
