@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli.h"
+#include "commit.h"
 #include "headroom/core/bytes.h"
 #include "headroom/cpu.h"
 #include "headroom/memory.h"
@@ -106,6 +107,7 @@ void run(const Options& options, std::ostream& out) {
 
   if (options.json) {
     nlohmann::ordered_json json = {{"machine", {{"name", describe_cpu().name}, {"cores", usable_cores()}}},
+                                   {"commit", HEADROOM_COMMIT},
                                    {"rows", nlohmann::ordered_json::array()}};
     for (const Row& row : rows) {
       json["rows"].push_back({{"shape", row.shape},

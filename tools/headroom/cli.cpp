@@ -6,6 +6,7 @@
 #include <new>
 #include <ostream>
 
+#include "commit.h"
 #include "headroom/core/error.h"
 
 namespace headroom {
@@ -52,7 +53,7 @@ std::string path_of(const CLI::App& app) {
 
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   CLI::App app("Headroom: long-context attention and training inside a memory budget.", "headroom");
-  app.set_version_flag("--version", "headroom " HEADROOM_VERSION);
+  app.set_version_flag("--version", "headroom " HEADROOM_VERSION " (" HEADROOM_COMMIT ")");
   app.require_subcommand(1);
   app.footer(kExamples);
   int exit_code = 0;
