@@ -27,11 +27,11 @@ check: test check-ci
 	@ctest --preset dev
 	@cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
 	@cmake --preset fuzz && cmake --build --preset fuzz && scripts/run_fuzzers.sh build/fuzz 60
-	@if command -v nvcc >/dev/null; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
+	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
 	else echo "check: no nvcc on PATH, CUDA left out"; fi
 
 bench: build
-	@build/release/headroom bench memory
+	@build/release/headroom bench memory --traces 1000
 	@build/release/headroom_microbench
 
 format: setup-checks

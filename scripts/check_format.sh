@@ -5,5 +5,5 @@ cd "$(dirname "$0")/.."
 mode=(--dry-run --Werror)
 [ "${1:-}" = --fix ] && mode=(-i)
 git ls-files -z --cached --others --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh' |
-  xargs -0 clang-format --style=file "${mode[@]}"
+  xargs -0 clang-format-16 --style=file "${mode[@]}"
 [ "${1:-}" = --fix ] || echo "format: clean"

@@ -20,8 +20,8 @@ find src include -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
     sub(/\/.*/, "", path); sub(/\.h$/, "", path)
     return path
   }
-  /^[ \t]*#[ \t]*include[ \t]*"/ {
-    split($0, quoted, "\""); included = quoted[2]
+  /^[ \t]*#[ \t]*include[ \t]*("|<headroom\/)/ {
+    split($0, quoted, /["<>]/); included = quoted[2]
     from = room_of(FILENAME); to = room_of(included)
     if (from == "headroom") next  # the umbrella header sees every room
     if (!(from in level_of)) { printf "%s: %s is not a room\n", FILENAME, from; bad = 1; nextfile }

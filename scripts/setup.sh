@@ -4,7 +4,7 @@
 set -eu
 
 build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev)
-checks=("${build[@]}" clang-format clang-16 clang-tidy-16 libclang-rt-16-dev)  # 14 has no std::source_location
+checks=("${build[@]}" clang-format-16 clang-16 clang-tidy-16 libclang-rt-16-dev)  # 14 has no std::source_location
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;

@@ -1,13 +1,45 @@
 #include "headroom/core/memory_status.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <string>
 
+#include "core/control_group.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 
 namespace headroom {
+namespace {
+
+// "Field:   12345 kB" of /proc/meminfo, in bytes.
+std::int64_t meminfo(std::string_view field) {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::int64_t kib = 0;
+  std::string unit;
+  while (file >> key >> kib) {
+    std::getline(file, unit);
+    if (key.size() == field.size() + 1 && key.starts_with(field)) return kib * kKiB;
+  }
+  return 0;
+}
+
+// Resident bytes of a process that are its own, not pages of files it shares.
+std::int64_t own_bytes(const std::filesystem::path& process) {
+  std::ifstream statm(process / "statm");
+  std::int64_t size = 0;
+  std::int64_t resident = 0;
+  std::int64_t shared = 0;
+  if (!(statm >> size >> resident >> shared)) return 0;
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
 
 std::string describe_holders(const MemoryStatus& memory) {
   std::string text = fmt::format("held by others {}", format_bytes(memory.held_by_others_bytes));
@@ -34,6 +66,27 @@ void check_free(const MemoryStatus& memory, std::int64_t bytes, std::string_view
   fail(ErrorKind::memory, "{} ({} bytes) are needed and {} of {} are free on {}; {}", format_bytes(bytes),
        format_count(bytes), format_bytes(memory.free_bytes), format_bytes(memory.total_bytes), device,
        describe_holders(memory));
+}
+
+MemoryStatus host_memory() {
+  MemoryStatus memory{meminfo("MemTotal"), meminfo("MemAvailable"), 0, {}};
+  if (const auto group = control_group_limits().memory) {
+    memory.total_bytes = std::min(memory.total_bytes, group->limit_bytes);
+    memory.free_bytes = std::min(memory.free_bytes, group->free_bytes);
+  }
+  memory.held_by_others_bytes =
+      std::max<std::int64_t>(memory.total_bytes - memory.free_bytes - own_bytes("/proc/self"), 0);
+  std::error_code ignored;  // processes come and go while we look
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string id = entry.path().filename();
+    std::int64_t process = 0;
+    const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), process);
+    if (error != std::errc{} || end != id.data() + id.size() || process == getpid()) continue;
+    if (const std::int64_t bytes = own_bytes(entry.path()); bytes > 0)
+      memory.holders.push_back({process, {}, bytes});
+  }
+  name_largest(memory.holders);
+  return memory;
 }
 
 std::int64_t default_budget(const MemoryStatus& memory) {

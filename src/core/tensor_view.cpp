@@ -52,6 +52,7 @@ TensorView::TensorView(void* data, DType dtype, const Shape& shape, std::span<co
     : data_(static_cast<std::byte*>(data)), dtype_(dtype), shape_(shape) {
   check(static_cast<int>(strides.size()) == rank(), "{} strides were given for shape {}", strides.size(),
         to_string(shape));
+  static_cast<void>(dense_bytes(dtype, shape));
   std::int64_t last = 0;  // offset of the last element: it has to be addressable
   for (int i = 0; i < rank(); ++i) {
     const std::int64_t stride = strides[static_cast<std::size_t>(i)];
@@ -63,9 +64,10 @@ TensorView::TensorView(void* data, DType dtype, const Shape& shape, std::span<co
 }
 
 bool TensorView::is_dense() const {
+  if (elements() == 0) return true;
   std::int64_t expected = 1;
   for (int i = rank() - 1; i >= 0; --i) {
-    if (extent(i) != 1 && stride(i) != expected) return elements() == 0;
+    if (extent(i) != 1 && stride(i) != expected) return false;
     expected *= extent(i);
   }
   return true;
@@ -90,7 +92,7 @@ TensorView TensorView::slice(int dimension, std::int64_t begin, std::int64_t cou
       count == 0 ? begin : checked_add(begin, checked_add(checked_multiply(count - 1, step), 1));
   check(end <= extent(dimension), "slice [{}, {}) passes the end of dimension {} of shape {}", begin, end,
         dimension, to_string(shape_));
-  TensorView view = moved(count == 0 ? 0 : begin * stride(dimension));
+  TensorView view = moved(count == 0 || elements() == 0 ? 0 : begin * stride(dimension));
   std::array<std::int64_t, kMaxRank> extents{};
   std::ranges::copy(shape_.extents(), extents.begin());
   extents[static_cast<std::size_t>(dimension)] = count;

@@ -11,8 +11,10 @@
 #include <thread>
 #include <utility>
 
+#include "cpu/fork.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "headroom/core/memory_status.h"
 
 namespace headroom {
 namespace {
@@ -40,7 +42,7 @@ void make_present(void* data, std::int64_t bytes) {
 // Tasks wait in a ring of fixed size: a submitter that is a whole ring ahead waits for the thread.
 class CpuBackend::SideStream {
  public:
-  SideStream() : thread_([this](const std::stop_token& stop) { work(stop); }) {}
+  SideStream() : fork_(current_fork()), thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
   std::uint64_t submit(const Task& task, const Stream& stream) {
     std::unique_lock lock(mutex_);
@@ -50,6 +52,8 @@ class CpuBackend::SideStream {
     changed_.notify_all();
     return submitted_;
   }
+
+  [[nodiscard]] std::uint32_t fork() const { return fork_; }
 
   [[nodiscard]] std::uint64_t submitted() {
     const std::lock_guard lock(mutex_);
@@ -88,6 +92,7 @@ class CpuBackend::SideStream {
     }
   }
 
+  std::uint32_t fork_;  // the thread stays behind in the parent of a fork
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::array<Entry, kRing> ring_;
@@ -97,12 +102,20 @@ class CpuBackend::SideStream {
   std::jthread thread_;  // last: stops and joins first
 };
 
-CpuBackend::CpuBackend(int threads) : description_(describe_cpu()), pool_(threads) {}
+CpuBackend::CpuBackend(int threads) : description_(describe_cpu()), pool_(threads) {
+  description_.cores = pool_.threads();
+}
 
-CpuBackend::~CpuBackend() = default;
+CpuBackend::~CpuBackend() {
+  for (std::unique_ptr<SideStream>& side : sides_) leave_to_parent(side);
+}
 
-void* CpuBackend::reserve(Space, std::int64_t bytes) {
-  check_free(cpu_memory(), bytes, "cpu");
+void CpuBackend::leave_to_parent(std::unique_ptr<SideStream>& side) {
+  if (side && side->fork() != current_fork()) static_cast<void>(side.release());
+}
+
+void* CpuBackend::reserve_memory(Space, std::int64_t bytes) {
+  check_free(host_memory(), bytes, "cpu");
   // Address space for one huge page more, so that the arena can start on one; what sticks out goes back.
   const std::int64_t mapped = round_up(checked_add(bytes, kHugePage), kPage);
   void* mapping = mmap(nullptr, static_cast<std::size_t>(mapped), PROT_READ | PROT_WRITE,
@@ -126,19 +139,21 @@ void* CpuBackend::reserve(Space, std::int64_t bytes) {
   return data;
 }
 
-void CpuBackend::release(Space, void* data, std::int64_t bytes) noexcept {
+void CpuBackend::release_memory(Space, void* data, std::int64_t bytes) noexcept {
   munmap(data, static_cast<std::size_t>(divide_up(bytes, kPage) * kPage));
 }
 
 Stream CpuBackend::stream(StreamId id) {
+  const bool main = id == StreamId::main;
   return {.device = &description_,
-          .pool = id == StreamId::main ? &pool_ : nullptr,
-          .poll = {},
+          .pool = main ? &pool_ : nullptr,
+          .poll = main ? poll_ : PollHook{},
           .native = nullptr};
 }
 
 CpuBackend::SideStream& CpuBackend::side(StreamId id) {
   std::unique_ptr<SideStream>& side = sides_[static_cast<std::size_t>(id)];
+  leave_to_parent(side);
   if (!side) side = std::make_unique<SideStream>();
   return *side;
 }
@@ -177,9 +192,17 @@ void CpuBackend::wait(StreamId waiter, std::uint32_t number) {
 }
 
 void CpuBackend::synchronize() {
-  for (const std::unique_ptr<SideStream>& side : sides_) {
-    if (side) side->wait(side->submitted());
+  std::exception_ptr first_failure;
+  for (std::unique_ptr<SideStream>& side : sides_) {
+    leave_to_parent(side);
+    if (!side) continue;
+    try {
+      side->wait(side->submitted());
+    } catch (...) {
+      if (!first_failure) first_failure = std::current_exception();
+    }
   }
+  if (first_failure) std::rethrow_exception(first_failure);
 }
 
 }  // namespace headroom

@@ -4,14 +4,18 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/control_group.h"
+#include "cpu/fork.h"
 #include "headroom/core/error.h"
 
 namespace headroom {
@@ -23,15 +27,6 @@ constexpr int kSpins = 1000;
 
 thread_local bool inside_job = false;
 
-// The one piece of process state: threads do not survive fork(), and only pthread_atfork tells.
-std::atomic<std::uint32_t> fork_count{0};
-
-std::uint32_t current_fork() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
-  static_cast<void>(registered);
-  return fork_count.load(std::memory_order_relaxed);
-}
-
 // Spins until the value is no longer `old`, then sleeps until it is.
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
@@ -42,23 +37,43 @@ void wait_while(const std::atomic<T>& value, T old) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+// The one piece of process state: threads do not survive fork(), and only pthread_atfork tells.
+std::atomic<std::uint32_t> fork_count{0};
+
 }  // namespace
+
+std::uint32_t current_fork() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
+  static_cast<void>(registered);
+  return fork_count.load(std::memory_order_relaxed);
+}
 
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return std::min(cores, control_group_limits().cores.value_or(cores));
 }
 
 struct ThreadPool::Crew {
   explicit Crew(int workers) : fork(current_fork()) {
-    for (int i = 0; i < workers; ++i) threads.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < workers; ++i) threads.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      const std::size_t started = threads.size();
+      dismiss();
+      fail(ErrorKind::runtime, "{} threads could not be started, only {}: {}", workers, started,
+           error.what());
+    }
   }
 
-  ~Crew() {
+  ~Crew() { dismiss(); }
+
+  void dismiss() {
     stop = true;
     announce();
     for (std::thread& thread : threads) thread.join();
+    threads.clear();
   }
 
   void announce() {
@@ -88,6 +103,7 @@ struct ThreadPool::Crew {
       if (index >= count) return;
       try {
         (*body)(index);
+        poll();
       } catch (...) {
         const std::lock_guard lock(failure_mutex);
         if (index < failed_index) {
@@ -96,7 +112,6 @@ struct ThreadPool::Crew {
         }
         next.store(count, std::memory_order_relaxed);
       }
-      poll();
     }
   }
 

@@ -16,10 +16,11 @@ CudaBackend::~CudaBackend() {
   for (CUstream_st* stream : streams_) cudaStreamDestroy(stream);
 }
 
-void* CudaBackend::reserve(Space space, std::int64_t bytes) {
+void* CudaBackend::reserve_memory(Space space, std::int64_t bytes) {
   check_cuda(cudaSetDevice(index_), "cudaSetDevice");
   void* data = nullptr;
   if (space == Space::host) {
+    check_free(host_memory(), bytes, "the host");
     check_cuda(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "cudaMallocHost");
     return data;
   }
@@ -28,11 +29,13 @@ void* CudaBackend::reserve(Space space, std::int64_t bytes) {
   return data;
 }
 
-void CudaBackend::release(Space space, void* data, std::int64_t) noexcept {
+void CudaBackend::release_memory(Space space, void* data, std::int64_t) noexcept {
   static_cast<void>(space == Space::host ? cudaFreeHost(data) : cudaFree(data));
 }
 
 Stream CudaBackend::stream(StreamId id) {
+  // Whoever asks is about to launch: on this device, whichever was current before.
+  check_cuda(cudaSetDevice(index_), "cudaSetDevice");
   return {
       .device = &description_, .pool = nullptr, .poll = {}, .native = streams_[static_cast<std::size_t>(id)]};
 }
@@ -54,6 +57,7 @@ void CudaBackend::fill(StreamId id, void* data, std::uint8_t value, std::int64_t
 }
 
 void CudaBackend::record(StreamId id, std::uint32_t number) {
+  check_cuda(cudaSetDevice(index_), "cudaSetDevice");
   while (events_.size() <= number) {
     CUevent_st* event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -68,7 +72,12 @@ void CudaBackend::wait(StreamId waiter, std::uint32_t number) {
 }
 
 void CudaBackend::synchronize() {
-  for (CUstream_st* stream : streams_) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  cudaError_t first_failure = cudaSuccess;
+  for (CUstream_st* stream : streams_) {
+    const cudaError_t code = cudaStreamSynchronize(stream);
+    if (first_failure == cudaSuccess) first_failure = code;
+  }
+  check_cuda(first_failure, "cudaStreamSynchronize");
 }
 
 }  // namespace headroom

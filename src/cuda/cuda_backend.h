@@ -31,8 +31,6 @@ class CudaBackend final : public Backend {
 
   [[nodiscard]] Device device() const override { return {DeviceKind::cuda, index_}; }
   [[nodiscard]] const DeviceDescription& description() const override { return description_; }
-  [[nodiscard]] void* reserve(Space space, std::int64_t bytes) override;
-  void release(Space space, void* data, std::int64_t bytes) noexcept override;
   [[nodiscard]] bool host_accessible(Space space) const override { return space == Space::host; }
   [[nodiscard]] Stream stream(StreamId id) override;
   void submit(StreamId id, const Task& task) override;
@@ -43,6 +41,8 @@ class CudaBackend final : public Backend {
   void synchronize() override;
 
  private:
+  [[nodiscard]] void* reserve_memory(Space space, std::int64_t bytes) override;
+  void release_memory(Space space, void* data, std::int64_t bytes) noexcept override;
   int index_;
   DeviceDescription description_;
   std::array<CUstream_st*, kStreamCount> streams_{};

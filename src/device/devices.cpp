@@ -1,7 +1,5 @@
 #include "headroom/device/devices.h"
 
-#include <fmt/ranges.h>
-
 #include "headroom/core/error.h"
 #include "headroom/cpu/cpu_backend.h"
 #if defined(HEADROOM_WITH_CUDA)
@@ -9,41 +7,62 @@
 #endif
 
 namespace headroom {
+namespace {
+
+ListedDevice list_cpu() {
+  return {{DeviceKind::cpu}, describe_cpu(), host_memory()};
+}
+
+#if defined(HEADROOM_WITH_CUDA)
+ListedDevice list_cuda(int index) {
+  return {{DeviceKind::cuda, index}, describe_cuda(index), cuda_memory(index)};
+}
+#else
+struct CudaCount {
+  int devices = 0;
+  std::string reason = "this build has no CUDA backend";
+};
+CudaCount cuda_device_count() {
+  return {};
+}
+ListedDevice list_cuda(int) {
+  return {};
+}
+#endif
+
+// A GPU is only asked about when it is the one: asking creates a context on it, which takes its memory.
+void check_exists(const Device& device) {
+  if (device.kind == DeviceKind::cpu) return;
+  const CudaCount count = cuda_device_count();
+  if (device.index < count.devices) return;
+  std::string names = "cpu";
+  for (int i = 0; i < count.devices; ++i) names += fmt::format(", cuda:{}", i);
+  const std::string why = count.reason.empty() ? "" : fmt::format(" ({})", count.reason);
+  fail(ErrorKind::input, "device '{}' is not on this machine{}; there is {}", to_string(device), why, names);
+}
+
+}  // namespace
+
 DeviceList list_devices() {
   DeviceList list;
-  list.devices.push_back({{DeviceKind::cpu}, describe_cpu(), cpu_memory()});
-#if defined(HEADROOM_WITH_CUDA)
+  list.devices.push_back(list_cpu());
   const CudaCount count = cuda_device_count();
-  for (int i = 0; i < count.devices; ++i) {
-    list.devices.push_back({{DeviceKind::cuda, i}, describe_cuda(i), cuda_memory(i)});
-  }
+  for (int i = 0; i < count.devices; ++i) list.devices.push_back(list_cuda(i));
   list.no_cuda_reason = count.reason;
-#else
-  list.no_cuda_reason = "this build has no CUDA backend";
-#endif
   return list;
 }
 
 ListedDevice find_device(const Device& device) {
-  DeviceList list = list_devices();
-  std::vector<std::string> names;
-  for (ListedDevice& listed : list.devices) {
-    if (listed.device == device) return std::move(listed);
-    names.push_back(to_string(listed.device));
-  }
-  const std::string why = list.no_cuda_reason.empty() ? "" : fmt::format(" ({})", list.no_cuda_reason);
-  fail(ErrorKind::input, "device '{}' is not on this machine{}; there is {}", to_string(device), why,
-       fmt::join(names, ", "));
+  check_exists(device);
+  return device.kind == DeviceKind::cpu ? list_cpu() : list_cuda(device.index);
 }
 
 std::unique_ptr<Backend> open_backend(const Device& device, int threads) {
-  if (device.kind == DeviceKind::cpu) return std::make_unique<CpuBackend>(threads);
-  static_cast<void>(find_device(device));
+  check_exists(device);
 #if defined(HEADROOM_WITH_CUDA)
-  return std::make_unique<CudaBackend>(device.index);
-#else
-  return nullptr;  // find_device has refused it
+  if (device.kind == DeviceKind::cuda) return std::make_unique<CudaBackend>(device.index);
 #endif
+  return std::make_unique<CpuBackend>(threads);
 }
 
 }  // namespace headroom

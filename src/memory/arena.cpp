@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "headroom/core/error.h"
+#include "headroom/memory/packer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HEADROOM_ASAN 1
@@ -37,6 +38,10 @@ Arena::Arena(Backend& backend, Space space, std::int64_t bytes)
 
 Arena::Arena(Backend& backend, Space space, void* data, std::int64_t bytes)
     : backend_(&backend), data_(static_cast<std::byte*>(data)), bytes_(bytes), space_(space) {
+  check(bytes >= 0 && (bytes == 0 || data != nullptr), "an arena of {} bytes at address {} is no memory",
+        bytes, data);
+  check(reinterpret_cast<std::uintptr_t>(data) % kArenaAlignment == 0,
+        "an arena at address {} is not aligned to {} bytes", data, kArenaAlignment);
   poison(0, bytes);
 }
 
@@ -45,15 +50,21 @@ Arena::Arena(Arena&& other) noexcept {
 }
 
 Arena& Arena::operator=(Arena&& other) noexcept {
-  std::swap(backend_, other.backend_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(space_, other.space_);
-  std::swap(owned_, other.owned_);
+  if (this == &other) return *this;
+  give_back();
+  backend_ = other.backend_;
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  space_ = other.space_;
+  owned_ = std::exchange(other.owned_, false);
   return *this;
 }
 
 Arena::~Arena() {
+  give_back();
+}
+
+void Arena::give_back() noexcept {
   if (data_ == nullptr) return;
   if (backend_->host_accessible(space_)) ASAN_UNPOISON_MEMORY_REGION(data_, static_cast<std::size_t>(bytes_));
   if (owned_) backend_->release(space_, data_, bytes_);

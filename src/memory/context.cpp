@@ -21,7 +21,9 @@ void check_handed_over(const Arena& arena, std::int64_t wanted, std::string_view
 Context::Context(DeviceDescription description, int device_index)
     : device_{description.kind, device_index, true}, description_(std::move(description)) {}
 
-Context::Context(Backend& backend, Layout layout) : Context(backend, std::move(layout), Arena(), Arena()) {}
+Context::Context(Backend& backend, Layout layout)
+    : Context(backend, layout, Arena(backend, Space::device, layout.reserved(Space::device)),
+              Arena(backend, Space::host, layout.reserved(Space::host))) {}
 
 Context::Context(Backend& backend, Layout layout, Arena device, Arena host)
     : device_(backend.device()),
@@ -30,11 +32,8 @@ Context::Context(Backend& backend, Layout layout, Arena device, Arena host)
       layout_(std::move(layout)),
       arenas_{std::move(device), std::move(host)},
       ledger_(layout_.rehearsal.same_vocabulary()) {
-  for (const Space space : {Space::device, Space::host}) {
-    const std::int64_t wanted = layout_.reserved(space);
-    if (arena(space).bytes() == 0) arena(space) = Arena(backend, space, wanted);
-    check_handed_over(arena(space), wanted, space == Space::host ? "host" : "device");
-  }
+  check_handed_over(arena(Space::device), layout_.reserved(Space::device), "device");
+  check_handed_over(arena(Space::host), layout_.reserved(Space::host), "host");
 }
 
 void Context::begin_phase(std::string_view name) {
@@ -58,9 +57,9 @@ void Context::begin_phase(std::string_view name) {
   cursor_ = 0;
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
-  exceptions_before_ = std::uncaught_exceptions();
   order_.reset();
-  for (Block& block : run_blocks_) block.stamp = {};
+  for (Block& block : run_blocks_)
+    block.stamp = order_.allocate();  // a side stream waits for main in every phase
   phase_blocks_.clear();
   deferred_.reset();
 }
@@ -100,13 +99,15 @@ void Context::abandon_phase() {
   if (!phantom()) {
     try {
       backend_->synchronize();  // nothing may still work on blocks that are given back here
-    } catch (const std::exception&) {
+    } catch (...) {
       // The error that ended the phase is on its way already, and says more.
     }
   }
-  for (const Block& block : phase_blocks_) {
+  const auto close = [&](const Block& block) {
     if (block.live && !phantom()) arena(block.event.space).close(block.offset, block.event.bytes);
-  }
+  };
+  std::ranges::for_each(phase_blocks_, close);
+  std::ranges::for_each(std::span(run_blocks_).subspan(run_blocks_before_), close);
   run_blocks_.resize(run_blocks_before_);
   ledger_.abandon_phase();
   leave_phase();
@@ -119,7 +120,7 @@ void Context::leave_phase() {
 }
 
 Context::Stage Context::stage(std::string_view name, std::int64_t index) {
-  if (!in_phase_) fail(ErrorKind::runtime, "stage '{}' begins outside of a phase", name);
+  check_in_phase("stage");
   ledger_.open_stage(name, index);
   note({.kind = EventKind::stage_begin, .stage = ledger_.stage()});
   return Stage(*this);
@@ -129,7 +130,6 @@ void Context::end_stage() noexcept {
   if (!in_phase_) return;
   const std::uint32_t stage = ledger_.stage();
   ledger_.close_stage();
-  if (unwinding()) return;
   try {
     note({.kind = EventKind::stage_end, .stage = stage});
   } catch (const Error& error) {
@@ -138,7 +138,7 @@ void Context::end_stage() noexcept {
 }
 
 Tensor Context::allocate(const Allocation& allocation) {
-  if (!in_phase_) fail(ErrorKind::runtime, "'{}' is allocated outside of a phase", allocation.name);
+  check_in_phase("allocate");
   std::vector<Block>& owners = blocks(allocation.lifetime);
   const Event event{.kind = EventKind::allocate,
                     .category = allocation.category,
@@ -176,21 +176,21 @@ Context::Block* Context::find(const Tensor& tensor) {
 void Context::release(const Tensor& tensor) {
   Block* block = find(tensor);
   if (block == nullptr) return;  // its phase was abandoned and has given it back already
-  if (in_phase_ && !unwinding()) {
+  if (in_phase_) {
     if (tensor.lifetime_ == Lifetime::run) {
       fail(ErrorKind::runtime, "'{}' lives for the run and is freed inside phase '{}'",
            ledger_.text(block->event.name), ledger_.text(ledger_.phases()[phase_].name));
     }
-    if (!order_.may_free(block->stamp)) {
-      fail(ErrorKind::runtime,
-           "'{}' is freed while another stream may still work on it; let main wait for that first",
-           ledger_.text(block->event.name));
+    if (!order_.may_free(block->stamp, block->event.space)) {
+      fail(ErrorKind::runtime, "'{}' is freed while a stream may still work on it; {} first",
+           ledger_.text(block->event.name),
+           block->event.space == Space::host ? "synchronize" : "let main wait for that");
     }
     Event event = block->event;
     event.kind = EventKind::free;
     event.stage = ledger_.stage();
     note(event);
-  } else if (!in_phase_) {
+  } else {
     ledger_.remove_live(block->event.space, block->event.category, block->event.bytes);
   }
   block->live = false;
@@ -209,7 +209,8 @@ void Context::touch(StreamId id, const Tensor& tensor) {
   Block* block = find(tensor);
   if (block == nullptr)
     fail(ErrorKind::runtime, "stream {} is given a tensor that was freed", headroom::name(id));
-  if (id == StreamId::main) return;  // every allocation and free is ordered with main's work already
+  // Every allocation and free of device memory is ordered with main's work already.
+  if (id == StreamId::main && block->event.space == Space::device) return;
   if (!order_.touch(block->stamp, id)) {
     fail(ErrorKind::runtime, "stream {} works on '{}' without having waited for main since its allocation",
          headroom::name(id), ledger_.text(block->event.name));
@@ -222,6 +223,7 @@ void Context::touch(StreamId id, const Tensor& tensor) {
 }
 
 void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
+  check_in_phase("copy");
   check(to.view().is_dense() && from.view().is_dense() && to.view().bytes() == from.view().bytes(),
         "copy from shape {} of {} to shape {} of {}: both have to be dense and of one size",
         to_string(from.view().shape()), name(from.view().dtype()), to_string(to.view().shape()),
@@ -232,16 +234,32 @@ void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
 }
 
 Ticket Context::record(StreamId id) {
-  const Ticket ticket{order_.record(id)};
-  note({.kind = EventKind::record, .stream = id, .stage = ledger_.stage(), .id = ticket.number});
+  check_in_phase("record");
+  note({.kind = EventKind::record, .stream = id, .stage = ledger_.stage(), .id = order_.records()});
+  const Ticket ticket{order_.record(id), phase_run_};
   if (!phantom()) backend_->record(id, ticket.number);
   return ticket;
 }
 
 void Context::wait(StreamId waiter, Ticket ticket) {
+  check_in_phase("wait");
+  if (ticket.phase_run != phase_run_ || ticket.number >= order_.records()) {
+    fail(ErrorKind::runtime, "stream {} waits for a record of another phase", headroom::name(waiter));
+  }
   note({.kind = EventKind::wait, .stream = waiter, .stage = ledger_.stage(), .id = ticket.number});
   order_.wait(waiter, ticket.number);
   if (!phantom()) backend_->wait(waiter, ticket.number);
+}
+
+void Context::synchronize() {
+  check_in_phase("synchronize");
+  note({.kind = EventKind::synchronize, .stage = ledger_.stage()});
+  order_.synchronize();
+  if (!phantom()) backend_->synchronize();
+}
+
+void Context::check_in_phase(std::string_view call) const {
+  if (!in_phase_) fail(ErrorKind::runtime, "{} is called outside of a phase", call);
 }
 
 void Context::note(const Event& event) {
@@ -264,10 +282,6 @@ void Context::throw_deferred() {
   const Error error = *deferred_;
   deferred_.reset();
   throw error;
-}
-
-bool Context::unwinding() const {
-  return std::uncaught_exceptions() > exceptions_before_;
 }
 
 }  // namespace headroom

@@ -8,6 +8,8 @@
 namespace headroom {
 namespace {
 
+constexpr std::int64_t kNever = -1;
+
 // The phase's own blocks of one space, and which allocation each is.
 struct PhaseBlocks {
   std::vector<BlockLifetime> blocks;
@@ -23,10 +25,16 @@ PhaseBlocks phase_blocks(const Ledger::Phase& phase, Space space) {
     if (event.kind == EventKind::allocate) {
       index_of.resize(std::max<std::size_t>(index_of.size(), event.id + 1));
       index_of[event.id] = found.blocks.size();
-      found.blocks.push_back({static_cast<std::int64_t>(time), 0, event.bytes});
+      found.blocks.push_back({static_cast<std::int64_t>(time), kNever, event.bytes});
       found.ids.push_back(event.id);
     } else if (event.kind == EventKind::free) {
       found.blocks[index_of[event.id]].end = static_cast<std::int64_t>(time);
+    }
+  }
+  for (std::size_t i = 0; i < found.blocks.size(); ++i) {
+    if (found.blocks[i].end == kNever) {
+      fail(ErrorKind::runtime, "allocation {} of a phase is never freed in the ledger that is laid out",
+           found.ids[i]);
     }
   }
   return found;

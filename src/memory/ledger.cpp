@@ -130,6 +130,7 @@ std::string Ledger::describe(const Event& event) const {
     case EventKind::touch:
       return fmt::format("touch {} (block {}) on stream {}{}", text(event.name), event.id, stream, stage);
     case EventKind::record: return fmt::format("record {} on stream {}{}", event.id, stream, stage);
+    case EventKind::synchronize: return fmt::format("synchronize{}", stage);
     case EventKind::wait: return fmt::format("stream {} waits for record {}{}", stream, event.id, stage);
   }
   return {};

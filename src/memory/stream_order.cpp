@@ -1,6 +1,7 @@
 #include "headroom/memory/stream_order.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace headroom {
 namespace {
@@ -14,6 +15,7 @@ constexpr std::size_t kMain = index(StreamId::main);
 
 void StreamOrder::reset() {
   known_ = {};
+  known_to_host_ = {};
   worked_ = {};
   records_.clear();
 }
@@ -38,8 +40,13 @@ void StreamOrder::wait(StreamId waiter, std::uint32_t record) {
   for (std::size_t s = 0; s < kStreamCount; ++s) known[s] = std::max(known[s], records_[record][s]);
 }
 
-bool StreamOrder::may_free(const Stamp& block) const {
-  return std::ranges::equal(block.touched, known_[kMain], std::less_equal{});
+void StreamOrder::synchronize() {
+  for (std::size_t s = 0; s < kStreamCount; ++s) known_to_host_[s] = known_[s][s];
+}
+
+bool StreamOrder::may_free(const Stamp& block, Space space) const {
+  const StreamTimes& known = space == Space::host ? known_to_host_ : known_[kMain];
+  return std::ranges::equal(block.touched, known, std::less_equal{});
 }
 
 bool StreamOrder::joined() const {

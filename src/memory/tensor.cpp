@@ -11,11 +11,13 @@ Tensor::Tensor(Tensor&& other) noexcept {
 }
 
 Tensor& Tensor::operator=(Tensor&& other) noexcept {
-  std::swap(context_, other.context_);
-  std::swap(view_, other.view_);
-  std::swap(phase_run_, other.phase_run_);
-  std::swap(id_, other.id_);
-  std::swap(lifetime_, other.lifetime_);
+  if (this == &other) return *this;
+  if (context_ != nullptr) context_->release_quietly(*this);  // now, not when the other one goes
+  context_ = std::exchange(other.context_, nullptr);
+  view_ = other.view_;
+  phase_run_ = other.phase_run_;
+  id_ = other.id_;
+  lifetime_ = other.lifetime_;
   return *this;
 }
 
@@ -25,7 +27,8 @@ Tensor::~Tensor() {
 
 void Tensor::free() {
   check(context_ != nullptr, "tensor of shape {} was freed already", to_string(view_.shape()));
-  std::exchange(context_, nullptr)->release(*this);
+  context_->release(*this);
+  context_ = nullptr;
 }
 
 }  // namespace headroom

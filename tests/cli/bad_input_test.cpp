@@ -36,7 +36,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"bench", "memroy"}, "memroy"}, Case{{"verify", "everything"}, "everything"},
         Case{{""}, "devices"}, Case{{"--frobnicate"}, "--frobnicate"},
         Case{{"devices", "--frobnicate"}, "--frobnicate"}, Case{{"verify", "memory", "extra"}, "extra"},
-        Case{{"devices\n"}, "devices"},
+        Case{{"--frobnicate", "devices"}, "--frobnicate"}, Case{{"verify", "--bogus", "memory"}, "--bogus"},
+        Case{{"verify", "memory", "--budget", ""}, "size"}, Case{{"devices\n"}, "devices"},
         // Budgets
         budget("0", "zero"), budget("0GiB", "zero"), budget("12XB"), budget("GiB"), budget("-1"),
         budget("-5GiB"), budget("1e9"), budget("nan"), budget("inf"), budget("99999999999999999999"),

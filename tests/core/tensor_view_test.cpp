@@ -71,6 +71,15 @@ TEST(TensorView, RefusesWhatDoesNotFit) {
   EXPECT_THROW(TensorView(data.data(), DType::f32, {4, 6}, short_strides), Error);
 }
 
+TEST(TensorView, EmptyViewsNeverOverflow) {
+  const TensorView view(nullptr, DType::f32, {0, kBig, kBig});
+  EXPECT_TRUE(view.is_dense());
+  EXPECT_EQ(view.slice(1, kBig - 1, 1).elements(), 0);
+  const std::array<std::int64_t, 2> repeated = {0, 0};
+  EXPECT_THROW(TensorView(nullptr, DType::f32, {kBig, kBig}, repeated),
+               Error);  // more bytes() than 64 bits count
+}
+
 TEST(TensorView, PhantomHasShapeButNoStorage) {
   const TensorView view(nullptr, DType::bf16, {131072, 151936});
   const TensorView part = view.slice(0, 100'000, 4096).select(0, 4095);

@@ -1,14 +1,15 @@
 #include "headroom/cpu/cpu_backend.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
 
-#include "headroom/core/error.h"
-#include "headroom/device.h"
+#include "headroom/core/memory_status.h"
 
 namespace headroom {
 namespace {
@@ -68,29 +69,61 @@ TEST(CpuBackend, DescribesThisMachine) {
   EXPECT_FALSE(cpu.name.empty());
   EXPECT_GE(cpu.cores, 1);
   EXPECT_GT(cpu.memory_bytes, 0);
-  const MemoryStatus memory = cpu_memory();
+  const MemoryStatus memory = host_memory();
   EXPECT_LE(memory.free_bytes, memory.total_bytes);
   EXPECT_GT(memory.free_bytes, 0);
 }
 
-TEST(Devices, ListsTheCpuFirstAndOpensIt) {
-  const DeviceList list = list_devices();
-  ASSERT_FALSE(list.devices.empty());
-  EXPECT_EQ(list.devices[0].device, (Device{DeviceKind::cpu}));
-  EXPECT_EQ(list.devices.size() == 1, !list.no_cuda_reason.empty());
-  EXPECT_EQ(open_backend({DeviceKind::cpu}, 1)->device(), (Device{DeviceKind::cpu}));
-  EXPECT_EQ(default_budget(
-                {.total_bytes = 1 << 30, .free_bytes = 1 << 29, .held_by_others_bytes = 0, .holders = {}}),
-            (1 << 29) - kOutsideArenaBytes);
-  EXPECT_EQ(default_budget({}), 0);
-  try {
-    static_cast<void>(open_backend({DeviceKind::cuda, 999}));
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::input);
-    EXPECT_NE(std::string(error.what()).find("cuda:999"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("there is cpu"), std::string::npos);
+TEST(CpuBackend, SynchronizeWaitsForEveryStreamEvenAfterAFailure) {
+  CpuBackend backend(1);
+  static std::atomic<bool> done;
+  done = false;
+  backend.submit(StreamId::copy, Task([](const Stream&) { throw std::runtime_error("disk on fire"); }));
+  backend.submit(StreamId::communication, Task([](const Stream&) {
+                   std::this_thread::sleep_for(std::chrono::milliseconds(30));
+                   done = true;
+                   throw std::runtime_error("network down");
+                 }));
+  EXPECT_THROW(backend.synchronize(), std::runtime_error);
+  EXPECT_TRUE(done);
+  backend.synchronize();  // both failures are out
+}
+
+TEST(CpuBackend, SideStreamsSurviveFork) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not follow threads that start after fork";
+#else
+  CpuBackend backend(2);
+  backend.submit(StreamId::copy, Task([](const Stream&) {}));
+  backend.synchronize();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a hang ends the child
+    static std::atomic<int> ran;
+    backend.submit(StreamId::copy, Task([](const Stream&) { ran = 1; }));
+    backend.synchronize();
+    backend.~CpuBackend();
+    _exit(ran == 1 ? 0 : 1);
   }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+#endif
+}
+
+TEST(CpuBackend, MainPollsBetweenItems) {
+  CpuBackend backend(2);
+  int polls = 0;
+  backend.set_poll({[](void* count) { ++*static_cast<int*>(count); }, &polls});
+  backend.submit(StreamId::main,
+                 Task([](const Stream& stream) { parallel_for(stream, 100, [](std::int64_t) {}); }));
+  EXPECT_GT(polls, 0);
+  const int before = polls;
+  backend.submit(StreamId::copy,
+                 Task([](const Stream& stream) { parallel_for(stream, 100, [](std::int64_t) {}); }));
+  backend.synchronize();
+  EXPECT_EQ(polls, before);  // only the owner polls
 }
 
 }  // namespace

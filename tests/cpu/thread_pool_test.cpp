@@ -1,6 +1,7 @@
 #include "headroom/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,9 +15,6 @@
 #include <vector>
 
 #include "headroom/core/error.h"
-#include "headroom/cpu/cpu_backend.h"
-#include "headroom/ops.h"
-#include "memory/rehearsed.h"
 
 namespace headroom {
 namespace {
@@ -123,6 +121,49 @@ TEST(ThreadPool, PollsBetweenItemsOnTheCallingThread) {
   EXPECT_EQ(state.polls, before + 5);
 }
 
+TEST(ThreadPool, APollHookThatThrowsEndsTheJobLikeAnItem) {
+  ThreadPool pool(3);
+  const PollHook broken{[](void*) { throw std::runtime_error("connection lost"); }, nullptr};
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> inside{0};
+    EXPECT_THROW(pool.run(
+                     100,
+                     [&](std::int64_t) {
+                       ++inside;
+                       std::this_thread::yield();
+                       --inside;
+                     },
+                     broken),
+                 std::runtime_error);
+    EXPECT_EQ(inside, 0);  // nobody works on the job any more
+    std::vector<std::atomic<int>> runs(50);
+    pool.run(50, [&](std::int64_t i) { ++runs[static_cast<std::size_t>(i)]; });
+    for (const auto& run : runs) ASSERT_EQ(run, 1);
+  }
+}
+
+TEST(ThreadPool, TooManyThreadsIsAnErrorNotAnAbort) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer needs the address space";
+#else
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit limit{std::size_t{1} << 30, std::size_t{1} << 30};  // room for about a hundred stacks
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      const ThreadPool pool(4000);
+    } catch (const Error& error) {
+      _exit(error.kind() == ErrorKind::runtime ? 0 : 1);
+    }
+    _exit(2);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+#endif
+}
+
 TEST(ThreadPool, SurvivesFork) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer does not follow threads that start after fork";
@@ -152,33 +193,6 @@ TEST(ThreadPool, SurvivesFork) {
   pool.run(10, [&](std::int64_t) { ++after; });
   EXPECT_EQ(after, 10);
 #endif
-}
-
-TEST(RandomFill, SameBitsOnAnyThreadCount) {
-  std::vector<float> expected;
-  const auto program = [&](Context& context) {
-    context.phase("fill", [&] {
-      const Tensor tensor = context.allocate({.name = "tensor", .shape = {100'003}});
-      random_fill(context, tensor, Random(3), -2, 5);
-      context.run([&](const Stream&) {
-        const float* data = tensor.data<float>();
-        if (expected.empty()) expected.assign(data, data + 100'003);
-        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), data));
-      });
-    });
-  };
-  for (const int threads : {1, 2, 4}) {
-    CpuBackend backend(threads);
-    Context context(backend, rehearse(program));
-    program(context);
-  }
-  ASSERT_EQ(expected.size(), 100'003U);
-  const auto [low, high] = std::minmax_element(expected.begin(), expected.end());
-  EXPECT_GE(*low, -2);
-  EXPECT_LE(*high, 5);
-  EXPECT_LT(*low, -1.99F);
-  EXPECT_GT(*high, 4.99F);
-  EXPECT_EQ(expected[7], static_cast<float>(std::fma(Random(3).uniform(7), 7.0, -2.0)));
 }
 
 }  // namespace

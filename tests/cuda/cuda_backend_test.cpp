@@ -65,7 +65,7 @@ TEST_F(CudaTest, TheSameBitsAsOnTheCpu) {
   const std::int64_t free_before = cuda_memory(0).free_bytes;
   {
     Context on_gpu(gpu, layout);
-    EXPECT_EQ(on_gpu.reserved_bytes(Space::device), layout.reserved(Space::device));
+    EXPECT_EQ(gpu.reserved_bytes(Space::device), layout.reserved(Space::device));
     const std::int64_t free_reserved = cuda_memory(0).free_bytes;
     EXPECT_GE(free_before - free_reserved, layout.reserved(Space::device));
     EXPECT_EQ(program(on_gpu), expected);

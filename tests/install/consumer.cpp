@@ -27,6 +27,6 @@ int main() {
   headroom::Context run(backend, layout);
   const double sum = program(run);
   std::printf("reserved %lld bytes, sum %.3f\n",
-              static_cast<long long>(run.reserved_bytes(headroom::Space::device)), sum);
-  return run.reserved_bytes(headroom::Space::device) == 4096 && sum > 400 && sum < 600 ? 0 : 1;
+              static_cast<long long>(backend.reserved_bytes(headroom::Space::device)), sum);
+  return backend.reserved_bytes(headroom::Space::device) == 4096 && sum > 400 && sum < 600 ? 0 : 1;
 }

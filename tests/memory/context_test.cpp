@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 #include "memory/rehearsed.h"
 
@@ -64,8 +67,9 @@ TEST(Context, PlannedIsReserved) {
   EXPECT_EQ(layout.reserved(Space::host), 256);
   CpuBackend backend(1);
   Context context(backend, layout);
-  EXPECT_EQ(context.reserved_bytes(Space::device), layout.reserved(Space::device));
+  EXPECT_EQ(backend.reserved_bytes(Space::device), layout.reserved(Space::device));
   program(context);
+  EXPECT_EQ(backend.reserved_bytes(Space::device), layout.reserved(Space::device));
   EXPECT_EQ(context.ledger().usage(Space::device).peak_bytes, 4000 + 2400);
 }
 
@@ -248,16 +252,120 @@ TEST(Context, SideStreamsHaveToWait) {
                 c.copy(StreamId::copy, d, h);
               }),
               HasSubstr("was freed"));
-  // A block of the run is not freed in the phase, but the phase may not end under the copy either.
+  EXPECT_THAT(in_phase([](Context& c, Tensor& d, Tensor& h) {
+                c.copy(StreamId::main, d, h);
+                h.free();  // main may still read it
+              }),
+              AllOf(HasSubstr("'host' is freed while"), HasSubstr("synchronize")));
+  // A block of the run is not freed in the phase, but the phase may not end under the copy either; and in
+  // every phase the stream waits for main first, which may have written the block in the phase before.
   Context context(DeviceDescription{.name = "made up"});
   Tensor weight;
   context.phase("load", [&] { weight = context.allocate(floats("weight", 8, Lifetime::run)); });
   EXPECT_THAT(message_of([&] {
                 context.phase("step", [&] {
+                  context.wait(StreamId::communication, context.record(StreamId::main));
                   context.run_on(StreamId::communication, {&weight}, [](const Stream&) {});
                 });
               }),
               HasSubstr("another stream may still work"));
+}
+
+TEST(Context, AStreamThatDidNotWaitInThisPhaseIsRefused) {
+  Context context(DeviceDescription{.name = "made up"});
+  Tensor weight;
+  Ticket old;
+  context.phase("load", [&] {
+    weight = context.allocate(floats("weight", 8, Lifetime::run));
+    old = context.record(StreamId::main);
+  });
+  EXPECT_THAT(message_of([&] {
+                context.phase("save",
+                              [&] { context.run_on(StreamId::copy, {&weight}, [](const Stream&) {}); });
+              }),
+              HasSubstr("without having waited for main"));
+  EXPECT_THAT(message_of([&] { context.phase("again", [&] { context.wait(StreamId::copy, old); }); }),
+              HasSubstr("record of another phase"));
+  EXPECT_THAT(message_of([&] { context.phase("never", [&] {
+                                 context.wait(StreamId::copy, {7, 99});
+                               }); }),
+              HasSubstr("record of another phase"));
+  EXPECT_THAT(message_of([&] { static_cast<void>(context.record(StreamId::copy)); }),
+              HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { context.synchronize(); }), HasSubstr("outside of a phase"));
+}
+
+TEST(Context, AnExceptionCaughtInsideAPhaseIsPartOfTheTrace) {
+  const auto program = [](Context& context) {
+    context.phase("step", [&] {
+      const Tensor keep = context.allocate(floats("keep", 64));
+      context.run([&](const Stream&) { keep.data<float>()[0] = 1; });
+      try {
+        const auto stage = context.stage("attempt");
+        const Tensor work = context.allocate(floats("work", 64));
+        context.run([&](const Stream&) { work.data<float>()[0] = 7; });
+        throw std::runtime_error("did not work");
+      } catch (const std::runtime_error&) {
+        // plan B
+      }
+      const Tensor other = context.allocate(floats("other", 64));
+      context.run([&](const Stream&) {
+        other.data<float>()[0] = 9;
+        EXPECT_EQ(keep.data<float>()[0], 1);
+      });
+    });
+  };
+  EXPECT_EQ(rehearse(program).reserved(Space::device), 512);
+  run_rehearsed(program);
+}
+
+TEST(Context, AnExceptionWaitsForWorkThatIsStillRunning) {
+  static std::atomic<bool> finished;
+  finished = false;
+  bool interrupt = false;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      const Tensor a = context.allocate(floats("a", 64));
+      context.wait(StreamId::copy, context.record(StreamId::main));
+      float* data = a.data<float>();
+      context.run_on(StreamId::copy, {&a}, [data](const Stream&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        data[0] = 1;  // a sanitizer sees it if the block is gone
+        finished = true;
+      });
+      if (interrupt) throw std::runtime_error("interrupted");
+      context.wait(StreamId::main, context.record(StreamId::copy));
+    });
+  };
+  CpuBackend backend(1);
+  Context context(backend, rehearse(program));
+  interrupt = true;
+  EXPECT_THROW(program(context), std::runtime_error);
+  EXPECT_TRUE(finished);
+  interrupt = false;
+  program(context);
+}
+
+TEST(Context, AssigningToATensorGivesItsBlockBackAtOnce) {
+  Context context(DeviceDescription{.name = "made up"});
+  context.phase("step", [&] {
+    Tensor a = context.allocate(floats("a", 100));
+    Tensor b = context.allocate(floats("b", 10));
+    a = std::move(b);
+    EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 40);
+  });
+}
+
+TEST(Context, ARefusedFreeLeavesTheTensorAsItWas) {
+  Context context(DeviceDescription{.name = "made up"});
+  context.phase("step", [&] {
+    Tensor a = context.allocate(floats("a", 100));
+    context.wait(StreamId::copy, context.record(StreamId::main));
+    context.run_on(StreamId::copy, {&a}, [](const Stream&) {});
+    EXPECT_THROW(a.free(), Error);
+    context.wait(StreamId::main, context.record(StreamId::copy));
+    a.free();
+  });
 }
 
 TEST(Context, RunsInMemoryThatIsHandedOver) {
@@ -283,6 +391,10 @@ TEST(Context, RunsInMemoryThatIsHandedOver) {
                   },
                   ErrorKind::memory),
               AllOf(HasSubstr("128 bytes"), HasSubstr("256")));
+  EXPECT_THAT(message_of([&] { Arena(backend, Space::device, memory + 1, 128); }, ErrorKind::input),
+              HasSubstr("not aligned to 256"));
+  EXPECT_THAT(message_of([&] { Arena(backend, Space::device, nullptr, 128); }, ErrorKind::input),
+              HasSubstr("is no memory"));
 }
 
 TEST(Context, OverflowingShapesAreRefusedBeforeAnythingHappens) {

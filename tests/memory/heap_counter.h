@@ -15,8 +15,8 @@
 #define HEADROOM_HEAP_COUNTED 1
 
 namespace headroom {
-inline std::atomic<std::int64_t> heap_bytes{0};  // handed out and not yet freed
-inline std::atomic<std::int64_t> heap_calls{0};  // allocations, ever
+inline std::atomic<std::int64_t> heap_bytes{0};       // handed out and not yet freed
+inline std::atomic<std::int64_t> heap_peak_bytes{0};  // the highest that was, since somebody reset it
 }  // namespace headroom
 
 extern "C" {
@@ -28,8 +28,8 @@ void __libc_free(void*);
 
 static void* counted(void* pointer) {
   if (pointer != nullptr) {
-    headroom::heap_bytes += static_cast<std::int64_t>(malloc_usable_size(pointer));
-    ++headroom::heap_calls;
+    const std::int64_t now = headroom::heap_bytes += static_cast<std::int64_t>(malloc_usable_size(pointer));
+    if (now > headroom::heap_peak_bytes) headroom::heap_peak_bytes = now;
   }
   return pointer;
 }

@@ -21,15 +21,25 @@ TEST(StreamOrder, FreeHasToComeAfterTheWork) {
   StreamOrder::Stamp block = order.allocate();
   order.wait(StreamId::copy, order.record(StreamId::main));
   const auto before_work = order.record(StreamId::copy);
-  EXPECT_TRUE(order.may_free(block));
+  EXPECT_TRUE(order.may_free(block, Space::device));
   EXPECT_TRUE(order.touch(block, StreamId::copy));
-  EXPECT_FALSE(order.may_free(block));
+  EXPECT_FALSE(order.may_free(block, Space::device));
   EXPECT_FALSE(order.joined());
   order.wait(StreamId::main, before_work);  // a record from before the work does not help
-  EXPECT_FALSE(order.may_free(block));
+  EXPECT_FALSE(order.may_free(block, Space::device));
   order.wait(StreamId::main, order.record(StreamId::copy));
-  EXPECT_TRUE(order.may_free(block));
+  EXPECT_TRUE(order.may_free(block, Space::device));
   EXPECT_TRUE(order.joined());
+}
+
+TEST(StreamOrder, HostMemoryIsFreeWhenTheHostKnows) {
+  StreamOrder order;
+  StreamOrder::Stamp block = order.allocate();
+  EXPECT_TRUE(order.touch(block, StreamId::main));
+  EXPECT_TRUE(order.may_free(block, Space::device));  // main frees it after its own work
+  EXPECT_FALSE(order.may_free(block, Space::host));   // the host may be ahead of main
+  order.synchronize();
+  EXPECT_TRUE(order.may_free(block, Space::host));
 }
 
 TEST(StreamOrder, OrderPassesThroughAThirdStream) {
@@ -40,7 +50,7 @@ TEST(StreamOrder, OrderPassesThroughAThirdStream) {
   order.wait(StreamId::communication, order.record(StreamId::copy));
   EXPECT_TRUE(order.touch(block, StreamId::communication));  // it knows main's allocation from copy
   order.wait(StreamId::main, order.record(StreamId::communication));
-  EXPECT_TRUE(order.may_free(block));
+  EXPECT_TRUE(order.may_free(block, Space::device));
 }
 
 }  // namespace

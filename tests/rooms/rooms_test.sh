@@ -6,10 +6,16 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree"/src/{core,memory,cpu,cuda} "$tree"/include/headroom/memory
 
-write() { printf '#include "%s"\n' "$2" >"$tree/$1"; }
+write() {
+  case $2 in
+    '<'*) printf '#include %s\n' "$2" ;;
+    *) printf '#include "%s"\n' "$2" ;;
+  esac >"$tree/$1"
+}
 
 write src/memory/good.cpp headroom/core/error.h
 write include/headroom/memory/good.h headroom/core.h
+write src/memory/system.cpp '<vector>'
 "$check" "$tree" >/dev/null
 
 expect_rejected() {
@@ -23,3 +29,4 @@ expect_rejected src/core/below.cpp headroom/memory.h
 expect_rejected include/headroom/memory/below.h headroom/cpu/thread_pool.h
 expect_rejected src/cpu/beside.cpp cuda/check.h
 expect_rejected src/memory/nowhere.cpp attic/thing.h
+expect_rejected src/memory/angle.cpp '<headroom/cpu.h>'

@@ -79,11 +79,11 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   } catch (const CLI::ExtrasError&) {
     const CLI::App& command = innermost(app);
     fmt::print(err, "headroom: {} does not take '{}'; see {} --help\n", path_of(command),
-               one_line(command.remaining().front()), path_of(command));
+               one_line(app.remaining(true).front()), path_of(command));
     return kBadUsage;
   } catch (const CLI::RequiredError&) {
     const CLI::App& command = innermost(app);
-    const std::vector<std::string> rest = command.remaining();
+    const std::vector<std::string> rest = app.remaining(true);
     const std::string given = rest.empty() ? "" : fmt::format(", and '{}' is none", one_line(rest.front()));
     fmt::print(err, "headroom: {} needs a command: {}{}\n", path_of(command), command_names(command), given);
     return kBadUsage;

@@ -9,7 +9,7 @@ namespace headroom {
 // 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit. An error is one line on `err`.
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
 
-// Each adds its options to `app` and sets `exit_code` when it has run.
+// Each adds its options and what it does; a command that can fail without an error sets the exit code.
 void add_devices(CLI::App& app, std::ostream& out);
 void add_bench_memory(CLI::App& app, std::ostream& out);
 void add_verify_memory(CLI::App& app, std::ostream& out, int& exit_code);

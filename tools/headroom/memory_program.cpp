@@ -33,7 +33,7 @@ void multiply(const Stream& stream, const TensorView& a, const TensorView& b, co
 }
 
 [[noreturn]] void fail_file(const std::filesystem::path& path, int code) {
-  fail(ErrorKind::input, "could not write '{}': {}", path.string(), std::strerror(code));
+  fail(ErrorKind::runtime, "could not write '{}': {}", path.string(), std::strerror(code));
 }
 
 // Temporary name, sync, rename: whoever looks sees the old file or the new one.
@@ -188,6 +188,7 @@ void MemoryProgram::micro_step() {
   }
   hidden.free();
   context_.wait(StreamId::main, next_arrived);
+  context_.synchronize();  // the host reads the loss
 }
 
 void MemoryProgram::update() {
@@ -219,6 +220,7 @@ void MemoryProgram::save(const std::filesystem::path& path) {
     for (std::size_t i = 0; i < layers_.size(); ++i)
       context_.copy(StreamId::copy, copies[i], layers_[i].weight);
     context_.wait(StreamId::main, context_.record(StreamId::copy));
+    context_.synchronize();  // the host reads the copies
     context_.run([&](const Stream&) { write_file(path, {&copies[0].view(), &copies[1].view()}); });
   });
 }

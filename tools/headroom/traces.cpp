@@ -12,7 +12,7 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kBlocksPerLayer = 30;  // where nothing is recomputed, else more
+constexpr std::int64_t kBlocksPerLayer = 29;  // where nothing is recomputed, else more
 
 // Draws one after the other from a seed.
 class Dice {

@@ -21,6 +21,9 @@ struct MemoryStatus {
   std::vector<MemoryHolder> holders;      // the largest of those others, as far as the system names them
 };
 
+// Of this machine. Free is the kernel's estimate, or what control groups leave, whichever is less.
+[[nodiscard]] MemoryStatus host_memory();
+
 // "held by others 4.2 GiB; most: python3 [4242] 4 GiB"
 [[nodiscard]] std::string describe_holders(const MemoryStatus& memory);
 

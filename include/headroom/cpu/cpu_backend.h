@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "headroom/core/memory_status.h"
 #include "headroom/cpu/thread_pool.h"
 #include "headroom/memory/backend.h"
 
@@ -15,18 +14,16 @@ namespace headroom {
 
 [[nodiscard]] DeviceDescription describe_cpu();
 
-// Free is the kernel's estimate, or what a control group leaves, whichever is less.
-[[nodiscard]] MemoryStatus cpu_memory();
-
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads = 0);  // as ThreadPool
   ~CpuBackend() override;
 
+  // Called between the work items of main's kernels, on the thread that owns the backend.
+  void set_poll(PollHook poll) { poll_ = poll; }
+
   [[nodiscard]] Device device() const override { return {DeviceKind::cpu}; }
   [[nodiscard]] const DeviceDescription& description() const override { return description_; }
-  [[nodiscard]] void* reserve(Space space, std::int64_t bytes) override;
-  void release(Space space, void* data, std::int64_t bytes) noexcept override;
   [[nodiscard]] bool host_accessible(Space) const override { return true; }
   [[nodiscard]] Stream stream(StreamId id) override;
   void submit(StreamId id, const Task& task) override;
@@ -37,6 +34,8 @@ class CpuBackend final : public Backend {
   void synchronize() override;
 
  private:
+  [[nodiscard]] void* reserve_memory(Space space, std::int64_t bytes) override;
+  void release_memory(Space space, void* data, std::int64_t bytes) noexcept override;
   class SideStream;  // a thread and its tasks
   struct Record {
     StreamId stream = StreamId::main;
@@ -44,9 +43,12 @@ class CpuBackend final : public Backend {
   };
 
   SideStream& side(StreamId id);
+  // After fork the thread of a side stream is the parent's: its handle must not be touched here.
+  static void leave_to_parent(std::unique_ptr<SideStream>& side);
 
   DeviceDescription description_;
   ThreadPool pool_;
+  PollHook poll_;
   std::array<std::unique_ptr<SideStream>, kStreamCount> sides_;  // started at their first task; main has none
   std::vector<Record> records_;
 };

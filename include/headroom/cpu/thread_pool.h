@@ -17,7 +17,8 @@ namespace headroom {
 class IndexFunction {
  public:
   template <std::invocable<std::int64_t> Body>
-  requires(!std::same_as<std::remove_cvref_t<Body>, IndexFunction>) IndexFunction(Body&& body)
+    requires(!std::same_as<std::remove_cvref_t<Body>, IndexFunction>)
+  IndexFunction(Body&& body)
       : object_(const_cast<void*>(static_cast<const void*>(&body))),
         call_([](void* object, std::int64_t index) {
           (*static_cast<std::remove_reference_t<Body>*>(object))(index);

@@ -12,8 +12,9 @@ namespace headroom {
 class Arena {
  public:
   Arena() = default;
-  Arena(Backend& backend, Space space, std::int64_t bytes);              // reserves
-  Arena(Backend& backend, Space space, void* data, std::int64_t bytes);  // memory that somebody hands over
+  Arena(Backend& backend, Space space, std::int64_t bytes);  // reserves
+  // Memory that somebody hands over, aligned to kArenaAlignment.
+  Arena(Backend& backend, Space space, void* data, std::int64_t bytes);
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
@@ -26,6 +27,7 @@ class Arena {
 
  private:
   void poison(std::int64_t offset, std::int64_t bytes) noexcept;
+  void give_back() noexcept;
 
   Backend* backend_ = nullptr;
   std::byte* data_ = nullptr;

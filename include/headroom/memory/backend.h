@@ -3,6 +3,7 @@
 // its first use.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -17,11 +18,13 @@ namespace headroom {
 // Work for a stream, kept by value in fixed storage so that queueing it allocates nothing.
 class Task {
  public:
-  static constexpr std::size_t kMaxBytes = 128;
+  static constexpr std::size_t kMaxBytes = 512;  // four tensor views and a few numbers
 
   Task() = default;
   template <std::invocable<const Stream&> Body>
-  requires(std::is_trivially_copyable_v<Body> && sizeof(Body) <= kMaxBytes) explicit Task(const Body& body)
+    requires(std::is_trivially_copyable_v<Body> && sizeof(Body) <= kMaxBytes &&
+             alignof(Body) <= alignof(std::max_align_t))
+  explicit Task(const Body& body)
       : call_([](const std::byte* stored, const Stream& stream) {
           (*reinterpret_cast<const Body*>(stored))(stream);
         }) {
@@ -46,8 +49,19 @@ class Backend {
   [[nodiscard]] virtual const DeviceDescription& description() const = 0;
 
   // Memory that is really there: an error of kind memory where it is not.
-  [[nodiscard]] virtual void* reserve(Space space, std::int64_t bytes) = 0;
-  virtual void release(Space space, void* data, std::int64_t bytes) noexcept = 0;
+  [[nodiscard]] void* reserve(Space space, std::int64_t bytes) {
+    void* data = reserve_memory(space, bytes);
+    reserved_bytes_[static_cast<std::size_t>(space)] += bytes;
+    return data;
+  }
+  void release(Space space, void* data, std::int64_t bytes) noexcept {
+    release_memory(space, data, bytes);
+    reserved_bytes_[static_cast<std::size_t>(space)] -= bytes;
+  }
+  // What has been asked of the system and not given back: counted here, not planned.
+  [[nodiscard]] std::int64_t reserved_bytes(Space space) const {
+    return reserved_bytes_[static_cast<std::size_t>(space)];
+  }
   // Whether the CPU may touch the space's memory (and a sanitizer may watch it).
   [[nodiscard]] virtual bool host_accessible(Space space) const = 0;
 
@@ -59,8 +73,15 @@ class Backend {
   // Records are numbered 0, 1, ... in each phase; a number is used again in the next one.
   virtual void record(StreamId id, std::uint32_t number) = 0;
   virtual void wait(StreamId waiter, std::uint32_t number) = 0;
-  // Until every stream is idle; an error that work on one of them raised comes out here or at a wait.
+  // Until every stream is idle, whatever happens; the first error that work on them raised comes out here or
+  // at a wait.
   virtual void synchronize() = 0;
+
+ private:
+  [[nodiscard]] virtual void* reserve_memory(Space space, std::int64_t bytes) = 0;
+  virtual void release_memory(Space space, void* data, std::int64_t bytes) noexcept = 0;
+
+  std::array<std::int64_t, kSpaceCount> reserved_bytes_{};
 };
 
 }  // namespace headroom

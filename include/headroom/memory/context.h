@@ -35,6 +35,7 @@ struct Allocation {
 // A moment on a stream that another stream can wait for; valid until its phase ends.
 struct Ticket {
   std::uint32_t number = 0;
+  std::int64_t phase_run = 0;
 };
 
 class Context {
@@ -54,7 +55,6 @@ class Context {
   [[nodiscard]] const DeviceDescription& description() const { return description_; }
   [[nodiscard]] const Ledger& ledger() const { return ledger_; }
   [[nodiscard]] const Layout& layout() const { return layout_; }
-  [[nodiscard]] std::int64_t reserved_bytes(Space space) const { return arena(space).bytes(); }
   // The rehearsal's ledger, for make_layout.
   [[nodiscard]] Ledger take_ledger() && { return std::move(ledger_); }
 
@@ -90,12 +90,13 @@ class Context {
   // Runs body(const Stream&) on main, where memory order needs no saying; a phantom runs nothing.
   template <class Body>
   void run(Body&& body) {
-    if (!phantom()) body(stream(StreamId::main));
+    if (!phantom()) body(backend_->stream(StreamId::main));
   }
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
   // values only.
   template <class Body>
   void run_on(StreamId id, std::initializer_list<const Tensor*> touched, const Body& body) {
+    check_in_phase("run_on");
     for (const Tensor* tensor : touched) touch(id, *tensor);
     if (!phantom()) backend_->submit(id, Task(body));
   }
@@ -105,12 +106,9 @@ class Context {
   // Everything given to the stream so far; what the waiter is given from now on comes after it.
   Ticket record(StreamId id);
   void wait(StreamId waiter, Ticket ticket);
-  // The host waits until every stream is idle: before it reads a declared read-back. A phantom does nothing.
-  void synchronize() {
-    if (!phantom()) backend_->synchronize();
-  }
-
-  [[nodiscard]] Stream stream(StreamId id) { return backend_->stream(id); }
+  // The host waits until every stream is idle: before it reads or writes host memory that a stream has worked
+  // on, and before such memory is freed.
+  void synchronize();
 
  private:
   friend class Tensor;
@@ -135,7 +133,7 @@ class Context {
   // Compares with the rehearsal, moves the cursor, writes the ledger.
   void note(const Event& event);
   void throw_deferred();
-  [[nodiscard]] bool unwinding() const;
+  void check_in_phase(std::string_view call) const;
   [[nodiscard]] Block* find(const Tensor& tensor);
   [[nodiscard]] std::vector<Block>& blocks(Lifetime lifetime) {
     return lifetime == Lifetime::phase ? phase_blocks_ : run_blocks_;
@@ -158,7 +156,6 @@ class Context {
   std::size_t script_phase_ = 0;    // where in the script; also the layout's
   std::size_t cursor_ = 0;
   std::size_t run_blocks_before_ = 0;
-  int exceptions_before_ = 0;
   StreamOrder order_;
   std::vector<Block> phase_blocks_;
   std::vector<Block> run_blocks_;

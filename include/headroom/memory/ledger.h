@@ -41,7 +41,16 @@ enum class Lifetime : std::uint8_t { phase, run };
 using CategoryBytes = std::array<std::int64_t, kCategoryCount>;
 [[nodiscard]] std::int64_t total(const CategoryBytes& bytes);
 
-enum class EventKind : std::uint8_t { allocate, free, stage_begin, stage_end, touch, record, wait };
+enum class EventKind : std::uint8_t {
+  allocate,
+  free,
+  stage_begin,
+  stage_end,
+  touch,
+  record,
+  wait,
+  synchronize
+};
 
 struct Event {
   EventKind kind = EventKind::allocate;
@@ -86,7 +95,8 @@ class Ledger {
   // Index of the phase, which is now open; its first run records, later runs only count.
   std::size_t begin_phase(std::string_view phase);
   void end_phase();
-  // As if the phase had not begun: live bytes and stage go back, a first run's trace is dropped.
+  // Live bytes and stage go back to where they were, a first run's trace is dropped; peaks stay what they
+  // were.
   void abandon_phase();
   void append(const Event& event);
 

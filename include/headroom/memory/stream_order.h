@@ -1,7 +1,8 @@
-// Which work comes before which, across streams: vector clocks over the records and waits. Allocation and
-// free happen on main; work on another stream has to come after the allocation and before the free. That
-// holds for every block, so blocks that share an offset are ordered: last work on one, its free, the other's
-// allocation, first work.
+// Which work comes before which, across streams and the host: vector clocks over records, waits and
+// synchronizations. Allocation and free happen on main; work on another stream has to come after the
+// allocation and before the free. Host memory is also the host's own: it is free when the host knows that all
+// work on it is done. That holds for every block, so blocks that share an offset are ordered: last work on
+// one, its free, the other's allocation, first work.
 #pragma once
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "headroom/core/stream.h"
+#include "headroom/memory/ledger.h"
 
 namespace headroom {
 
@@ -28,9 +30,11 @@ class StreamOrder {
   // False: this stream has not waited for main since the block was allocated.
   [[nodiscard]] bool touch(Stamp& block, StreamId stream);
   std::uint32_t record(StreamId stream);  // its number
+  [[nodiscard]] std::uint32_t records() const { return static_cast<std::uint32_t>(records_.size()); }
   void wait(StreamId waiter, std::uint32_t record);
-  // False: main has not waited for the last work on the block.
-  [[nodiscard]] bool may_free(const Stamp& block) const;
+  void synchronize();  // the host waits for everything
+  // False: main (for host memory: the host) has not waited for the last work on the block.
+  [[nodiscard]] bool may_free(const Stamp& block, Space space) const;
   // The same of everything: false while another stream still works on something main has not waited for.
   [[nodiscard]] bool joined() const;
 
@@ -38,7 +42,8 @@ class StreamOrder {
   std::uint32_t tick(StreamId stream);
 
   std::array<StreamTimes, kStreamCount> known_{};  // known_[s][t]: the moment of t that s comes after
-  StreamTimes worked_{};                           // last touch on each stream
+  StreamTimes known_to_host_{};
+  StreamTimes worked_{};  // last touch on each stream
   std::vector<StreamTimes> records_;
 };
 
