@@ -3,7 +3,7 @@
 # With everything in place it does nothing and needs no privileges and no network.
 set -eu
 
-build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev)
+build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev)
 checks=("${build[@]}" clang-format-16 clang-16 clang-tidy-16 libclang-rt-16-dev)  # 14 has no std::source_location
 
 case "${1:-}" in
