@@ -21,7 +21,7 @@ void check_handed_over(const Arena& arena, std::int64_t wanted, std::string_view
 Context::Context(DeviceDescription description, int device_index)
     : device_{description.kind, device_index, true}, description_(std::move(description)) {}
 
-Context::Context(Backend& backend, Layout layout)
+Context::Context(Backend& backend, const Layout& layout)
     : Context(backend, layout, Arena(backend, Space::device, layout.reserved(Space::device)),
               Arena(backend, Space::host, layout.reserved(Space::host))) {}
 

@@ -43,7 +43,7 @@ class Context {
   // A rehearsal on a phantom of the described device.
   explicit Context(DeviceDescription description, int device_index = 0);
   // A run: reserves what the layout says, once.
-  Context(Backend& backend, Layout layout);
+  Context(Backend& backend, const Layout& layout);
   // A run in memory that a host framework hands over, each at least as large as the layout says.
   Context(Backend& backend, Layout layout, Arena device, Arena host);
   Context(const Context&) = delete;
