@@ -3,41 +3,15 @@
 // call.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <limits>
+#include <span>
+#include <string_view>
 
+#include "headroom/attention/mask.h"
 #include "headroom/core/kernel_family.h"
+#include "headroom/memory/context.h"
 
 namespace headroom {
-
-// Segments of `segment` rows (restarting at document starts); in each, row r takes part where r % rate equals
-// the head's offset, head % rate. Segment 0: not dilated.
-struct Dilation {
-  std::int64_t segment = 0;
-  std::int64_t rate = 1;
-
-  bool operator==(const Dilation&) const = default;
-};
-
-// causal AND window AND documents AND dilation AND blocks; what is not said does not restrict.
-struct Mask {
-  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-  static constexpr int kMaxDilations = 8;
-
-  bool causal = false;  // aligned at the bottom right: query i sees keys up to i + seq_k - seq_q
-  std::int64_t window_left = kUnlimited;   // keys before the query's own position that it sees
-  std::int64_t window_right = kUnlimited;  // and after it
-  std::int64_t max_documents = 0;          // capacity for packed documents; 0: one sequence
-  std::array<Dilation, kMaxDilations> dilations{};
-  int dilation_count = 0;       // patterns; heads are dealt to them in equal groups, in order
-  bool mix_dilations = false;   // instead every head runs every pattern, weighted by log-sum-exp
-  std::int64_t block_rows = 0;  // block-sparse: tile sizes and how many key tiles a query tile may list
-  std::int64_t block_columns = 0;
-  std::int64_t max_blocks_per_row = 0;
-
-  bool operator==(const Mask&) const = default;
-};
 
 struct AttentionProblem {
   std::int64_t batch = 1;
@@ -53,16 +27,17 @@ struct AttentionProblem {
   Mask mask{};
 };
 
-// Any strides, with unit stride in head_dim.
+// Any strides, with unit stride in head_dim. Results may also be f64 where the reference writes them.
 struct AttentionForward {
   TensorView query;            // [batch, seq_q, heads_q, head_dim]
   TensorView key;              // [batch, seq_k, heads_kv, head_dim]
   TensorView value;            // [batch, seq_k, heads_kv, head_dim]
   TensorView sinks;            // [heads_q] f32, where the problem has sinks
-  TensorView document_starts;  // [batch, max_documents + 1] i32, rising, on the host; where it has documents
-  TensorView blocks;  // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, -1 ends a list
-  TensorView output;  // [batch, seq_q, heads_q, head_dim]
-  TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
+  TensorView document_starts;  // [batch, max_documents + 1] i32 on the host, rising from 0 to seq_k
+  TensorView blocks;           // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
+  TensorView output;           // [batch, seq_q, heads_q, head_dim]
+  TensorView lse;              // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
+  TensorView saved;            // [saved_bytes] u8: what the implementation keeps for its backward
 };
 
 struct AttentionBackward {
@@ -76,6 +51,20 @@ struct AttentionBackward {
 };
 
 using AttentionImplementation = Implementation<AttentionProblem, AttentionForward, AttentionBackward>;
+
+// Fastest first, the reference last.
+[[nodiscard]] std::span<const AttentionImplementation> attention_implementations();
+
+// Validates, picks the implementation (or takes the pinned one), takes its workspace from the Context and runs it. Where none
+// serves, an error says why each does not. A problem is forward and backward on the same implementation.
+void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
+                       std::string_view pinned = {});
+void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
+                        std::string_view pinned = {});
+
+// The mask of one head of one sequence; with mixed dilation, of one of its patterns.
+[[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,
+                                 std::int64_t head, int pattern = 0);
 
 // Throws with the value that is wrong.
 void validate(const AttentionProblem& problem);

@@ -23,9 +23,9 @@ Support always(const Problem&, const DeviceDescription&) {
   return Support::yes();
 }
 
-constexpr std::array kTable = {Row{"gpu", gpu_only, nullptr, nullptr, nullptr},
-                               Row{"small", small_only, nullptr, nullptr, nullptr},
-                               Row{"reference", always, nullptr, nullptr, nullptr}};
+constexpr std::array kTable = {Row{"gpu", gpu_only, nullptr, nullptr, nullptr, nullptr},
+                               Row{"small", small_only, nullptr, nullptr, nullptr, nullptr},
+                               Row{"reference", always, nullptr, nullptr, nullptr, nullptr}};
 
 TEST(KernelFamily, PicksTheFirstThatServes) {
   const std::span<const Row> table(kTable);

@@ -40,6 +40,7 @@ struct Implementation {
   std::string_view name;
   Support (*supports)(const Problem&, const DeviceDescription&);
   std::int64_t (*workspace_bytes)(const Problem&, const DeviceDescription&, Pass);
+  std::int64_t (*saved_bytes)(const Problem&);  // kept from forward to backward, besides inputs and results
   void (*forward)(const Problem&, const Forward&, TensorView workspace, const Stream&);
   void (*backward)(const Problem&, const Backward&, TensorView workspace, const Stream&);
 };

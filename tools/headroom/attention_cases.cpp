@@ -1,0 +1,474 @@
+#include "attention_cases.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "headroom/cpu.h"
+#include "headroom/ops.h"
+
+namespace headroom {
+namespace {
+
+// ---- the list
+
+Mask window(std::int64_t left, std::int64_t right, bool causal = false) {
+  Mask mask;
+  mask.causal = causal;
+  mask.window_left = left;
+  mask.window_right = right;
+  return mask;
+}
+
+Mask causal() { return window(Mask::kUnlimited, Mask::kUnlimited, true); }
+
+std::string describe(const Mask& mask) {
+  std::string text = mask.causal ? "causal" : "full";
+  if (mask.window_left != Mask::kUnlimited) text += fmt::format(" left {}", mask.window_left);
+  if (mask.window_right != Mask::kUnlimited) text += fmt::format(" right {}", mask.window_right);
+  for (int i = 0; i < mask.dilation_count; ++i) {
+    const Dilation& dilation = mask.dilations[static_cast<std::size_t>(i)];
+    text += fmt::format(" {}{}/{}", mask.mix_dilations ? "mixed " : "dilated ", dilation.segment, dilation.rate);
+  }
+  if (mask.detach_mixing) text += " detached";
+  if (mask.block_rows > 0) text += fmt::format(" blocks {}x{}", mask.block_rows, mask.block_columns);
+  return text;
+}
+
+class CaseList {
+ public:
+  void add(const std::string& group, const AttentionProblem& problem, std::vector<std::int64_t> documents = {}) {
+    AttentionCase added{.group = group, .name = {}, .problem = problem, .document_lengths = std::move(documents)};
+    added.problem.mask.max_documents = static_cast<std::int64_t>(added.document_lengths.size());
+    added.name = fmt::format("{} b{} {}x{} h{}/{} d{} {}", name(problem.dtype), problem.batch, problem.seq_q, problem.seq_k,
+                             problem.heads_q, problem.heads_kv, problem.head_dim, describe(problem.mask));
+    if (problem.softcap != 0) added.name += " softcap";
+    if (problem.sinks) added.name += " sinks";
+    if (!added.document_lengths.empty()) added.name += fmt::format(" documents {}", added.document_lengths.size());
+    cases_.push_back(std::move(added));
+  }
+  AttentionCase& last() { return cases_.back(); }
+  std::vector<AttentionCase> take() { return std::move(cases_); }
+
+ private:
+  std::vector<AttentionCase> cases_;
+};
+
+AttentionProblem sized(std::int64_t seq_q, std::int64_t seq_k, std::int64_t head_dim, DType dtype, const Mask& mask) {
+  return {.batch = 1, .seq_q = seq_q, .seq_k = seq_k, .heads_q = 1, .heads_kv = 1, .head_dim = head_dim, .dtype = dtype,
+          .mask = mask};
+}
+
+constexpr std::array kDTypes = {DType::f32, DType::bf16, DType::f16};
+
+void add_sizes(CaseList& list) {
+  const std::array masks = {Mask{}, causal(), window(7, 0, true), window(3, 5), window(40, Mask::kUnlimited)};
+  const std::array<std::pair<std::int64_t, std::int64_t>, 13> sizes = {{{1, 1},
+                                                                        {1, 239},
+                                                                        {3, 799},
+                                                                        {113, 203},
+                                                                        {97, 97},
+                                                                        {192, 192},
+                                                                        {193, 385},
+                                                                        {128, 256},
+                                                                        {5, 3},
+                                                                        {200, 60},
+                                                                        {0, 5},
+                                                                        {5, 0},
+                                                                        {300, 300}}};
+  for (const auto& [seq_q, seq_k] : sizes) {
+    for (const Mask& mask : masks) {
+      for (const DType dtype : kDTypes) list.add("sizes", sized(seq_q, seq_k, 16, dtype, mask));
+    }
+  }
+  for (const Mask& mask : {Mask{}, causal(), window(100, 0, true)}) {
+    list.add("large", sized(1023, 1024, 8, DType::f32, mask));
+  }
+  list.add("large", sized(4224, 4224, 8, DType::f32, window(300, 0, true)));
+}
+
+void add_head_dims(CaseList& list) {
+  for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    list.add("head sizes", sized(70, 130, head_dim, DType::f32, causal()));
+    list.add("head sizes", sized(101, 67, head_dim, head_dim % 16 == 0 ? DType::bf16 : DType::f16, Mask{}));
+  }
+}
+
+void add_heads(CaseList& list) {
+  const std::array<std::pair<std::int64_t, std::int64_t>, 4> heads = {{{8, 1}, {8, 2}, {6, 3}, {4, 4}}};
+  for (const auto& [heads_q, heads_kv] : heads) {
+    for (const Mask& mask : {Mask{}, causal()}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        AttentionProblem problem = sized(75, 75, 32, dtype, mask);
+        problem.batch = 2;
+        problem.heads_q = heads_q;
+        problem.heads_kv = heads_kv;
+        list.add("grouped heads", problem);
+        list.add("strided", problem);
+        list.last().strided = true;
+      }
+    }
+  }
+}
+
+void add_documents(CaseList& list) {
+  const std::vector<std::vector<std::int64_t>> lengths = {
+      {1}, {200}, {0, 5, 0}, {1, 1, 1, 1}, {100, 1, 0, 57, 42}, {3, 0, 0, 190, 7}};
+  for (const auto& documents : lengths) {
+    const std::int64_t tokens = std::accumulate(documents.begin(), documents.end(), std::int64_t{0});
+    for (const Mask& mask : {Mask{}, causal(), window(9, 0, true)}) {
+      for (const DType dtype : {DType::f32, DType::f16}) {
+        AttentionProblem problem = sized(tokens, tokens, 24, dtype, mask);
+        problem.batch = 2;
+        problem.heads_q = 2;
+        list.add("documents", problem, documents);
+      }
+    }
+  }
+}
+
+void add_options(CaseList& list) {
+  for (const float softcap : {0.0F, 3.0F}) {
+    for (const bool sinks : {false, true}) {
+      for (const bool lse_gradient : {false, true}) {
+        for (const Mask& mask : {Mask{}, causal(), window(2, 0, true)}) {
+          for (const DType dtype : {DType::f32, DType::bf16}) {
+            AttentionProblem problem = sized(90, 90, 40, dtype, mask);
+            problem.heads_q = 2;
+            problem.softcap = softcap;
+            problem.sinks = sinks;
+            problem.scale = 0.3F;
+            list.add("options", problem);
+            list.last().lse_gradient = lse_gradient;
+          }
+        }
+      }
+    }
+  }
+  // Scores far apart: the running maximum moves, probabilities underflow.
+  for (const DType dtype : kDTypes) {
+    list.add("peaked", sized(150, 400, 64, dtype, causal()));
+    list.last().spread = 6;
+  }
+}
+
+void add_dilated(CaseList& list) {
+  const std::vector<std::vector<Dilation>> patterns = {{{16, 2}}, {{64, 4}}, {{50, 3}}, {{64, 1}}, {{500, 5}},
+                                                       {{32, 1}, {128, 4}}};
+  for (const std::vector<Dilation>& pattern : patterns) {
+    for (const bool is_causal : {false, true}) {
+      for (const int documents : {0, 1}) {
+        AttentionProblem problem = sized(211, 211, 16, documents == 1 ? DType::f32 : DType::bf16, is_causal ? causal() : Mask{});
+        problem.heads_q = 4;
+        problem.heads_kv = 2;
+        problem.mask.dilation_count = static_cast<int>(pattern.size());
+        std::copy(pattern.begin(), pattern.end(), problem.mask.dilations.begin());
+        list.add("dilated", problem, documents == 1 ? std::vector<std::int64_t>{70, 0, 1, 140} : std::vector<std::int64_t>{});
+        if (pattern.size() < 2) continue;
+        problem.mask.mix_dilations = true;
+        list.add("mixed dilation", problem);
+        problem.mask.detach_mixing = true;
+        list.add("mixed dilation", problem);
+      }
+    }
+  }
+}
+
+void add_blocks(CaseList& list) {
+  for (const auto& [rows, columns] : {std::pair{16, 32}, std::pair{128, 64}, std::pair{7, 5}}) {
+    for (const bool is_causal : {false, true}) {
+      AttentionProblem problem = sized(210, 260, 32, is_causal ? DType::f32 : DType::bf16, is_causal ? causal() : Mask{});
+      problem.heads_q = 2;
+      problem.mask.block_rows = rows;
+      problem.mask.block_columns = columns;
+      problem.mask.max_blocks_per_row = 4;
+      list.add("block-sparse", problem);
+    }
+  }
+}
+
+// ---- running one
+
+// A tensor between canaries: everything in the buffer that is not an element keeps its byte.
+class Guarded {
+ public:
+  Guarded() = default;
+  Guarded(DType dtype, const Shape& shape, bool strided) {
+    constexpr std::int64_t kGuard = 64;
+    std::vector<std::int64_t> strides(static_cast<std::size_t>(shape.rank()));
+    std::int64_t reach = 1;
+    for (int i = shape.rank() - 1; i >= 0; --i) {
+      strides[static_cast<std::size_t>(i)] = reach;
+      reach *= std::max<std::int64_t>(shape[i], 1);
+      if (strided && i == shape.rank() - 1) reach = reach * 3 + 8;  // heads of a fused projection
+    }
+    bytes_.assign(static_cast<std::size_t>((reach + 2 * kGuard) * size_bytes(dtype)), kCanary);
+    view_ = TensorView(bytes_.data() + kGuard * size_bytes(dtype), dtype, shape, strides);
+  }
+
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+  [[nodiscard]] bool canaries_alive() const {
+    std::vector<bool> element(bytes_.size());
+    for_each([&](std::int64_t offset) {
+      const auto first = static_cast<std::size_t>(static_cast<std::uint8_t*>(view_.raw()) - bytes_.data()) +
+                         static_cast<std::size_t>(offset * size_bytes(view_.dtype()));
+      for (std::int64_t i = 0; i < size_bytes(view_.dtype()); ++i) element[first + static_cast<std::size_t>(i)] = true;
+    });
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      if (!element[i] && bytes_[i] != kCanary) return false;
+    }
+    return true;
+  }
+
+  // body(offset in elements), in the order of a dense tensor.
+  template <class Body>
+  void for_each(Body body) const {
+    std::array<std::int64_t, kMaxRank> index{};
+    for (std::int64_t i = 0; i < view_.elements(); ++i) {
+      std::int64_t offset = 0;
+      std::int64_t rest = i;
+      for (int dimension = view_.rank() - 1; dimension >= 0; --dimension) {
+        offset += rest % view_.extent(dimension) * view_.stride(dimension);
+        rest /= view_.extent(dimension);
+      }
+      body(offset);
+    }
+  }
+
+  void fill_normal(const Random& random, float spread) {
+    std::uint64_t i = 0;
+    for_each([&](std::int64_t offset) { write(offset, static_cast<float>(random.normal(i++)) * spread); });
+  }
+
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> result;
+    for_each([&](std::int64_t offset) { result.push_back(read(offset)); });
+    return result;
+  }
+
+ private:
+  static constexpr std::uint8_t kCanary = 0xA5;
+
+  void write(std::int64_t offset, float value) {
+    if (view_.dtype() == DType::f32) view_.data<float>()[offset] = value;
+    if (view_.dtype() == DType::bf16) view_.data<BFloat16>()[offset] = BFloat16(value);
+    if (view_.dtype() == DType::f16) view_.data<Float16>()[offset] = Float16(value);
+  }
+  [[nodiscard]] double read(std::int64_t offset) const {
+    if (view_.dtype() == DType::f64) return view_.data<double>()[offset];
+    if (view_.dtype() == DType::bf16) return static_cast<float>(view_.data<BFloat16>()[offset]);
+    if (view_.dtype() == DType::f16) return static_cast<float>(view_.data<Float16>()[offset]);
+    return view_.data<float>()[offset];
+  }
+
+  std::vector<std::uint8_t> bytes_;
+  TensorView view_;
+};
+
+struct Inputs {
+  Guarded query, key, value, output_gradient, lse_gradient, sinks;
+  std::vector<std::int32_t> document_starts;
+  std::vector<std::int32_t> blocks;
+};
+
+Inputs make_inputs(const AttentionCase& c) {
+  const AttentionProblem& p = c.problem;
+  Inputs inputs;
+  const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
+  const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+  inputs.query = Guarded(p.dtype, rows, c.strided);
+  inputs.key = Guarded(p.dtype, keys, c.strided);
+  inputs.value = Guarded(p.dtype, keys, c.strided);
+  inputs.output_gradient = Guarded(p.dtype, rows, c.strided);
+  inputs.query.fill_normal(Random(1), c.spread);
+  inputs.key.fill_normal(Random(2), c.spread);
+  inputs.value.fill_normal(Random(3), 1);
+  inputs.output_gradient.fill_normal(Random(4), 1);
+  if (c.lse_gradient) {
+    inputs.lse_gradient = Guarded(DType::f32, {p.batch, p.heads_q, p.seq_q}, false);
+    inputs.lse_gradient.fill_normal(Random(5), 1);
+  }
+  if (p.sinks) {
+    inputs.sinks = Guarded(DType::f32, {p.heads_q}, false);
+    inputs.sinks.fill_normal(Random(6), 1);
+  }
+  for (std::int64_t b = 0; b < p.batch && !c.document_lengths.empty(); ++b) {
+    std::int32_t start = 0;
+    inputs.document_starts.push_back(start);
+    for (const std::int64_t length : c.document_lengths) {
+      inputs.document_starts.push_back(start += static_cast<std::int32_t>(length));
+    }
+  }
+  const Mask& mask = p.mask;
+  if (mask.block_rows > 0) {
+    const std::int64_t tiles = (p.seq_q + mask.block_rows - 1) / mask.block_rows;
+    const std::int64_t columns = (p.seq_k + mask.block_columns - 1) / mask.block_columns;
+    const Random random(7);
+    for (std::int64_t i = 0; i < p.batch * p.heads_q * tiles; ++i) {
+      // Up to max_blocks_per_row different key tiles, rising; some rows have none.
+      std::vector<std::int32_t> row;
+      for (std::int64_t j = 0; j < mask.max_blocks_per_row; ++j) {
+        row.push_back(static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(i * 8 + j), static_cast<std::uint64_t>(columns))));
+      }
+      std::ranges::sort(row);
+      row.erase(std::ranges::unique(row).begin(), row.end());
+      if (i % 5 == 3) row.clear();
+      row.resize(static_cast<std::size_t>(mask.max_blocks_per_row), -1);
+      inputs.blocks.insert(inputs.blocks.end(), row.begin(), row.end());
+    }
+  }
+  return inputs;
+}
+
+struct Results {
+  std::array<std::vector<double>, AttentionErrors::kResults> values;
+  bool canaries_alive = true;
+};
+
+const AttentionImplementation& find(std::string_view name) {
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (row.name == name) return row;
+  }
+  fail(ErrorKind::input, "implementation '{}' is unknown", name);
+}
+
+Results run(const AttentionCase& c, const AttentionProblem& problem, const AttentionImplementation& implementation,
+            const Inputs& inputs, DType results_dtype, const Stream& stream) {
+  const Shape rows = inputs.query.view().shape();
+  const Shape keys = inputs.key.view().shape();
+  const DType statistics_dtype = results_dtype == DType::f64 ? DType::f64 : DType::f32;
+  const Guarded output(results_dtype, rows, c.strided);
+  const Guarded lse(statistics_dtype, {problem.batch, problem.heads_q, problem.seq_q}, false);
+  const Guarded query_gradient(results_dtype, rows, c.strided);
+  const Guarded key_gradient(results_dtype, keys, c.strided);
+  const Guarded value_gradient(results_dtype, keys, c.strided);
+  const Guarded sinks_gradient(statistics_dtype, {problem.sinks ? problem.heads_q : 0}, false);
+
+  const auto memory = [](std::int64_t bytes) { return std::vector<double>(static_cast<std::size_t>(bytes / 8 + 32)); };
+  const auto aligned = [](std::vector<double>& storage, std::int64_t bytes) {
+    void* pointer = storage.data();
+    std::size_t space = storage.size() * sizeof(double);
+    return TensorView(std::align(64, static_cast<std::size_t>(bytes), pointer, space), DType::u8, {bytes});
+  };
+  const DeviceDescription& device = *stream.device;
+  const std::int64_t saved_bytes = implementation.saved_bytes(problem);
+  const std::int64_t forward_bytes = implementation.workspace_bytes(problem, device, Pass::forward);
+  const std::int64_t backward_bytes = implementation.workspace_bytes(problem, device, Pass::backward);
+  std::vector<double> saved = memory(saved_bytes);
+  std::vector<double> workspace = memory(std::max(forward_bytes, backward_bytes));
+
+  AttentionForward forward{.query = inputs.query.view(),
+                           .key = inputs.key.view(),
+                           .value = inputs.value.view(),
+                           .sinks = inputs.sinks.view(),
+                           .document_starts = {},
+                           .blocks = {},
+                           .output = output.view(),
+                           .lse = lse.view(),
+                           .saved = aligned(saved, saved_bytes)};
+  if (!inputs.document_starts.empty()) {
+    forward.document_starts = TensorView(const_cast<std::int32_t*>(inputs.document_starts.data()), DType::i32,
+                                         {problem.batch, problem.mask.max_documents + 1});
+  }
+  if (!inputs.blocks.empty()) {
+    const std::int64_t tiles = (problem.seq_q + problem.mask.block_rows - 1) / problem.mask.block_rows;
+    forward.blocks = TensorView(const_cast<std::int32_t*>(inputs.blocks.data()), DType::i32,
+                                {problem.batch, problem.heads_q, tiles, problem.mask.max_blocks_per_row});
+  }
+  implementation.forward(problem, forward, aligned(workspace, forward_bytes), stream);
+  const AttentionBackward backward{.forward = forward,
+                                   .output_gradient = inputs.output_gradient.view(),
+                                   .lse_gradient = inputs.lse_gradient.view(),
+                                   .query_gradient = query_gradient.view(),
+                                   .key_gradient = key_gradient.view(),
+                                   .value_gradient = value_gradient.view(),
+                                   .sinks_gradient = sinks_gradient.view()};
+  implementation.backward(problem, backward, aligned(workspace, backward_bytes), stream);
+
+  Results results;
+  const std::array all = {&output, &lse, &query_gradient, &key_gradient, &value_gradient, &sinks_gradient};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    results.values[i] = all[i]->values();
+    results.canaries_alive &= all[i]->canaries_alive();
+  }
+  return results;
+}
+
+// Largest difference; infinities have to agree, and NaN agrees with nothing.
+double difference(const std::vector<double>& truth, const std::vector<double>& value) {
+  double largest = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    if (truth[i] == value[i]) continue;
+    const double error = std::abs(truth[i] - value[i]);
+    largest = std::isfinite(error) ? std::max(largest, error) : std::numeric_limits<double>::infinity();
+  }
+  return largest;
+}
+
+double unit_in_last_place(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-23 : dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
+}
+
+}  // namespace
+
+std::vector<AttentionCase> attention_cases() {
+  CaseList list;
+  add_sizes(list);
+  add_head_dims(list);
+  add_heads(list);
+  add_documents(list);
+  add_options(list);
+  add_dilated(list);
+  add_blocks(list);
+  return list.take();
+}
+
+double AttentionErrors::worst() const {
+  if (!canaries_alive) return std::numeric_limits<double>::infinity();
+  double largest = 0;
+  for (int i = 0; i < kResults; ++i) {
+    if (ours[i] > 0) largest = std::max(largest, ours[i] / plain[i]);
+  }
+  return largest;
+}
+
+AttentionErrors run_attention_case(const AttentionCase& c, std::string_view implementation, int threads) {
+  DeviceDescription device = describe_cpu();
+  device.cores = threads;
+  ThreadPool pool(threads);
+  const Stream stream{.device = &device, .pool = &pool, .poll = {}, .native = nullptr};
+  const Inputs inputs = make_inputs(c);
+  const Results truth = run(c, c.problem, find("reference"), inputs, DType::f64, stream);
+  const Results ours = run(c, c.problem, find(implementation), inputs, c.problem.dtype, stream);
+  // Plain: the naive computation. It mixes patterns only with attached weights, and is as far from the truth there.
+  AttentionProblem plain_problem = c.problem;
+  plain_problem.mask.detach_mixing = false;
+  const Results plain_truth =
+      c.problem.mask.detach_mixing ? run(c, plain_problem, find("reference"), inputs, DType::f64, stream) : truth;
+  const Results plain = run(c, plain_problem, find("naive"), inputs, c.problem.dtype, stream);
+
+  AttentionErrors errors;
+  errors.canaries_alive = ours.canaries_alive;
+  for (std::size_t i = 0; i < AttentionErrors::kResults; ++i) {
+    double largest = 0;
+    for (const double value : truth.values[i]) {
+      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+    }
+    // LSE and dSink are f32 whatever the tensors are, but computed from them.
+    const bool statistics = i == 1 || i == 5;
+    const double floor = 4 * unit_in_last_place(statistics ? DType::f32 : c.problem.dtype) * largest;
+    const double factor = i < 2 ? 2 : 3;
+    errors.ours[i] = difference(truth.values[i], ours.values[i]);
+    errors.plain[i] = std::max(factor * difference(plain_truth.values[i], plain.values[i]), floor);
+  }
+  return errors;
+}
+
+Support serves(const AttentionCase& c, std::string_view implementation) {
+  return find(implementation).supports(c.problem, describe_cpu());
+}
+
+}  // namespace headroom
