@@ -34,10 +34,10 @@ struct AttentionForward {
   TensorView value;            // [batch, seq_k, heads_kv, head_dim]
   TensorView sinks;            // [heads_q] f32, where the problem has sinks
   TensorView document_starts;  // [batch, max_documents + 1] i32 on the host, rising from 0 to seq_k
-  TensorView blocks;           // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
-  TensorView output;           // [batch, seq_q, heads_q, head_dim]
-  TensorView lse;              // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
-  TensorView saved;            // [saved_bytes] u8: what the implementation keeps for its backward
+  TensorView blocks;  // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
+  TensorView output;  // [batch, seq_q, heads_q, head_dim]
+  TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
+  TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
 };
 
 struct AttentionBackward {
@@ -55,16 +55,17 @@ using AttentionImplementation = Implementation<AttentionProblem, AttentionForwar
 // Fastest first, the reference last.
 [[nodiscard]] std::span<const AttentionImplementation> attention_implementations();
 
-// Validates, picks the implementation (or takes the pinned one), takes its workspace from the Context and runs it. Where none
-// serves, an error says why each does not. A problem is forward and backward on the same implementation.
+// Validates, picks the implementation (or takes the pinned one), takes its workspace from the Context and
+// runs it. Where none serves, an error says why each does not. A problem is forward and backward on the same
+// implementation.
 void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
                        std::string_view pinned = {});
 void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
                         std::string_view pinned = {});
 
 // The mask of one head of one sequence; with mixed dilation, of one of its patterns.
-[[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,
-                                 std::int64_t head, int pattern = 0);
+[[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views,
+                                 std::int64_t batch, std::int64_t head, int pattern = 0);
 
 // Throws with the value that is wrong.
 void validate(const AttentionProblem& problem);

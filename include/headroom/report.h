@@ -13,6 +13,8 @@ class Table {
 
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   [[nodiscard]] std::string text() const;
+  [[nodiscard]] std::string csv() const;
+  [[nodiscard]] std::string markdown() const;
 
  private:
   std::vector<std::vector<std::string>> rows_;

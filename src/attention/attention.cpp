@@ -8,7 +8,8 @@ namespace headroom {
 namespace {
 
 void check_shape(const TensorView& view, const Shape& shape, std::string_view what) {
-  check(view.shape() == shape, "{} has shape {}, the problem says {}", what, to_string(view.shape()), to_string(shape));
+  check(view.shape() == shape, "{} has shape {}, the problem says {}", what, to_string(view.shape()),
+        to_string(shape));
 }
 
 void check_rows(const TensorView& view, const Shape& shape, std::string_view what) {
@@ -59,7 +60,7 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
 }  // namespace
 
 std::span<const AttentionImplementation> attention_implementations() {
-  static const std::array kTable = {naive_attention(), naive_recomputing_attention(),
+  static const std::array kTable = {tiled_attention(), naive_attention(), naive_recomputing_attention(),
                                     reference_attention()};
   return kTable;
 }
@@ -91,14 +92,15 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
   context.run([&](const Stream& stream) { chosen.backward(problem, views, workspace, stream); });
 }
 
-MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch, std::int64_t head,
-                   int pattern) {
+MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,
+                   std::int64_t head, int pattern) {
   const Mask& mask = problem.mask;
   MaskView view{.seq_q = problem.seq_q,
                 .seq_k = problem.seq_k,
                 .causal = mask.causal,
                 .window_left = mask.window_left,
-                .window_right = mask.window_right};
+                .window_right = mask.window_right,
+                .dilation = {}};
   if (mask.max_documents > 0) {
     view.document_starts = views.document_starts.data<std::int32_t>() + views.document_starts.offset(batch);
     view.documents = mask.max_documents;

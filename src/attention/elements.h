@@ -19,7 +19,9 @@ namespace headroom {
 inline void write_element(const TensorView& view, std::int64_t offset, double value) {
   switch (view.dtype()) {
     case DType::f32: static_cast<float*>(view.raw())[offset] = static_cast<float>(value); return;
-    case DType::bf16: static_cast<BFloat16*>(view.raw())[offset] = BFloat16(static_cast<float>(value)); return;
+    case DType::bf16:
+      static_cast<BFloat16*>(view.raw())[offset] = BFloat16(static_cast<float>(value));
+      return;
     case DType::f16: static_cast<Float16*>(view.raw())[offset] = Float16(static_cast<float>(value)); return;
     case DType::f64: static_cast<double*>(view.raw())[offset] = value; return;
     default: fail(ErrorKind::input, "{} is no floating-point type", name(view.dtype()));

@@ -17,8 +17,8 @@ namespace headroom {
 }
 
 // A row of [batch, heads, seq]-shaped statistics.
-[[nodiscard]] inline std::int64_t statistics_row(const AttentionProblem& problem, std::int64_t batch, std::int64_t head,
-                                                 std::int64_t row) {
+[[nodiscard]] inline std::int64_t statistics_row(const AttentionProblem& problem, std::int64_t batch,
+                                                 std::int64_t head, std::int64_t row) {
   return (batch * problem.heads_q + head) * problem.seq_q + row;
 }
 

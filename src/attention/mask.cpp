@@ -5,7 +5,9 @@
 namespace headroom {
 namespace {
 
-KeyRange intersect(KeyRange a, KeyRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+KeyRange intersect(KeyRange a, KeyRange b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+}
 
 // Keys of the range that take part in the segment's pattern.
 std::int64_t dilated_count(KeyRange range, std::int64_t first, std::int64_t rate) {
@@ -48,7 +50,8 @@ std::int64_t MaskView::pairs(std::int64_t q_begin, std::int64_t q_end, KeyRange 
     }
     const std::int32_t* row = blocks + q / block_rows * max_blocks_per_row;
     for (std::int64_t i = 0; i < max_blocks_per_row && row[i] >= 0; ++i) {
-      const KeyRange block = intersect(seen, {row[i] * block_columns, (row[i] + std::int64_t{1}) * block_columns});
+      const KeyRange block =
+          intersect(seen, {row[i] * block_columns, (row[i] + std::int64_t{1}) * block_columns});
       count += rate == 1 ? block.size() : dilated_count(block, first, rate);
     }
   }

@@ -1,6 +1,7 @@
-// Attention as it is written first: scores and probabilities materialised as [batch, heads_q, seq_q, seq_k] in the problem's
-// dtype. It is the baseline that shows what that costs. The keeping form holds both matrices for backward, as eager autograd
-// does; the recomputing form makes them again there: fewer bytes saved, the same peak in backward.
+// Attention as it is written first: scores and probabilities materialised as [batch, heads_q, seq_q, seq_k]
+// in the problem's dtype. It is the baseline that shows what that costs. The keeping form holds both matrices
+// for backward, as eager autograd does; the recomputing form makes them again there: fewer bytes saved, the
+// same peak in backward.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -27,12 +28,15 @@ TensorView matrix(const AttentionProblem& problem, const TensorView& memory, std
           Shape{problem.batch, problem.heads_q, problem.seq_q, problem.seq_k}};
 }
 
-float at(const TensorView& view, std::int64_t offset) { return static_cast<float>(read_element(view, offset)); }
+float at(const TensorView& view, std::int64_t offset) {
+  return static_cast<float>(read_element(view, offset));
+}
 
-float dot(const TensorView& a, std::int64_t a_offset, std::int64_t a_stride, const TensorView& b, std::int64_t b_offset,
-          std::int64_t b_stride, std::int64_t count) {
+float dot(const TensorView& a, std::int64_t a_offset, std::int64_t a_stride, const TensorView& b,
+          std::int64_t b_offset, std::int64_t b_stride, std::int64_t count) {
   float sum = 0;
-  for (std::int64_t i = 0; i < count; ++i) sum += at(a, a_offset + i * a_stride) * at(b, b_offset + i * b_stride);
+  for (std::int64_t i = 0; i < count; ++i)
+    sum += at(a, a_offset + i * a_stride) * at(b, b_offset + i * b_stride);
   return sum;
 }
 
@@ -40,7 +44,8 @@ float dot(const TensorView& a, std::int64_t a_offset, std::int64_t a_stride, con
 template <class Body>
 void for_each_query(const AttentionProblem& problem, const Stream& stream, const Body& body) {
   parallel_for(stream, problem.batch * problem.heads_q * problem.seq_q, [&](std::int64_t item) {
-    body(item / (problem.heads_q * problem.seq_q), item / problem.seq_q % problem.heads_q, item % problem.seq_q);
+    body(item / (problem.heads_q * problem.seq_q), item / problem.seq_q % problem.heads_q,
+         item % problem.seq_q);
   });
 }
 
@@ -48,21 +53,25 @@ std::int64_t kv_head(const AttentionProblem& problem, std::int64_t head) {
   return head / (problem.heads_q / problem.heads_kv);
 }
 
-// How many of the head's patterns join the pair: mixing patterns by their log-sum-exp is a softmax over all of them.
-float multiplicity(const std::array<MaskView, Mask::kMaxDilations>& masks, int patterns, std::int64_t q, std::int64_t k) {
+// How many of the head's patterns join the pair: mixing patterns by their log-sum-exp is a softmax over all
+// of them.
+float multiplicity(const std::array<MaskView, Mask::kMaxDilations>& masks, int patterns, std::int64_t q,
+                   std::int64_t k) {
   int count = 0;
   for (int p = 0; p < patterns; ++p) count += masks[static_cast<std::size_t>(p)].attends(q, k);
   return static_cast<float>(count);
 }
 
 // S <- cap(scale * Q K^T) + ln(multiplicity); P <- softmax(S)
-void scores_and_probabilities(const AttentionProblem& problem, const AttentionForward& views, const TensorView& scores,
-                              const TensorView& probabilities, const Stream& stream) {
+void scores_and_probabilities(const AttentionProblem& problem, const AttentionForward& views,
+                              const TensorView& scores, const TensorView& probabilities,
+                              const Stream& stream) {
   const float scale = score_scale(problem);
   const int patterns = problem.mask.patterns_per_head();
   for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
     std::array<MaskView, Mask::kMaxDilations> masks;
-    for (int p = 0; p < patterns; ++p) masks[static_cast<std::size_t>(p)] = mask_view(problem, views, b, h, p);
+    for (int p = 0; p < patterns; ++p)
+      masks[static_cast<std::size_t>(p)] = mask_view(problem, views, b, h, p);
     const std::int64_t row = scores.offset(b, h, q);
     const float sink = problem.sinks ? views.sinks.data<float>()[h] : -kInfinity;
     float row_max = sink;
@@ -77,9 +86,11 @@ void scores_and_probabilities(const AttentionProblem& problem, const AttentionFo
     float row_sum = std::exp(sink - shift);
     for (std::int64_t k = 0; k < problem.seq_k; ++k) row_sum += std::exp(at(scores, row + k) - shift);
     for (std::int64_t k = 0; k < problem.seq_k; ++k) {
-      write_element(probabilities, row + k, row_sum == 0 ? 0 : std::exp(at(scores, row + k) - shift) / row_sum);
+      write_element(probabilities, row + k,
+                    row_sum == 0 ? 0 : std::exp(at(scores, row + k) - shift) / row_sum);
     }
-    write_element(views.lse, views.lse.offset(b, h, q), row_sum == 0 ? -kInfinity : shift + std::log(row_sum));
+    write_element(views.lse, views.lse.offset(b, h, q),
+                  row_sum == 0 ? -kInfinity : shift + std::log(row_sum));
   });
 }
 
@@ -90,9 +101,10 @@ void forward_into(const AttentionProblem& problem, const AttentionForward& views
   // O <- P V
   for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
     for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      write_element(views.output, views.output.offset(b, q, h, c),
-                    dot(probabilities, probabilities.offset(b, h, q), 1, views.value,
-                        views.value.offset(b, 0, kv_head(problem, h), c), views.value.stride(1), problem.seq_k));
+      write_element(
+          views.output, views.output.offset(b, q, h, c),
+          dot(probabilities, probabilities.offset(b, h, q), 1, views.value,
+              views.value.offset(b, 0, kv_head(problem, h), c), views.value.stride(1), problem.seq_k));
     }
   });
 }
@@ -107,7 +119,8 @@ void backward_from(const AttentionProblem& problem, const AttentionBackward& vie
   const TensorView ds = matrix(problem, memory, 1);
   const float scale = score_scale(problem);
   const auto through_lse = [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    return views.lse_gradient.elements() == 0 ? 0.0F : at(views.lse_gradient, views.lse_gradient.offset(b, h, q));
+    return views.lse_gradient.elements() == 0 ? 0.0F
+                                              : at(views.lse_gradient, views.lse_gradient.offset(b, h, q));
   };
   for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
     // dP <- dO V^T; dS <- P (dP - sum(P dP) + dLSE), times the slope of the cap
@@ -144,10 +157,11 @@ void backward_from(const AttentionProblem& problem, const AttentionBackward& vie
       float key_sum = 0;
       float value_sum = 0;
       for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        key_sum += scale * dot(ds, ds.offset(b, h, 0, k), ds.stride(2), inputs.query, inputs.query.offset(b, 0, h, c),
-                               inputs.query.stride(1), problem.seq_q);
-        value_sum += dot(p, p.offset(b, h, 0, k), p.stride(2), views.output_gradient,
-                         views.output_gradient.offset(b, 0, h, c), views.output_gradient.stride(1), problem.seq_q);
+        key_sum += scale * dot(ds, ds.offset(b, h, 0, k), ds.stride(2), inputs.query,
+                               inputs.query.offset(b, 0, h, c), inputs.query.stride(1), problem.seq_q);
+        value_sum +=
+            dot(p, p.offset(b, h, 0, k), p.stride(2), views.output_gradient,
+                views.output_gradient.offset(b, 0, h, c), views.output_gradient.stride(1), problem.seq_q);
       }
       write_element(views.key_gradient, views.key_gradient.offset(b, k, kv, c), key_sum);
       write_element(views.value_gradient, views.value_gradient.offset(b, k, kv, c), value_sum);
@@ -168,7 +182,8 @@ void backward_from(const AttentionProblem& problem, const AttentionBackward& vie
   }
 }
 
-void forward_keeping(const AttentionProblem& problem, const AttentionForward& views, TensorView, const Stream& stream) {
+void forward_keeping(const AttentionProblem& problem, const AttentionForward& views, TensorView,
+                     const Stream& stream) {
   forward_into(problem, views, views.saved, stream);
 }
 
@@ -177,17 +192,20 @@ void backward_keeping(const AttentionProblem& problem, const AttentionBackward& 
   backward_from(problem, views, views.forward.saved, workspace, stream);
 }
 
-void backward_recomputing(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
-                          const Stream& stream) {
+void backward_recomputing(const AttentionProblem& problem, const AttentionBackward& views,
+                          TensorView workspace, const Stream& stream) {
   const TensorView kept = workspace.slice(0, 0, 2 * matrix_bytes(problem));
-  scores_and_probabilities(problem, views.forward, matrix(problem, kept, 0), matrix(problem, kept, 1), stream);
-  backward_from(problem, views, kept, workspace.slice(0, 2 * matrix_bytes(problem), 2 * matrix_bytes(problem)), stream);
+  scores_and_probabilities(problem, views.forward, matrix(problem, kept, 0), matrix(problem, kept, 1),
+                           stream);
+  backward_from(problem, views, kept,
+                workspace.slice(0, 2 * matrix_bytes(problem), 2 * matrix_bytes(problem)), stream);
 }
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cpu) return Support::no("runs on the CPU only");
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
-  if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1) return Support::no("does not cap mixed patterns");
+  if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
+    return Support::no("does not cap mixed patterns");
   return Support::yes();
 }
 

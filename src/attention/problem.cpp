@@ -34,7 +34,8 @@ void validate(const AttentionProblem& problem) {
         mask.dilation_count);
   check((mask.max_documents == 0 && mask.dilation_count == 0) || problem.seq_q == problem.seq_k,
         "documents and dilation need seq_q {} and seq_k {} to be equal", problem.seq_q, problem.seq_k);
-  check(!mask.detach_mixing || mask.mix_dilations, "detach_mixing is about mixed dilations, and none are mixed");
+  check(!mask.detach_mixing || mask.mix_dilations,
+        "detach_mixing is about mixed dilations, and none are mixed");
   const bool any_block = mask.block_rows != 0 || mask.block_columns != 0 || mask.max_blocks_per_row != 0;
   const bool all_block = mask.block_rows > 0 && mask.block_columns > 0 && mask.max_blocks_per_row > 0;
   check(any_block == all_block, "blocks of {} x {} with {} per row: all three have to be above zero, or none",

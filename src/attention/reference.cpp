@@ -1,5 +1,5 @@
-// Attention as the mathematics says it, in double, one row at a time. No storage grows with seq^2; it is slow and meant to be
-// read. Everything else is judged by it.
+// Attention as the mathematics says it, in double, one row at a time. No storage grows with seq^2; it is slow
+// and meant to be read. Everything else is judged by it.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,9 +22,11 @@ struct RowStatistics {
   std::array<double, Mask::kMaxDilations> dot{};  // by pattern: dO . O - dLSE
 };
 
-double dot(const TensorView& a, std::int64_t a_offset, const TensorView& b, std::int64_t b_offset, std::int64_t count) {
+double dot(const TensorView& a, std::int64_t a_offset, const TensorView& b, std::int64_t b_offset,
+           std::int64_t count) {
   double sum = 0;
-  for (std::int64_t c = 0; c < count; ++c) sum += read_element(a, a_offset + c) * read_element(b, b_offset + c);
+  for (std::int64_t c = 0; c < count; ++c)
+    sum += read_element(a, a_offset + c) * read_element(b, b_offset + c);
   return sum;
 }
 
@@ -32,7 +34,11 @@ double dot(const TensorView& a, std::int64_t a_offset, const TensorView& b, std:
 class Head {
  public:
   Head(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch, std::int64_t head)
-      : problem_(problem), views_(views), batch_(batch), head_(head), kv_(head / (problem.heads_q / problem.heads_kv)) {
+      : problem_(problem),
+        views_(views),
+        batch_(batch),
+        head_(head),
+        kv_(head / (problem.heads_q / problem.heads_kv)) {
     for (int p = 0; p < patterns(); ++p) {
       masks_[static_cast<std::size_t>(p)] = mask_view(problem, views, batch, head, p);
     }
@@ -46,7 +52,8 @@ class Head {
 
   // score <- scale * q . k, capped; slope is the cap's derivative
   [[nodiscard]] double score(std::int64_t q, std::int64_t k, double* slope = nullptr) const {
-    const double raw = score_scale(problem_) * dot(views_.query, query(q), views_.key, key(k), problem_.head_dim);
+    const double raw =
+        score_scale(problem_) * dot(views_.query, query(q), views_.key, key(k), problem_.head_dim);
     if (problem_.softcap == 0) {
       if (slope != nullptr) *slope = 1;
       return raw;
@@ -60,10 +67,12 @@ class Head {
   [[nodiscard]] double lse(std::int64_t q, int first_pattern, int last_pattern, bool with_sink) const {
     const double sink = with_sink && problem_.sinks ? views_.sinks.data<float>()[head_] : -kInfinity;
     double row_max = sink;
-    visit(q, first_pattern, last_pattern, [&](std::int64_t k, int) { row_max = std::max(row_max, score(q, k)); });
+    visit(q, first_pattern, last_pattern,
+          [&](std::int64_t k, int) { row_max = std::max(row_max, score(q, k)); });
     if (row_max == -kInfinity) return -kInfinity;
     double row_sum = sink == -kInfinity ? 0 : std::exp(sink - row_max);
-    visit(q, first_pattern, last_pattern, [&](std::int64_t k, int) { row_sum += std::exp(score(q, k) - row_max); });
+    visit(q, first_pattern, last_pattern,
+          [&](std::int64_t k, int) { row_sum += std::exp(score(q, k) - row_max); });
     return row_max + std::log(row_sum);
   }
 
@@ -101,22 +110,25 @@ class Head {
 
 // Items (batch, head, row) as one index.
 template <class Body>
-void for_each_row(const Stream& stream, std::int64_t batches, std::int64_t heads, std::int64_t rows, const Body& body) {
-  parallel_for(stream, batches * heads * rows, [&](std::int64_t item) {
-    body(item / (heads * rows), item / rows % heads, item % rows);
-  });
+void for_each_row(const Stream& stream, std::int64_t batches, std::int64_t heads, std::int64_t rows,
+                  const Body& body) {
+  parallel_for(stream, batches * heads * rows,
+               [&](std::int64_t item) { body(item / (heads * rows), item / rows % heads, item % rows); });
 }
 
-void forward(const AttentionProblem& problem, const AttentionForward& views, TensorView, const Stream& stream) {
-  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    const Head head(problem, views, b, h);
-    const double lse = head.lse(q, 0, head.patterns(), true);
-    const Row output = head.output(q, 0, head.patterns(), lse);
-    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      write_element(views.output, views.output.offset(b, q, h, c), output[static_cast<std::size_t>(c)]);
-    }
-    write_element(views.lse, views.lse.offset(b, h, q), lse);
-  });
+void forward(const AttentionProblem& problem, const AttentionForward& views, TensorView,
+             const Stream& stream) {
+  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q,
+               [&](std::int64_t b, std::int64_t h, std::int64_t q) {
+                 const Head head(problem, views, b, h);
+                 const double lse = head.lse(q, 0, head.patterns(), true);
+                 const Row output = head.output(q, 0, head.patterns(), lse);
+                 for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+                   write_element(views.output, views.output.offset(b, q, h, c),
+                                 output[static_cast<std::size_t>(c)]);
+                 }
+                 write_element(views.lse, views.lse.offset(b, h, q), lse);
+               });
 }
 
 RowStatistics row_statistics(const AttentionProblem& problem, const AttentionBackward& views, std::int64_t b,
@@ -125,8 +137,9 @@ RowStatistics row_statistics(const AttentionProblem& problem, const AttentionBac
   RowStatistics row;
   row.lse = head.lse(q, 0, head.patterns(), true);
   if (row.lse == -kInfinity) return row;
-  const double through_lse =
-      views.lse_gradient.elements() == 0 ? 0 : read_element(views.lse_gradient, views.lse_gradient.offset(b, h, q));
+  const double through_lse = views.lse_gradient.elements() == 0
+                                 ? 0
+                                 : read_element(views.lse_gradient, views.lse_gradient.offset(b, h, q));
   const auto dot_with = [&](const Row& output) {
     double sum = 0;
     for (std::int64_t c = 0; c < problem.head_dim; ++c) {
@@ -153,62 +166,73 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
   const auto statistics_of = [&](std::int64_t b, std::int64_t h, std::int64_t q) -> RowStatistics& {
     return statistics[statistics_row(problem, b, h, q)];
   };
-  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    statistics_of(b, h, q) = row_statistics(problem, views, b, h, q);
-  });
+  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q,
+               [&](std::int64_t b, std::int64_t h, std::int64_t q) {
+                 statistics_of(b, h, q) = row_statistics(problem, views, b, h, q);
+               });
 
   // p <- exp(score - lse); ds <- p (dO . v - dot) * slope
   struct Gradients {
     double p = 0;
     double ds = 0;
   };
-  const auto gradients = [&](const Head& head, std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k, int pattern) {
+  const auto gradients = [&](const Head& head, std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k,
+                             int pattern) {
     const RowStatistics& row = statistics_of(b, h, q);
     double slope = 1;
     const double p = std::exp(head.score(q, k, &slope) - row.lse);
-    const double dp = dot(views.output_gradient, views.output_gradient.offset(b, q, h), inputs.value, head.value(k), d);
+    const double dp =
+        dot(views.output_gradient, views.output_gradient.offset(b, q, h), inputs.value, head.value(k), d);
     return Gradients{p, p * (dp - row.dot[static_cast<std::size_t>(pattern)]) * slope};
   };
 
   // dQ <- scale * dS K
-  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    const Head head(problem, inputs, b, h);
-    Row sum{};
-    head.visit(q, 0, head.patterns(), [&](std::int64_t k, int pattern) {
-      const double ds = gradients(head, b, h, q, k, pattern).ds;
-      for (std::int64_t c = 0; c < d; ++c) {
-        sum[static_cast<std::size_t>(c)] += scale * ds * read_element(inputs.key, head.key(k) + c);
-      }
-    });
-    for (std::int64_t c = 0; c < d; ++c) {
-      write_element(views.query_gradient, views.query_gradient.offset(b, q, h, c), sum[static_cast<std::size_t>(c)]);
-    }
-  });
+  for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q,
+               [&](std::int64_t b, std::int64_t h, std::int64_t q) {
+                 const Head head(problem, inputs, b, h);
+                 Row sum{};
+                 head.visit(q, 0, head.patterns(), [&](std::int64_t k, int pattern) {
+                   const double ds = gradients(head, b, h, q, k, pattern).ds;
+                   for (std::int64_t c = 0; c < d; ++c) {
+                     sum[static_cast<std::size_t>(c)] +=
+                         scale * ds * read_element(inputs.key, head.key(k) + c);
+                   }
+                 });
+                 for (std::int64_t c = 0; c < d; ++c) {
+                   write_element(views.query_gradient, views.query_gradient.offset(b, q, h, c),
+                                 sum[static_cast<std::size_t>(c)]);
+                 }
+               });
 
   // dK <- scale * dS^T Q, dV <- P^T dO, over the query heads that share the key's head
   const std::int64_t group = problem.heads_q / problem.heads_kv;
-  for_each_row(stream, problem.batch, problem.heads_kv, problem.seq_k, [&](std::int64_t b, std::int64_t kv, std::int64_t k) {
-    Row key_sum{};
-    Row value_sum{};
-    for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-      const Head head(problem, inputs, b, h);
-      for (std::int64_t q = 0; q < problem.seq_q; ++q) {
-        for (int pattern = 0; pattern < head.patterns(); ++pattern) {
-          if (!head.mask(pattern).attends(q, k)) continue;
-          const Gradients g = gradients(head, b, h, q, k, pattern);
-          for (std::int64_t c = 0; c < d; ++c) {
-            key_sum[static_cast<std::size_t>(c)] += scale * g.ds * read_element(inputs.query, head.query(q) + c);
-            value_sum[static_cast<std::size_t>(c)] +=
-                g.p * read_element(views.output_gradient, views.output_gradient.offset(b, q, h, c));
-          }
-        }
-      }
-    }
-    for (std::int64_t c = 0; c < d; ++c) {
-      write_element(views.key_gradient, views.key_gradient.offset(b, k, kv, c), key_sum[static_cast<std::size_t>(c)]);
-      write_element(views.value_gradient, views.value_gradient.offset(b, k, kv, c), value_sum[static_cast<std::size_t>(c)]);
-    }
-  });
+  for_each_row(stream, problem.batch, problem.heads_kv, problem.seq_k,
+               [&](std::int64_t b, std::int64_t kv, std::int64_t k) {
+                 Row key_sum{};
+                 Row value_sum{};
+                 for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+                   const Head head(problem, inputs, b, h);
+                   for (std::int64_t q = 0; q < problem.seq_q; ++q) {
+                     for (int pattern = 0; pattern < head.patterns(); ++pattern) {
+                       if (!head.mask(pattern).attends(q, k)) continue;
+                       const Gradients g = gradients(head, b, h, q, k, pattern);
+                       for (std::int64_t c = 0; c < d; ++c) {
+                         key_sum[static_cast<std::size_t>(c)] +=
+                             scale * g.ds * read_element(inputs.query, head.query(q) + c);
+                         value_sum[static_cast<std::size_t>(c)] +=
+                             g.p *
+                             read_element(views.output_gradient, views.output_gradient.offset(b, q, h, c));
+                       }
+                     }
+                   }
+                 }
+                 for (std::int64_t c = 0; c < d; ++c) {
+                   write_element(views.key_gradient, views.key_gradient.offset(b, k, kv, c),
+                                 key_sum[static_cast<std::size_t>(c)]);
+                   write_element(views.value_gradient, views.value_gradient.offset(b, k, kv, c),
+                                 value_sum[static_cast<std::size_t>(c)]);
+                 }
+               });
 
   // dSink <- -sum over rows of exp(sink - lse) * dot
   if (!problem.sinks) return;
@@ -226,7 +250,8 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cpu) return Support::no("runs on the CPU only");
-  if (problem.mask.detach_mixing && problem.sinks) return Support::no("detached mixing with sinks has no definition");
+  if (problem.mask.detach_mixing && problem.sinks)
+    return Support::no("detached mixing with sinks has no definition");
   return Support::yes();
 }
 
@@ -239,7 +264,8 @@ std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescri
 
 const AttentionImplementation& reference_attention() {
   static constexpr AttentionImplementation kReference{
-      "reference", supports, workspace_bytes, [](const AttentionProblem&) -> std::int64_t { return 0; }, forward, backward};
+      "reference", supports, workspace_bytes, [](const AttentionProblem&) -> std::int64_t { return 0; },
+      forward,     backward};
   return kReference;
 }
 

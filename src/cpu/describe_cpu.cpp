@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <string>
 
 #include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
 #include "headroom/core/memory_status.h"
 #include "headroom/cpu/cpu_backend.h"
 
@@ -44,13 +46,29 @@ std::int64_t cache_bytes(int level) {
   return 0;
 }
 
-SimdLevel simd_level() {
+SimdLevel widest_simd_level() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     return SimdLevel::avx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return SimdLevel::avx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    return SimdLevel::avx2;
+  }
   return SimdLevel::portable;
+}
+
+// HEADROOM_SIMD asks for less than the machine has, so that every level can be tested on it.
+SimdLevel simd_level() {
+  const SimdLevel widest = widest_simd_level();
+  const char* forced = std::getenv("HEADROOM_SIMD");
+  if (forced == nullptr) return widest;
+  for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
+    if (name(level) != forced) continue;
+    check(level <= widest, "HEADROOM_SIMD={} is more than this machine has, which is {}", forced,
+          name(widest));
+    return level;
+  }
+  fail(ErrorKind::input, "HEADROOM_SIMD={} is unknown; use portable, avx2 or avx512", forced);
 }
 
 // Leaf 7 says whether the chip has AMX with bf16; the kernel then has to permit the tile registers. The

@@ -24,4 +24,30 @@ std::string Table::text() const {
   return text;
 }
 
+std::string Table::csv() const {
+  std::string text;
+  for (const auto& row : rows_) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const bool quoted = row[i].find_first_of(",\"\n") != std::string::npos;
+      std::string cell;
+      for (const char c : row[i]) cell += c == '"' ? "\"\"" : std::string(1, c);
+      text += (i == 0 ? "" : ",") + (quoted ? "\"" + cell + "\"" : cell);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+std::string Table::markdown() const {
+  std::string text;
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    for (const std::string& cell : rows_[r]) text += "| " + cell + " ";
+    text += "|\n";
+    if (r > 0) continue;
+    for (std::size_t i = 0; i < rows_[0].size(); ++i) text += i == 0 ? "|:--" : "|--:";
+    text += "|\n";
+  }
+  return text;
+}
+
 }  // namespace headroom

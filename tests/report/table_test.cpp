@@ -12,5 +12,12 @@ TEST(Table, AlignsTheFirstColumnLeftAndTheOthersRight) {
   EXPECT_EQ(table.text(), "stage    bytes\nforward  1,024\nx\n");
 }
 
+TEST(Table, CsvQuotesAndMarkdownRules) {
+  Table table({"stage", "bytes"});
+  table.add({"a \"b\"", "1,024"});
+  EXPECT_EQ(table.csv(), "stage,bytes\n\"a \"\"b\"\"\",\"1,024\"\n");
+  EXPECT_EQ(table.markdown(), "| stage | bytes |\n|:--|--:|\n| a \"b\" | 1,024 |\n");
+}
+
 }  // namespace
 }  // namespace headroom

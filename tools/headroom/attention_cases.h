@@ -34,8 +34,8 @@ struct AttentionErrors {
 };
 
 // Runs one case, forward and backward, on the CPU: fp64 reference, plain computation, and the implementation.
-[[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case, std::string_view implementation,
-                                                 int threads);
+[[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case,
+                                                 std::string_view implementation, int threads);
 
 // Whether the implementation serves the case; the reason where it does not.
 [[nodiscard]] Support serves(const AttentionCase& attention_case, std::string_view implementation);

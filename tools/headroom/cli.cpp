@@ -20,6 +20,8 @@ constexpr const char* kExamples = R"(Examples:
   headroom devices                        what is here and what is fast on it
   headroom verify memory --budget 64MiB   rehearse a small training program, run it, compare
   headroom bench memory                   the packer beside allocators that cannot see ahead
+  headroom verify attention               every implementation against the fp64 reference
+  headroom bench attention --seq 1024,4096 --mask causal,window:512
 
 Exit codes: 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit the budget.)";
 
@@ -65,9 +67,14 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   bench->require_subcommand(1);
   add_bench_memory(*bench->add_subcommand("memory", "The packer beside allocators that cannot see ahead"),
                    out);
+  add_bench_attention(
+      *bench->add_subcommand("attention", "Time, memory and error of attention, side by side"), out);
   CLI::App* verify =
       app.add_subcommand("verify", "Proof on this machine that what is planned is what happens");
   verify->require_subcommand(1);
+  add_verify_attention(
+      *verify->add_subcommand("attention", "Every implementation against the fp64 reference"), out,
+      exit_code);
   add_verify_memory(*verify->add_subcommand("memory", "Rehearse a small training program, run it, compare"),
                     out, exit_code);
 

@@ -56,6 +56,10 @@ class ThreadPool {
   std::unique_ptr<Crew> crew_;
 };
 
+// f32 operations per second that the pool's threads reach together in a loop of nothing but multiply-adds:
+// the limit that kernels are held against. Takes about a tenth of a second.
+[[nodiscard]] double measured_peak_flops(SimdLevel level, ThreadPool& pool);
+
 // On the stream's pool, or on the calling thread where it has none.
 void parallel_for(const Stream& stream, std::int64_t count, IndexFunction body);
 

@@ -1,0 +1,456 @@
+// Waves of K/V heads: enough heads at once to keep every core busy, no more, so that a long sequence needs
+// packed copies of few heads. In a wave first everything is packed, then tiles are worked on.
+//
+// Scratch: parallel_for does not say which thread runs an item, so one item per thread is started and each
+// takes tiles from a counter; the item's index is its scratch slot.
+//
+// dQ without atomics or partial sums: a key tile's part is added to a query tile when all earlier key tiles
+// have added theirs (a counter per query tile says whose turn it is). Tiles are taken in rising order, so the
+// one waited for is always being worked on, and the order of additions never changes.
+#include "attention/cpu/intervals.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "headroom/core/error.h"
+#include "headroom/cpu/thread_pool.h"
+
+namespace headroom::cpu {
+
+const AttentionKernels& attention_kernels(SimdLevel level) {
+  if (level == SimdLevel::avx512) return attention_kernels_avx512();
+  if (level == SimdLevel::avx2) return attention_kernels_avx2();
+  return attention_kernels_portable();
+}
+
+namespace {
+
+// A wave has at least this many tiles when there are as many: the last tile of a wave, during which other
+// cores may idle, is then under one per cent of two cores' work and a few of a dozen's.
+constexpr std::int64_t kForwardTilesPerWave = 256;
+constexpr std::int64_t kBackwardTilesPerWave = 128;
+constexpr std::int64_t kAlignFloats = 16;  // 64 bytes
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// K/V heads per wave, the waves as even as possible.
+std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head, std::int64_t tiles) {
+  const std::int64_t heads = sizes.batch * sizes.heads_kv;
+  const std::int64_t wanted = std::clamp<std::int64_t>(
+      ceil_div(tiles, std::max<std::int64_t>(tiles_per_head, 1)), 1, std::max<std::int64_t>(heads, 1));
+  return ceil_div(heads, std::max<std::int64_t>(ceil_div(heads, wanted), 1));
+}
+
+// Hands out aligned pieces of the workspace; without one it only counts.
+class Pieces {
+ public:
+  explicit Pieces(float* base) : base_(base) {}
+  float* take(std::int64_t floats) {
+    float* piece = base_ == nullptr ? nullptr : base_ + taken_;
+    taken_ += ceil_div(floats, kAlignFloats) * kAlignFloats;
+    return piece;
+  }
+  [[nodiscard]] std::int64_t bytes() const { return taken_ * static_cast<std::int64_t>(sizeof(float)); }
+
+ private:
+  float* base_;
+  std::int64_t taken_ = 0;
+};
+
+// body(item, slot) for every item, taken in rising order; slot < threads is nobody else's meanwhile.
+template <class Body>
+void for_each_in_order(const Stream& stream, int threads, std::int64_t count, const Body& body) {
+  std::atomic<std::int64_t> next{0};
+  const std::thread::id owner = std::this_thread::get_id();
+  parallel_for(stream, std::min<std::int64_t>(threads, count), [&](std::int64_t slot) {
+    for (std::int64_t item = next.fetch_add(1); item < count; item = next.fetch_add(1)) {
+      body(item, slot);
+      if (std::this_thread::get_id() == owner) stream.poll();
+    }
+  });
+}
+
+RowsView rows_of(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
+                 std::int64_t row) {
+  const std::int64_t offset = batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
+  return {static_cast<std::byte*>(view.data) + offset * size_bytes(dtype), view.row_stride, dtype};
+}
+
+ScoreRule score_rule(const AttentionForwardCall& call) {
+  constexpr float kLog2E = 1.44269504f;
+  if (call.softcap == 0) return {.query_factor = call.scale * kLog2E, .cap = 0};
+  return {.query_factor = call.scale / call.softcap, .cap = call.softcap * kLog2E};
+}
+
+// One query tile of one head: its rows, their intervals and the keys any of them can see.
+class QueryTile {
+ public:
+  QueryTile(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head, std::int64_t tile)
+      : row(tile * call.sizes.tile_q),
+        rows(static_cast<int>(std::min<std::int64_t>(call.sizes.tile_q, call.sizes.seq_q - row))) {
+    const IntervalMask& mask = call.mask;
+    const std::int64_t offset = batch * mask.batch_stride + head * mask.head_stride + row;
+    first = mask.first + offset;
+    last = mask.last + offset;
+    hull_ = {std::numeric_limits<std::int32_t>::max(), 0};
+    for (int i = 0; i < rows; ++i) {
+      if (first[i] >= last[i]) continue;
+      hull_.begin = std::min(hull_.begin, first[i]);
+      hull_.end = std::max(hull_.end, last[i]);
+    }
+    if (hull_.begin >= hull_.end) return;
+    ranges = {&hull_, 1};
+    if (mask.ranges == nullptr) return;
+    const std::int64_t index = (batch * call.sizes.heads_q + head) * call.sizes.q_tiles() + tile;
+    ranges = {mask.ranges + mask.range_starts[index],
+              static_cast<std::size_t>(mask.range_starts[index + 1] - mask.range_starts[index])};
+  }
+  QueryTile(const QueryTile&) = delete;
+  QueryTile& operator=(const QueryTile&) = delete;
+
+  // How many key tiles before `tile` add to this query tile.
+  [[nodiscard]] std::int32_t key_tiles_before(std::int64_t tile) const {
+    std::int64_t count = 0;
+    std::int64_t counted = 0;  // key tiles below this one have been counted
+    for (const KeySpan& range : ranges) {
+      const KeySpan seen = clip(range);
+      if (seen.begin >= seen.end) continue;
+      const std::int64_t begin = std::max<std::int64_t>(seen.begin / kTileK, counted);
+      const std::int64_t end = std::min<std::int64_t>(ceil_div(seen.end, kTileK), tile);
+      count += std::max<std::int64_t>(end - begin, 0);
+      counted = std::max(counted, end);
+    }
+    return static_cast<std::int32_t>(count);
+  }
+  [[nodiscard]] KeySpan clip(KeySpan range) const {
+    return {std::max(range.begin, hull_.begin), std::min(range.end, hull_.end)};
+  }
+
+  std::int64_t row;
+  int rows;
+  const std::int32_t* first;
+  const std::int32_t* last;
+  std::span<const KeySpan> ranges;
+
+ private:
+  KeySpan hull_;
+};
+
+struct ForwardPieces {
+  ForwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, float* base) {
+    Pieces pieces(base);
+    heads = wave_heads(sizes, sizes.heads_q / sizes.heads_kv * sizes.q_tiles(), kForwardTilesPerWave);
+    keys_floats = sizes.k_tiles() * kTileK * sizes.head_dim;
+    values_floats = sizes.k_tiles() * kTileK * kernels.columns(sizes.head_dim).padded();
+    scratch_floats = ceil_div(kernels.forward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    keys = pieces.take(heads * keys_floats);
+    values = pieces.take(heads * values_floats);
+    scratch = pieces.take(sizes.threads * scratch_floats);
+    bytes = pieces.bytes();
+  }
+
+  std::int64_t heads;  // of K/V in a wave
+  std::int64_t keys_floats, values_floats, scratch_floats;
+  float* keys;    // [heads] transposed
+  float* values;  // [heads] rows
+  float* scratch;
+  std::int64_t bytes;
+};
+
+struct BackwardPieces {
+  BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, float* base) {
+    Pieces pieces(base);
+    const std::int64_t group = sizes.heads_q / sizes.heads_kv;
+    const std::int64_t padded = kernels.columns(sizes.head_dim).padded();
+    heads = wave_heads(sizes, sizes.k_tiles(), kBackwardTilesPerWave);
+    key_tile_floats = kTileK * padded;
+    key_panel_floats = std::int64_t{kTileK} * sizes.head_dim;
+    query_tile_floats = kTileQ * padded;
+    scratch_floats = ceil_div(kernels.backward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    const std::int64_t k_tiles = heads * sizes.k_tiles();
+    const std::int64_t q_tiles = heads * group * sizes.q_tiles();
+    keys = pieces.take(k_tiles * key_tile_floats);
+    keys_transposed = pieces.take(k_tiles * key_panel_floats);
+    values_transposed = pieces.take(k_tiles * key_panel_floats);
+    query = pieces.take(q_tiles * query_tile_floats);
+    output_gradient = pieces.take(q_tiles * query_tile_floats);
+    query_gradient = pieces.take(q_tiles * query_tile_floats);
+    row_shift = pieces.take(q_tiles * kTileQ);
+    row_dot = pieces.take(q_tiles * kTileQ);
+    turns = reinterpret_cast<std::int32_t*>(pieces.take(q_tiles));
+    sink_gradient = pieces.take(sizes.batch * sizes.heads_q * sizes.q_tiles());
+    scratch = pieces.take(sizes.threads * scratch_floats);
+    gradients = pieces.take(sizes.threads * 2 * key_tile_floats);
+    bytes = pieces.bytes();
+  }
+
+  std::int64_t heads;
+  std::int64_t key_tile_floats, key_panel_floats, query_tile_floats, scratch_floats;
+  float *keys, *keys_transposed, *values_transposed;  // per key tile of the wave
+  float *query, *output_gradient, *query_gradient;    // per query tile of the wave
+  float *row_shift, *row_dot;                         // [query tiles of the wave][kTileQ]
+  std::int32_t* turns;   // [query tiles of the wave] key tiles that have added to dQ
+  float* sink_gradient;  // [batch, heads_q, query tiles]
+  float* scratch;        // [threads]
+  float* gradients;      // [threads] dK and dV of a key tile
+  std::int64_t bytes;
+};
+
+void wait_for_turn(std::int32_t* turn, std::int32_t mine) {
+  const std::atomic_ref<std::int32_t> now(*turn);
+  // A turn is a fifth of a tile's work, tens of microseconds, unless its thread has lost its core.
+  for (int spins = 0; now.load(std::memory_order_acquire) != mine; ++spins) {
+    if (spins > 1000) std::this_thread::yield();
+  }
+}
+
+}  // namespace
+
+std::int64_t forward_workspace_bytes(const AttentionSizes& sizes, const AttentionKernels& kernels) {
+  return ForwardPieces(sizes, kernels, nullptr).bytes;
+}
+
+std::int64_t backward_workspace_bytes(const AttentionSizes& sizes, const AttentionKernels& kernels) {
+  return BackwardPieces(sizes, kernels, nullptr).bytes;
+}
+
+void attention_forward(const AttentionForwardCall& call, const AttentionKernels& kernels,
+                       std::span<std::byte> workspace, const Stream& stream) {
+  const AttentionSizes& sizes = call.sizes;
+  const ForwardPieces pieces(sizes, kernels, reinterpret_cast<float*>(workspace.data()));
+  check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
+        "attention forward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
+  const std::int64_t group = sizes.heads_q / sizes.heads_kv;
+  const std::int64_t padded = kernels.columns(sizes.head_dim).padded();
+  const std::int64_t kv_heads = sizes.batch * sizes.heads_kv;
+
+  for (std::int64_t wave = 0; wave < kv_heads; wave += pieces.heads) {
+    const std::int64_t heads = std::min(pieces.heads, kv_heads - wave);
+    for_each_in_order(stream, sizes.threads, heads * sizes.k_tiles(), [&](std::int64_t item, std::int64_t) {
+      const std::int64_t head = item / sizes.k_tiles();
+      const std::int64_t key = item % sizes.k_tiles() * kTileK;
+      const std::int64_t batch = (wave + head) / sizes.heads_kv;
+      const std::int64_t head_kv = (wave + head) % sizes.heads_kv;
+      const int count = static_cast<int>(std::min<std::int64_t>(kTileK, sizes.seq_k - key));
+      kernels.pack_transposed(rows_of(call.key, sizes.dtype, batch, head_kv, key), count, sizes.head_dim,
+                              pieces.keys + head * pieces.keys_floats + key * sizes.head_dim);
+      kernels.pack_rows(rows_of(call.value, sizes.dtype, batch, head_kv, key), count, kTileK, sizes.head_dim,
+                        1, pieces.values + head * pieces.values_floats + key * padded);
+    });
+    // Later rows first: under a causal mask they have the most keys.
+    const std::int64_t query_heads = heads * group;
+    for_each_in_order(
+        stream, sizes.threads, query_heads * sizes.q_tiles(), [&](std::int64_t item, std::int64_t slot) {
+          const std::int64_t head = item % query_heads;
+          const std::int64_t tile = sizes.q_tiles() - 1 - item / query_heads;
+          const std::int64_t batch = (wave + head / group) / sizes.heads_kv;
+          const std::int64_t head_q = (wave + head / group) % sizes.heads_kv * group + head % group;
+          const QueryTile rows(call, batch, head_q, tile);
+          kernels.forward({.query = rows_of(call.query, sizes.dtype, batch, head_q, rows.row),
+                           .keys = pieces.keys + head / group * pieces.keys_floats,
+                           .values = pieces.values + head / group * pieces.values_floats,
+                           .rows = rows.rows,
+                           .head_dim = sizes.head_dim,
+                           .first = rows.first,
+                           .last = rows.last,
+                           .ranges = rows.ranges.data(),
+                           .range_count = static_cast<std::int64_t>(rows.ranges.size()),
+                           .rule = score_rule(call),
+                           .sink = call.sinks == nullptr ? nullptr : call.sinks + head_q,
+                           .scratch = pieces.scratch + slot * pieces.scratch_floats,
+                           .output = rows_of(call.output, sizes.output_dtype, batch, head_q, rows.row),
+                           .lse = call.lse + (batch * sizes.heads_q + head_q) * sizes.seq_q + rows.row});
+        });
+  }
+}
+
+namespace {
+
+// The backward of one wave of K/V heads.
+class BackwardWave {
+ public:
+  BackwardWave(const AttentionBackwardCall& call, const AttentionKernels& kernels,
+               const BackwardPieces& pieces, const Stream& stream, std::int64_t first_head)
+      : call_(call),
+        forward_(call.forward),
+        sizes_(call.forward.sizes),
+        kernels_(kernels),
+        pieces_(pieces),
+        stream_(stream),
+        first_head_(first_head),
+        heads_(std::min(pieces.heads, sizes_.batch * sizes_.heads_kv - first_head)),
+        group_(sizes_.heads_q / sizes_.heads_kv),
+        rule_(score_rule(call.forward)) {}
+
+  void run() const {
+    const std::int64_t key_tiles = heads_ * sizes_.k_tiles();
+    const std::int64_t query_tiles = heads_ * group_ * sizes_.q_tiles();
+    for_each_in_order(stream_, sizes_.threads, key_tiles + query_tiles, [&](std::int64_t item, std::int64_t) {
+      item < key_tiles ? pack_keys(item) : pack_queries(item - key_tiles);
+    });
+    // Early keys first: under a causal mask the most rows see them; and neighbours in the order belong to
+    // different heads, so they seldom wait for each other.
+    for_each_in_order(stream_, sizes_.threads, key_tiles, [&](std::int64_t item, std::int64_t slot) {
+      key_tile(item % heads_, item / heads_, slot);
+    });
+  }
+
+ private:
+  struct Head {
+    std::int64_t batch, head_kv;
+  };
+  [[nodiscard]] Head head_at(std::int64_t head) const {
+    return {(first_head_ + head) / sizes_.heads_kv, (first_head_ + head) % sizes_.heads_kv};
+  }
+  [[nodiscard]] int keys_in(std::int64_t tile) const {
+    return static_cast<int>(std::min<std::int64_t>(kTileK, sizes_.seq_k - tile * kTileK));
+  }
+
+  void pack_keys(std::int64_t item) const {
+    const auto [batch, head_kv] = head_at(item / sizes_.k_tiles());
+    const std::int64_t tile = item % sizes_.k_tiles();
+    const RowsView key = rows_of(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
+    const RowsView value = rows_of(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
+    kernels_.pack_rows(key, keys_in(tile), kTileK, sizes_.head_dim, 1,
+                       pieces_.keys + item * pieces_.key_tile_floats);
+    kernels_.pack_transposed(key, keys_in(tile), sizes_.head_dim,
+                             pieces_.keys_transposed + item * pieces_.key_panel_floats);
+    kernels_.pack_transposed(value, keys_in(tile), sizes_.head_dim,
+                             pieces_.values_transposed + item * pieces_.key_panel_floats);
+  }
+
+  void pack_queries(std::int64_t item) const {
+    const std::int64_t head = item / sizes_.q_tiles();
+    const std::int64_t tile = item % sizes_.q_tiles();
+    const auto [batch, head_kv] = head_at(head / group_);
+    const std::int64_t head_q = head_kv * group_ + head % group_;
+    const QueryTile rows(forward_, batch, head_q, tile);
+    const std::int64_t line = batch * sizes_.heads_q + head_q;
+    const RowsView gradient = rows_of(call_.output_gradient, sizes_.dtype, batch, head_q, rows.row);
+    kernels_.row_statistics({.output = rows_of(forward_.output, sizes_.output_dtype, batch, head_q, rows.row),
+                             .output_gradient = gradient,
+                             .lse = forward_.lse + line * sizes_.seq_q + rows.row,
+                             .lse_gradient = call_.lse_gradient == nullptr
+                                                 ? nullptr
+                                                 : call_.lse_gradient + line * sizes_.seq_q + rows.row,
+                             .sink = forward_.sinks == nullptr ? nullptr : forward_.sinks + head_q,
+                             .rows = rows.rows,
+                             .head_dim = sizes_.head_dim,
+                             .row_shift = pieces_.row_shift + item * kTileQ,
+                             .row_dot = pieces_.row_dot + item * kTileQ,
+                             .sink_gradient = pieces_.sink_gradient + line * sizes_.q_tiles() + tile});
+    kernels_.pack_rows(rows_of(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
+                       sizes_.head_dim, rule_.query_factor, pieces_.query + item * pieces_.query_tile_floats);
+    kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim, 1,
+                       pieces_.output_gradient + item * pieces_.query_tile_floats);
+    pieces_.turns[item] = 0;
+    float* sum = pieces_.query_gradient + item * pieces_.query_tile_floats;
+    std::memset(sum, 0, static_cast<std::size_t>(pieces_.query_tile_floats) * sizeof(float));
+    // A tile that sees nothing gets its zeros here: no key tile will come to it.
+    if (rows.key_tiles_before(sizes_.k_tiles()) == 0) store_query_gradient(sum, rows, batch, head_q);
+  }
+
+  void store_query_gradient(const float* sum, const QueryTile& rows, std::int64_t batch,
+                            std::int64_t head_q) const {
+    kernels_.store_rows(sum, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_gradients,
+                        rows_of(call_.query_gradient, sizes_.gradient_dtype, batch, head_q, rows.row));
+  }
+
+  // dK and dV of one key tile, over all query heads of the group, and its parts of their dQ.
+  void key_tile(std::int64_t head, std::int64_t tile, std::int64_t slot) const {
+    const auto [batch, head_kv] = head_at(head);
+    const std::int64_t item = head * sizes_.k_tiles() + tile;
+    float* key_gradient = pieces_.gradients + slot * 2 * pieces_.key_tile_floats;
+    float* value_gradient = key_gradient + pieces_.key_tile_floats;
+    std::memset(key_gradient, 0, static_cast<std::size_t>(2 * pieces_.key_tile_floats) * sizeof(float));
+    for (std::int64_t member = 0; member < group_; ++member) {
+      const std::int64_t head_q = head_kv * group_ + member;
+      for (std::int64_t i = 0; i < sizes_.q_tiles(); ++i) {
+        const QueryTile rows(forward_, batch, head_q, i);
+        const std::int64_t query_item = (head * group_ + member) * sizes_.q_tiles() + i;
+        const std::int64_t offset = query_item * pieces_.query_tile_floats;
+        BackwardTile pair{.query = pieces_.query + offset,
+                          .output_gradient = pieces_.output_gradient + offset,
+                          .row_shift = pieces_.row_shift + query_item * kTileQ,
+                          .row_dot = pieces_.row_dot + query_item * kTileQ,
+                          .keys = pieces_.keys + item * pieces_.key_tile_floats,
+                          .keys_transposed = pieces_.keys_transposed + item * pieces_.key_panel_floats,
+                          .values_transposed = pieces_.values_transposed + item * pieces_.key_panel_floats,
+                          .rows = rows.rows,
+                          .head_dim = sizes_.head_dim,
+                          .first = rows.first,
+                          .last = rows.last,
+                          .range = {},
+                          .tile_key = static_cast<std::int32_t>(tile * kTileK),
+                          .rule = rule_,
+                          .scratch = pieces_.scratch + slot * pieces_.scratch_floats,
+                          .key_gradient = key_gradient,
+                          .value_gradient = value_gradient,
+                          .query_gradient = pieces_.query_gradient + offset};
+        const std::int32_t turn = rows.key_tiles_before(tile);
+        bool waited = false;
+        for (const KeySpan& range : rows.ranges) {
+          const KeySpan seen = rows.clip(range);
+          pair.range = {std::max(seen.begin, pair.tile_key), std::min(seen.end, pair.tile_key + kTileK)};
+          if (pair.range.begin >= pair.range.end) continue;
+          kernels_.backward_key_value(pair);
+          if (!waited) wait_for_turn(pieces_.turns + query_item, turn);
+          waited = true;
+          kernels_.backward_query(pair);
+        }
+        if (!waited) continue;
+        if (rows.key_tiles_before(sizes_.k_tiles()) == turn + 1) {
+          store_query_gradient(pair.query_gradient, rows, batch, head_q);
+        }
+        std::atomic_ref<std::int32_t>(pieces_.turns[query_item]).store(turn + 1, std::memory_order_release);
+      }
+    }
+    // Packed queries carry query_factor instead of the scale.
+    kernels_.store_rows(key_gradient, keys_in(tile), kTileK, sizes_.head_dim,
+                        forward_.scale / rule_.query_factor, sizes_.add_gradients,
+                        rows_of(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
+    kernels_.store_rows(value_gradient, keys_in(tile), kTileK, sizes_.head_dim, 1, sizes_.add_gradients,
+                        rows_of(call_.value_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
+  }
+
+  const AttentionBackwardCall& call_;
+  const AttentionForwardCall& forward_;
+  const AttentionSizes& sizes_;
+  const AttentionKernels& kernels_;
+  const BackwardPieces& pieces_;
+  const Stream& stream_;
+  std::int64_t first_head_;
+  std::int64_t heads_;
+  std::int64_t group_;
+  ScoreRule rule_;
+};
+
+}  // namespace
+
+void attention_backward(const AttentionBackwardCall& call, const AttentionKernels& kernels,
+                        std::span<std::byte> workspace, const Stream& stream) {
+  const AttentionSizes& sizes = call.forward.sizes;
+  const BackwardPieces pieces(sizes, kernels, reinterpret_cast<float*>(workspace.data()));
+  check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
+        "attention backward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
+  for (std::int64_t head = 0; head < sizes.batch * sizes.heads_kv; head += pieces.heads) {
+    BackwardWave(call, kernels, pieces, stream, head).run();
+  }
+  if (call.forward.sinks == nullptr) return;
+  // dSink <- the sum over batch and query tiles, in that order
+  for (std::int64_t head = 0; head < sizes.heads_q; ++head) {
+    float sum = 0;
+    for (std::int64_t batch = 0; batch < sizes.batch; ++batch) {
+      const float* parts = pieces.sink_gradient + (batch * sizes.heads_q + head) * sizes.q_tiles();
+      for (std::int64_t tile = 0; tile < sizes.q_tiles(); ++tile) sum += parts[tile];
+    }
+    call.sinks_gradient[head] = sum;
+  }
+}
+
+}  // namespace headroom::cpu

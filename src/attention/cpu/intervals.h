@@ -1,0 +1,87 @@
+// Exact attention on the CPU, forward and backward, in f32 arithmetic over f32, bf16 or f16 tensors. No
+// allocation: the caller hands over a workspace whose size depends on the sizes and the number of threads
+// only. The same bits whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/cpu/kernels.h"
+#include "headroom/core/stream.h"
+
+namespace headroom::cpu {
+
+// [batch, rows, heads, head_dim] with any strides, in elements, and unit stride in head_dim.
+struct HeadsView {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+struct AttentionSizes {
+  std::int64_t batch = 1;
+  std::int64_t seq_q = 0;
+  std::int64_t seq_k = 0;
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;  // divides heads_q
+  int head_dim = 0;           // a multiple of 8, 8 to 256
+  int tile_q = kTileQ;        // rows of a query tile, up to kTileQ; with key lists they belong to these tiles
+  DType dtype = DType::f32;   // of Q, K, V and dO
+  DType output_dtype = DType::f32;    // of O
+  DType gradient_dtype = DType::f32;  // of dQ, dK and dV
+  bool add_gradients = false;         // to what is there, f32, instead of writing them
+  int threads = 1;                    // of the pool the call will run on
+
+  [[nodiscard]] std::int64_t q_tiles() const { return (seq_q + tile_q - 1) / tile_q; }
+  [[nodiscard]] std::int64_t k_tiles() const { return (seq_k + kTileK - 1) / kTileK; }
+};
+
+// Query row i sees keys [first[i], last[i]), 0 <= first, last <= seq_k, of those its tile's key list names.
+// Strides 0 share the arrays between batches or heads.
+struct IntervalMask {
+  const std::int32_t* first = nullptr;  // [seq_q]
+  const std::int32_t* last = nullptr;   // [seq_q]
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  // Block sparsity: tile t = (b * heads_q + h) * q_tiles + i has ranges [range_starts[t], range_starts[t +
+  // 1]), rising, disjoint. Null: every key.
+  const KeySpan* ranges = nullptr;
+  const std::int64_t* range_starts = nullptr;
+};
+
+struct AttentionForwardCall {
+  AttentionSizes sizes;
+  float scale = 1;
+  float softcap = 0;  // scores <- softcap * tanh(scores / softcap); 0: off
+  IntervalMask mask;
+  HeadsView query;
+  HeadsView key;
+  HeadsView value;
+  HeadsView output;
+  const float* sinks = nullptr;  // [heads_q] logits that join the softmax, or null
+  float* lse = nullptr;          // [batch, heads_q, seq_q]
+};
+
+struct AttentionBackwardCall {
+  AttentionForwardCall forward;  // its inputs and its results
+  HeadsView output_gradient;
+  const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null for zero
+  HeadsView query_gradient;
+  HeadsView key_gradient;
+  HeadsView value_gradient;
+  float* sinks_gradient = nullptr;  // [heads_q], where there are sinks; summed over the batch
+};
+
+[[nodiscard]] std::int64_t forward_workspace_bytes(const AttentionSizes& sizes,
+                                                   const AttentionKernels& kernels);
+[[nodiscard]] std::int64_t backward_workspace_bytes(const AttentionSizes& sizes,
+                                                    const AttentionKernels& kernels);
+
+// The workspace is 64-byte aligned.
+void attention_forward(const AttentionForwardCall& call, const AttentionKernels& kernels,
+                       std::span<std::byte> workspace, const Stream& stream);
+void attention_backward(const AttentionBackwardCall& call, const AttentionKernels& kernels,
+                        std::span<std::byte> workspace, const Stream& stream);
+
+}  // namespace headroom::cpu

@@ -1,0 +1,137 @@
+// The attention kernels of one instruction set: packing, a query tile forward, a (query tile, key tile) pair
+// backward. One table of functions per instruction set, chosen at run time. Everything packed is f32:
+//   rows        [tiles][columns][tile rows][width]  a tile's rows cut into column panels, so that one panel
+//   of
+//               one tile is contiguous and stays in L1 whatever the row stride of the tensor was
+//   transposed  [panels][head_dim][panel]           `panel` rows side by side, the other operand of Q K^T
+#pragma once
+
+#include <cstdint>
+
+#include "headroom/core/device.h"
+#include "headroom/core/dtype.h"
+
+namespace headroom::cpu {
+
+// Rows of the register tile in every instruction set: 6 x 4 vectors fill AVX-512's 32 registers, 6 x 2
+// fill 16.
+inline constexpr int kStrip = 6;
+// Query rows of a tile at most. At 96 rows a K^T panel is fetched once per 16 strips (NOTES.md: 48, 96, 192).
+inline constexpr int kTileQ = 96;
+inline constexpr int kStrips = kTileQ / kStrip;
+// Keys of a tile: the least common multiple of the strip and the widest panel (64), because backward reads
+// the same scores in panels along the keys and in strips of keys.
+inline constexpr int kTileK = 192;
+inline constexpr int kMaxHeadDim = 256;
+
+// One head of a tensor: [rows, head_dim] with unit stride in head_dim.
+struct RowsView {
+  void* data = nullptr;
+  std::int64_t stride = 0;  // between rows, in elements
+  DType dtype = DType::f32;
+};
+
+// Keys [begin, end).
+struct KeySpan {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+// How head_dim is cut into column panels: `count` panels of `width` floats, the last one padded with zeros.
+struct Columns {
+  int width = 0;
+  int count = 0;
+
+  [[nodiscard, gnu::always_inline]] constexpr int padded() const { return width * count; }
+};
+
+// What scores go through. Packed queries carry `query_factor`, so that the product of packed Q and K is
+// already the exponent of 2, or the argument of tanh where there is a softcap.
+struct ScoreRule {
+  float query_factor = 1;  // log2(e) * scale, or scale / softcap
+  float cap = 0;           // log2(e) * softcap; 0: off
+};
+
+struct ForwardTile {
+  RowsView query;       // [rows, head_dim]
+  const float* keys;    // transposed
+  const float* values;  // rows, in tiles of kTileK
+  int rows;             // 1 to kTileQ
+  int head_dim;
+  const std::int32_t* first;  // [rows]; row i sees keys [first[i], last[i]) of those in the ranges
+  const std::int32_t* last;
+  const KeySpan* ranges;  // rising, disjoint
+  std::int64_t range_count;
+  ScoreRule rule;
+  const float* sink;  // one logit, or null
+  float* scratch;     // AttentionKernels::forward_scratch floats
+  RowsView output;    // [rows, head_dim]
+  float* lse;         // [rows]
+};
+
+// One query tile against one key tile. `keys`, `keys_transposed` and `values_transposed` start at the key
+// tile.
+struct BackwardTile {
+  const float* query;            // rows, with query_factor
+  const float* output_gradient;  // rows
+  const float* row_shift;        // [kTileQ] log2(e) * lse; +inf where a row sees nothing or is padding
+  const float* row_dot;          // [kTileQ] dO . O - dLSE
+  const float* keys;             // rows
+  const float* keys_transposed;
+  const float* values_transposed;
+  int rows;
+  int head_dim;
+  const std::int32_t* first;  // [rows], absolute
+  const std::int32_t* last;
+  KeySpan range;          // absolute, inside the key tile
+  std::int32_t tile_key;  // the key tile's first key
+  ScoreRule rule;
+  float* scratch;         // AttentionKernels::backward_scratch floats
+  float* key_gradient;    // rows, accumulated
+  float* value_gradient;  // rows, accumulated
+  float* query_gradient;  // rows, accumulated
+};
+
+// What backward needs of a query tile before any key tile.
+struct RowStatistics {
+  RowsView output;
+  RowsView output_gradient;
+  const float* lse;           // [rows]
+  const float* lse_gradient;  // [rows] or null
+  const float* sink;          // one logit, or null
+  int rows;
+  int head_dim;
+  float* row_shift;      // [kTileQ]
+  float* row_dot;        // [kTileQ]
+  float* sink_gradient;  // this tile's part of dSink; written where there is a sink
+};
+
+struct AttentionKernels {
+  const char* name;
+  int panel;  // rows of a transposed panel
+  Columns (*columns)(int head_dim);
+  std::int64_t (*forward_scratch)(int head_dim);   // floats
+  std::int64_t (*backward_scratch)(int head_dim);  // floats
+  // count <= tile_rows rows of src into one tile, times factor; the tile is filled up with zeros.
+  void (*pack_rows)(const RowsView& src, int count, int tile_rows, int head_dim, float factor, float* dst);
+  // count rows of src into ceil(count / panel) panels; the last one is filled up with zeros.
+  void (*pack_transposed)(const RowsView& src, int count, int head_dim, float* dst);
+  // The first count rows of one tile, times factor, into dst; or added to it, which is f32 then.
+  void (*store_rows)(const float* tile, int count, int tile_rows, int head_dim, float factor, bool add,
+                     const RowsView& dst);
+  void (*row_statistics)(const RowStatistics& tile);
+  void (*forward)(const ForwardTile& tile);
+  // dK and dV of the key tile += this query tile's part; leaves dS in the scratch for backward_query.
+  void (*backward_key_value)(const BackwardTile& tile);
+  // dQ of the query tile += this key tile's part.
+  void (*backward_query)(const BackwardTile& tile);
+};
+
+[[nodiscard]] const AttentionKernels& attention_kernels_portable();
+[[nodiscard]] const AttentionKernels& attention_kernels_avx2();
+[[nodiscard]] const AttentionKernels& attention_kernels_avx512();
+
+// Those of a level; the description of a CPU says which it has.
+[[nodiscard]] const AttentionKernels& attention_kernels(SimdLevel level);
+
+}  // namespace headroom::cpu

@@ -1,0 +1,279 @@
+#include "headroom/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "attention_cases.h"
+#include "headroom/cpu.h"
+#include "memory/rehearsed.h"
+
+namespace headroom {
+namespace {
+
+class AttentionCases : public testing::TestWithParam<const char*> {};
+
+TEST_P(AttentionCases, WithinThePlainComputation) {
+  // A slice of the list; `headroom verify attention` and the long test run all of it.
+  const std::vector<AttentionCase> cases = attention_cases();
+  ASSERT_GE(cases.size(), 300U);
+  int served = 0;
+  for (std::size_t i = 0; i < cases.size(); i += 9) {
+    const AttentionCase& c = cases[i];
+    if (c.group == "large" || !serves(c, GetParam())) continue;
+    ++served;
+    EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.group << ": " << c.name;
+  }
+  EXPECT_GT(served, 30);
+}
+
+INSTANTIATE_TEST_SUITE_P(Implementations, AttentionCases,
+                         testing::Values("tiled", "naive", "naive-recompute"));
+
+// Derivatives of the reference by central differences in double.
+class Reference {
+ public:
+  explicit Reference(const AttentionProblem& problem)
+      : problem_(problem), inputs_(7), device_(describe_cpu()) {
+    const std::int64_t rows = problem.batch * problem.seq_q * problem.heads_q * problem.head_dim;
+    const std::int64_t keys = problem.batch * problem.seq_k * problem.heads_kv * problem.head_dim;
+    const std::int64_t statistics = problem.batch * problem.heads_q * problem.seq_q;
+    const std::array sizes = {rows, keys, keys, rows, statistics};
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      for (std::int64_t j = 0; j < sizes[i]; ++j) {
+        inputs_[i].push_back(Random(i + 1).normal(static_cast<std::uint64_t>(j)));
+      }
+    }
+    sinks_ = {0.5F, -0.25F, 0.125F, 1.0F};
+  }
+
+  // sum of O . dO + LSE . dLSE
+  double objective() {
+    run_forward();
+    double sum = 0;
+    for (std::size_t i = 0; i < output_.size(); ++i) sum += output_[i] * inputs_[3][i];
+    for (std::size_t i = 0; i < lse_.size(); ++i) {
+      if (std::isfinite(lse_[i])) sum += lse_[i] * inputs_[4][i];
+    }
+    return sum;
+  }
+
+  // dQ, dK, dV.
+  std::vector<std::vector<double>> gradients() {
+    run_forward();
+    std::vector<std::vector<double>> result = {inputs_[0], inputs_[1], inputs_[2]};
+    std::vector<double> workspace(
+        static_cast<std::size_t>(reference().workspace_bytes(problem_, device_, Pass::backward)) / 8 + 1);
+    std::vector<double> sinks_gradient(static_cast<std::size_t>(problem_.heads_q));
+    const AttentionBackward views{
+        .forward = views_(),
+        .output_gradient = view(inputs_[3], rows()),
+        .lse_gradient = view(inputs_[4], {problem_.batch, problem_.heads_q, problem_.seq_q}),
+        .query_gradient = view(result[0], rows()),
+        .key_gradient = view(result[1], keys()),
+        .value_gradient = view(result[2], keys()),
+        .sinks_gradient = view(sinks_gradient, {problem_.heads_q})};
+    reference().backward(
+        problem_, views,
+        TensorView(workspace.data(), DType::u8, {static_cast<std::int64_t>(workspace.size()) * 8}),
+        {.device = &device_, .pool = nullptr, .poll = {}, .native = nullptr});
+    result.push_back(sinks_gradient);
+    return result;
+  }
+
+  std::vector<double>& input(std::size_t i) { return inputs_[i]; }
+  std::vector<float>& sinks() { return sinks_; }
+
+ private:
+  static const AttentionImplementation& reference() { return attention_implementations().back(); }
+  static TensorView view(std::vector<double>& data, const Shape& shape) {
+    return {data.data(), DType::f64, shape};
+  }
+  [[nodiscard]] Shape rows() const {
+    return {problem_.batch, problem_.seq_q, problem_.heads_q, problem_.head_dim};
+  }
+  [[nodiscard]] Shape keys() const {
+    return {problem_.batch, problem_.seq_k, problem_.heads_kv, problem_.head_dim};
+  }
+  AttentionForward views_() {
+    AttentionForward views{.query = view(inputs_[0], rows()),
+                           .key = view(inputs_[1], keys()),
+                           .value = view(inputs_[2], keys()),
+                           .sinks = TensorView(sinks_.data(), DType::f32, {problem_.heads_q}),
+                           .document_starts = {},
+                           .blocks = {},
+                           .output = view(output_, rows()),
+                           .lse = view(lse_, {problem_.batch, problem_.heads_q, problem_.seq_q}),
+                           .saved = {}};
+    if (problem_.mask.max_documents > 0) views.document_starts = TensorView(starts_, DType::i32, {1, 3});
+    return views;
+  }
+  void run_forward() {
+    output_.assign(inputs_[3].size(), 0);
+    lse_.assign(inputs_[4].size(), 0);
+    reference().forward(problem_, views_(), {},
+                        {.device = &device_, .pool = nullptr, .poll = {}, .native = nullptr});
+  }
+
+  AttentionProblem problem_;
+  std::vector<std::vector<double>> inputs_;
+  std::vector<float> sinks_;
+  std::vector<double> output_;
+  std::vector<double> lse_;
+  std::int32_t starts_[3] = {0, 4, 9};
+  DeviceDescription device_;
+};
+
+AttentionProblem small(const Mask& mask) {
+  return {.batch = 1, .seq_q = 9, .seq_k = 9, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .mask = mask};
+}
+
+void expect_finite_differences(const AttentionProblem& problem) {
+  Reference reference(problem);
+  const std::vector<std::vector<double>> gradients = reference.gradients();
+  constexpr double kStep = 1e-5;
+  for (std::size_t input = 0; input < 3; ++input) {
+    for (std::size_t i = 0; i < reference.input(input).size(); i += 5) {
+      double& x = reference.input(input)[i];
+      const double kept = x;
+      x = kept + kStep;
+      const double above = reference.objective();
+      x = kept - kStep;
+      const double below = reference.objective();
+      x = kept;
+      EXPECT_NEAR(gradients[input][i], (above - below) / (2 * kStep), 2e-8)
+          << "input " << input << ", element " << i;
+    }
+  }
+  for (std::size_t h = 0; problem.sinks && h < 4; ++h) {
+    constexpr float kSinkStep = 0x1p-10F;  // the sinks are f32
+    float& x = reference.sinks()[h];
+    const float kept = x;
+    x = kept + kSinkStep;
+    const double above = reference.objective();
+    x = kept - kSinkStep;
+    const double below = reference.objective();
+    x = kept;
+    EXPECT_NEAR(gradients[3][h], (above - below) / (2 * kSinkStep), 1e-5) << "sink " << h;
+  }
+}
+
+TEST(AttentionReference, GradientsAreFiniteDifferences) {
+  Mask mask;
+  expect_finite_differences(small(mask));
+  mask.causal = true;
+  expect_finite_differences(small(mask));
+  mask.window_left = 2;
+  AttentionProblem problem = small(mask);
+  problem.softcap = 1.5F;
+  problem.sinks = true;
+  expect_finite_differences(problem);
+  mask.window_left = Mask::kUnlimited;
+  mask.max_documents = 2;
+  expect_finite_differences(small(mask));
+  mask.max_documents = 0;
+  mask.dilations = {Dilation{4, 1}, Dilation{8, 2}};
+  mask.dilation_count = 2;
+  expect_finite_differences(small(mask));
+  mask.mix_dilations = true;
+  problem = small(mask);
+  problem.sinks = true;
+  expect_finite_differences(problem);
+}
+
+TEST(Attention, RunsInsideItsPlanAndPicksTheTiled) {
+  AttentionProblem problem{
+      .batch = 2, .seq_q = 200, .seq_k = 200, .heads_q = 4, .heads_kv = 2, .head_dim = 64};
+  problem.mask.causal = true;
+  const auto program = [&](Context& context) {
+    context.phase("step", [&] {
+      const auto make = [&](std::string_view name, const Shape& shape) {
+        const Tensor tensor =
+            context.allocate({.name = name, .category = Category::attention, .shape = shape});
+        return tensor.view();
+      };
+      static_cast<void>(make);
+      const Tensor q = context.allocate({.name = "q", .shape = {2, 200, 4, 64}});
+      const Tensor k = context.allocate({.name = "k", .shape = {2, 200, 2, 64}});
+      const Tensor o = context.allocate({.name = "o", .shape = {2, 200, 4, 64}});
+      const Tensor lse = context.allocate({.name = "lse", .shape = {2, 4, 200}});
+      context.run([&](const Stream&) {
+        std::fill_n(q.data<float>(), q.view().elements(), 0.0F);
+        std::fill_n(k.data<float>(), k.view().elements(), 2.0F);
+      });
+      attention_forward(context, problem,
+                        {.query = q,
+                         .key = k,
+                         .value = k,
+                         .sinks = {},
+                         .document_starts = {},
+                         .blocks = {},
+                         .output = o,
+                         .lse = lse,
+                         .saved = {}});
+      context.run([&](const Stream&) {
+        EXPECT_FLOAT_EQ(o.data<float>()[o.view().offset(1, 150, 3, 5)], 2.0F);
+        EXPECT_FLOAT_EQ(lse.data<float>()[lse.view().offset(1, 3, 150)], std::log(151.0F));
+      });
+    });
+  };
+  CpuBackend backend(2);
+  Context rehearsal(backend.description());
+  program(rehearsal);
+  Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
+  program(context);
+  // The largest block is the tiled workspace, not a matrix of scores.
+  EXPECT_LT(backend.reserved_bytes(Space::device), 8 << 20);
+}
+
+TEST(Attention, RefusesWithReasons) {
+  Context context(describe_cpu());
+  const AttentionProblem problem{
+      .batch = 1, .seq_q = 8, .seq_k = 8, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
+  context.phase("step", [&] {
+    const Tensor q = context.allocate({.name = "q", .shape = {1, 8, 2, 16}});
+    const Tensor lse = context.allocate({.name = "lse", .shape = {1, 2, 8}});
+    AttentionForward views{.query = q,
+                           .key = q,
+                           .value = q,
+                           .sinks = {},
+                           .document_starts = {},
+                           .blocks = {},
+                           .output = q,
+                           .lse = lse,
+                           .saved = {}};
+    attention_forward(context, problem, views);
+    EXPECT_THROW(attention_forward(context, problem, views, "fastest"), Error);
+    views.lse = q;
+    EXPECT_THROW(attention_forward(context, problem, views), Error);
+    views.lse = lse;
+    views.key = q.view().transpose(2, 3);
+    EXPECT_THROW(attention_forward(context, problem, views), Error);
+  });
+  const DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up"};
+  for (const AttentionImplementation& row : attention_implementations()) {
+    EXPECT_FALSE(row.supports(problem, gpu)) << row.name;
+    EXPECT_FALSE(row.supports(problem, gpu).reason().empty());
+  }
+}
+
+TEST(Attention, MemoryIsLinearWhereTheBaselineIsQuadratic) {
+  // Seed 004's largest row: batch 8, one head, d 64, seq 16384. Nothing is computed: bytes are known before.
+  const AttentionProblem problem{
+      .batch = 8, .seq_q = 16384, .seq_k = 16384, .heads_q = 1, .heads_kv = 1, .head_dim = 64};
+  DeviceDescription device = describe_cpu();
+  device.cores = 2;
+  const auto added = [&](std::size_t row) {
+    const AttentionImplementation& implementation = attention_implementations()[row];
+    return implementation.saved_bytes(problem) +
+           std::max(implementation.workspace_bytes(problem, device, Pass::forward),
+                    implementation.workspace_bytes(problem, device, Pass::backward));
+  };
+  EXPECT_EQ(attention_implementations()[1].saved_bytes(problem), 2LL * 8 * 16384 * 16384 * 4);  // S and P
+  EXPECT_LT(added(0) * 100, added(1));
+  EXPECT_EQ(added(1), added(2));  // recomputing saves less and peaks the same
+}
+
+}  // namespace
+}  // namespace headroom

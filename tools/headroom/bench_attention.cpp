@@ -1,0 +1,590 @@
+// headroom bench attention: time, memory and error of every implementation over lists of sizes and masks.
+// Bytes come from the rehearsal, so a case that does not fit the budget is refused before it runs.
+#include <fmt/ostream.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cli.h"
+#include "commit.h"
+#include "headroom/attention.h"
+#include "headroom/core/bytes.h"
+#include "headroom/cpu.h"
+#include "headroom/device.h"
+#include "headroom/ops.h"
+#include "headroom/report.h"
+#include "progress.h"
+
+namespace headroom {
+namespace {
+
+struct Options {
+  std::vector<std::int64_t> seq = {1024, 4096};
+  std::vector<std::int64_t> head_dim = {64};
+  std::vector<std::int64_t> batch = {1};
+  std::vector<std::int64_t> heads = {8};
+  std::int64_t kv_heads = 0;
+  std::vector<std::string> dtype = {"f32"};
+  std::vector<std::string> mask = {"causal"};
+  std::vector<std::string> implementation = {"tiled", "naive"};
+  std::string preset;
+  std::string device = "cpu";
+  std::optional<std::string> budget;
+  int warmup = 1;
+  int steps = 10;
+  double max_seconds = 10;
+  int threads = 0;
+  bool json = false;
+  bool csv = false;
+  bool markdown = false;
+  bool explain = false;
+};
+
+struct Case {
+  AttentionProblem problem;
+  std::string mask;
+  std::vector<std::int32_t> document_starts;
+  std::string implementation;
+};
+
+struct Row {
+  Case c;
+  std::string status = "ok";
+  double forward_ms = 0;
+  double backward_ms = 0;
+  std::int64_t peak_bytes = 0;
+  std::int64_t saved_bytes = 0;
+  double error = 0;
+  double gflops = 0;
+};
+
+std::int64_t parse_count(std::string_view text, std::string_view what) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc{} && end == text.data() + text.size() && value > 0,
+        "{} '{}' is not a number above zero", what, text);
+  return value;
+}
+
+// full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE, joined by '+'.
+void apply_mask(Case& c, const std::string& text) {
+  Mask& mask = c.problem.mask;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('+'));
+    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+    const std::string_view value =
+        part.find(':') == std::string_view::npos ? "" : part.substr(part.find(':') + 1);
+    if (part == "full") continue;
+    if (part == "causal") {
+      mask.causal = true;
+    } else if (part.starts_with("window:")) {
+      mask.causal = true;
+      mask.window_left = parse_count(value, "window") - 1;
+    } else if (part.starts_with("dilated:")) {
+      const std::size_t slash = value.find('/');
+      check(slash != std::string_view::npos, "mask '{}' needs a segment and a rate, such as dilated:8192/2",
+            part);
+      mask.dilations[0] = {parse_count(value.substr(0, slash), "segment"),
+                           parse_count(value.substr(slash + 1), "rate")};
+      mask.dilation_count = 1;
+    } else if (part.starts_with("documents:")) {
+      std::ifstream file{std::string(value)};
+      check(file.good(), "documents file '{}' cannot be read", value);
+      std::int64_t start = 0;
+      std::string length;
+      c.document_starts = {0};
+      while (file >> length && start < c.problem.seq_k) {
+        start = std::min(start + parse_count(length, "document length"), c.problem.seq_k);
+        c.document_starts.push_back(static_cast<std::int32_t>(start));
+      }
+      if (start < c.problem.seq_k) c.document_starts.push_back(static_cast<std::int32_t>(c.problem.seq_k));
+      mask.max_documents = static_cast<std::int64_t>(c.document_starts.size()) - 1;
+    } else {
+      fail(ErrorKind::input,
+           "mask '{}' is unknown; use full, causal, window:N, dilated:SEGMENT/RATE or documents:FILE, joined "
+           "by +",
+           part);
+    }
+  }
+}
+
+std::vector<Case> make_cases(Options options) {
+  if (options.preset == "seed-grid") {
+    options.seq = {256, 1024, 4096, 8192, 16384};
+    options.head_dim = {16, 32, 64, 128};
+    options.batch = {8};
+    options.heads = {1};
+    options.mask = {"full"};
+  } else {
+    check(options.preset.empty(), "preset '{}' is unknown; use seed-grid", options.preset);
+  }
+  std::vector<Case> cases;
+  for (const std::string& dtype : options.dtype) {
+    for (const std::int64_t batch : options.batch) {
+      for (const std::int64_t heads : options.heads) {
+        for (const std::int64_t head_dim : options.head_dim) {
+          for (const std::string& mask : options.mask) {
+            for (const std::int64_t seq : options.seq) {
+              for (const std::string& implementation : options.implementation) {
+                Case c{.problem = {.batch = batch,
+                                   .seq_q = seq,
+                                   .seq_k = seq,
+                                   .heads_q = heads,
+                                   .heads_kv = options.kv_heads == 0 ? heads : options.kv_heads,
+                                   .head_dim = head_dim,
+                                   .dtype = parse_dtype(dtype)},
+                       .mask = mask,
+                       .document_starts = {},
+                       .implementation = implementation};
+                apply_mask(c, mask);
+                validate(c.problem);
+                cases.push_back(std::move(c));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+// Inputs, results and what is kept, for the run; workspaces come and go with forward and backward.
+class AttentionRun {
+ public:
+  AttentionRun(Context& context, const Case& c, const AttentionImplementation& implementation)
+      : context_(context), case_(c) {
+    const AttentionProblem& p = c.problem;
+    const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
+    const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+    context_.phase("load", [&] {
+      const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
+        return context_.allocate({.name = name,
+                                  .category = Category::attention,
+                                  .dtype = dtype,
+                                  .shape = shape,
+                                  .lifetime = Lifetime::run});
+      };
+      query_ = make("query", p.dtype, rows);
+      key_ = make("key", p.dtype, keys);
+      value_ = make("value", p.dtype, keys);
+      output_ = make("output", p.dtype, rows);
+      lse_ = make("lse", DType::f32, {p.batch, p.heads_q, p.seq_q});
+      output_gradient_ = make("output gradient", p.dtype, rows);
+      query_gradient_ = make("query gradient", p.dtype, rows);
+      key_gradient_ = make("key gradient", p.dtype, keys);
+      value_gradient_ = make("value gradient", p.dtype, keys);
+      saved_ = make("saved", DType::u8, {implementation.saved_bytes(p)});
+      starts_ = make("document starts", DType::i32,
+                     {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
+      context_.run([&](const Stream& stream) {
+        std::uint64_t seed = 1;
+        for (const Tensor* tensor : {&query_, &key_, &value_, &output_gradient_})
+          fill(*tensor, seed++, stream);
+        for (std::int64_t b = 0; b < starts_.view().extent(0); ++b) {
+          std::copy(c.document_starts.begin(), c.document_starts.end(),
+                    starts_.data<std::int32_t>() + starts_.view().offset(b));
+        }
+      });
+    });
+  }
+
+  void forward() {
+    context_.phase("forward",
+                   [&] { attention_forward(context_, case_.problem, views(), case_.implementation); });
+  }
+  void backward() {
+    context_.phase("backward", [&] {
+      attention_backward(context_, case_.problem,
+                         {.forward = views(),
+                          .output_gradient = output_gradient_,
+                          .lse_gradient = {},
+                          .query_gradient = query_gradient_,
+                          .key_gradient = key_gradient_,
+                          .value_gradient = value_gradient_,
+                          .sinks_gradient = {}},
+                         case_.implementation);
+    });
+  }
+
+  // Largest difference of O from fp64, over a few rows of the first and the last head.
+  [[nodiscard]] double sampled_error() const {
+    const AttentionProblem& p = case_.problem;
+    double worst = 0;
+    for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
+      for (int sample = 0; sample < 6; ++sample) {
+        const std::int64_t q = sample * (p.seq_q - 1) / 5;
+        const MaskView mask = mask_view(p, views(), p.batch - 1, h);
+        worst = std::max(worst, row_error(mask, h, q));
+      }
+    }
+    return worst;
+  }
+
+ private:
+  [[nodiscard]] AttentionForward views() const {
+    return {.query = query_,
+            .key = key_,
+            .value = value_,
+            .sinks = {},
+            .document_starts = starts_,
+            .blocks = {},
+            .output = output_,
+            .lse = lse_,
+            .saved = saved_};
+  }
+
+  static void fill(const Tensor& tensor, std::uint64_t seed, const Stream& stream) {
+    const Random random(seed);
+    const std::int64_t elements = tensor.view().elements();
+    constexpr std::int64_t kChunk = 1 << 14;
+    parallel_for(stream, (elements + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+      for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
+        // Normal enough, and cheap: four uniform numbers.
+        const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i));
+        const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
+                                            (bits >> 48));
+        const float value = (sum / 65536.0F - 2.0F) * 1.7320508F;
+        if (tensor.view().dtype() == DType::f32) tensor.data<float>()[i] = value;
+        if (tensor.view().dtype() == DType::bf16) tensor.data<BFloat16>()[i] = BFloat16(value);
+        if (tensor.view().dtype() == DType::f16) tensor.data<Float16>()[i] = Float16(value);
+      }
+    });
+  }
+
+  static double read(const TensorView& view, std::int64_t offset) {
+    if (view.dtype() == DType::bf16) return static_cast<float>(view.data<BFloat16>()[offset]);
+    if (view.dtype() == DType::f16) return static_cast<float>(view.data<Float16>()[offset]);
+    return view.data<float>()[offset];
+  }
+
+  [[nodiscard]] double row_error(const MaskView& mask, std::int64_t h, std::int64_t q) const {
+    const AttentionProblem& p = case_.problem;
+    const std::int64_t b = p.batch - 1;
+    const std::int64_t kv = h / (p.heads_q / p.heads_kv);
+    std::vector<double> expected(static_cast<std::size_t>(p.head_dim));
+    std::vector<std::pair<std::int64_t, double>> scores;
+    double row_max = -INFINITY;
+    const KeyRange range = mask.interval(q);
+    for (std::int64_t k = range.begin; k < range.end; ++k) {
+      if (!mask.attends(q, k)) continue;
+      double score = 0;
+      for (std::int64_t c = 0; c < p.head_dim; ++c) {
+        score += read(query_, query_.view().offset(b, q, h, c)) * read(key_, key_.view().offset(b, k, kv, c));
+      }
+      scores.emplace_back(k, score / std::sqrt(static_cast<double>(p.head_dim)));
+      row_max = std::max(row_max, scores.back().second);
+    }
+    double row_sum = 0;
+    for (const auto& [k, score] : scores) row_sum += std::exp(score - row_max);
+    for (const auto& [k, score] : scores) {
+      for (std::int64_t c = 0; c < p.head_dim; ++c) {
+        expected[static_cast<std::size_t>(c)] +=
+            std::exp(score - row_max) / row_sum * read(value_, value_.view().offset(b, k, kv, c));
+      }
+    }
+    double worst = 0;
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
+                                       read(output_, output_.view().offset(b, q, h, c))));
+    }
+    return worst;
+  }
+
+  Context& context_;
+  const Case& case_;
+  Tensor query_, key_, value_, output_, lse_, output_gradient_, query_gradient_, key_gradient_,
+      value_gradient_, saved_, starts_;
+};
+
+const AttentionImplementation& find_implementation(std::string_view name) {
+  std::string names;
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (row.name == name) return row;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+  }
+  fail(ErrorKind::input, "implementation '{}' is unknown; use {}", name, names);
+}
+
+Layout rehearse(const Case& c, const AttentionImplementation& implementation,
+                const DeviceDescription& device) {
+  Context context(device);
+  {
+    AttentionRun run(context, c, implementation);
+    run.forward();
+    run.backward();
+  }
+  return make_layout(std::move(context).take_ledger());
+}
+
+template <class Body>
+double median_milliseconds(const Options& options, const Body& body) {
+  for (int i = 0; i < options.warmup; ++i) body();
+  std::vector<double> times;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < options.steps; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    const auto end = std::chrono::steady_clock::now();
+    times.push_back(std::chrono::duration<double, std::milli>(end - start).count());
+    if (std::chrono::duration<double>(end - begin).count() > options.max_seconds / 2) break;
+  }
+  std::ranges::sort(times);
+  return times[times.size() / 2];
+}
+
+double pairs_of(const Case& c) {
+  const AttentionProblem& p = c.problem;
+  AttentionForward views;
+  if (p.mask.max_documents > 0) {
+    views.document_starts = TensorView(const_cast<std::int32_t*>(c.document_starts.data()), DType::i32,
+                                       {1, p.mask.max_documents + 1});
+  }
+  double pairs = 0;
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    pairs += static_cast<double>(mask_view(p, views, 0, h).pairs(0, p.seq_q, {0, p.seq_k}));
+  }
+  return pairs * static_cast<double>(p.batch);
+}
+
+Row measure(const Case& c, const Options& options, Backend& backend, std::int64_t budget) {
+  Row row{.c = c};
+  const AttentionImplementation& implementation = find_implementation(c.implementation);
+  const Support support = implementation.supports(c.problem, backend.description());
+  if (!support) {
+    row.status = "unsupported: " + support.reason();
+    return row;
+  }
+  Layout layout = rehearse(c, implementation, backend.description());
+  row.peak_bytes = layout.reserved(Space::device);
+  row.saved_bytes = implementation.saved_bytes(c.problem) +
+                    dense_bytes(DType::f32, {c.problem.batch, c.problem.heads_q, c.problem.seq_q});
+  if (row.peak_bytes > budget) {
+    row.status = fmt::format("oom: {}", format_bytes(row.peak_bytes));
+    return row;
+  }
+  Context context(backend, std::move(layout));
+  AttentionRun run(context, row.c, implementation);
+  row.forward_ms = median_milliseconds(options, [&] { run.forward(); });
+  row.backward_ms = median_milliseconds(options, [&] { run.backward(); });
+  row.error = run.sampled_error();
+  const double flops = 14.0 * static_cast<double>(c.problem.head_dim) * pairs_of(c);
+  row.gflops = flops / ((row.forward_ms + row.backward_ms) * 1e6);
+  return row;
+}
+
+// The largest seq of a case's kind whose rehearsal fits.
+std::int64_t largest_seq(Case c, const DeviceDescription& device, std::int64_t budget) {
+  const AttentionImplementation& implementation = find_implementation(c.implementation);
+  const auto fits = [&](std::int64_t seq) {
+    c.problem.seq_q = c.problem.seq_k = seq;
+    try {
+      return implementation.supports(c.problem, device) &&
+             rehearse(c, implementation, device).reserved(Space::device) <= budget;
+    } catch (const Error&) {
+      return false;  // more bytes than 64 bits count
+    }
+  };
+  std::int64_t low = 0;
+  std::int64_t high = 1;
+  while (high < (std::int64_t{1} << 31) && fits(high)) high *= 2;
+  while (low + 1 < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+// Exponent of the growth with seq: the slope of a straight line through the logarithms.
+std::optional<double> growth(const std::vector<std::pair<double, double>>& points) {
+  if (points.size() < 2) return std::nullopt;
+  double sx = 0, sy = 0, sxx = 0, sxy = 0;
+  for (const auto& [x, y] : points) {
+    sx += std::log(x);
+    sy += std::log(y);
+    sxx += std::log(x) * std::log(x);
+    sxy += std::log(x) * std::log(y);
+  }
+  const auto n = static_cast<double>(points.size());
+  const double spread = n * sxx - sx * sx;
+  if (spread <= 0) return std::nullopt;
+  return (n * sxy - sx * sy) / spread;
+}
+
+void print_growth(const std::vector<Row>& rows, const DeviceDescription& device, std::int64_t budget,
+                  std::ostream& out) {
+  std::map<std::string, std::vector<const Row*>> kinds;
+  for (const Row& row : rows) {
+    const AttentionProblem& p = row.c.problem;
+    kinds[fmt::format("{} {} {} b{} h{} d{}", row.c.implementation, name(p.dtype), row.c.mask, p.batch,
+                      p.heads_q, p.head_dim)]
+        .push_back(&row);
+  }
+  out << "\n";
+  for (const auto& [kind, members] : kinds) {
+    std::vector<std::pair<double, double>> times;
+    std::vector<std::pair<double, double>> bytes;
+    for (const Row* row : members) {
+      const auto seq = static_cast<double>(row->c.problem.seq_q);
+      if (row->status == "ok") times.emplace_back(seq, row->forward_ms + row->backward_ms);
+      if (row->peak_bytes > 0) bytes.emplace_back(seq, static_cast<double>(row->peak_bytes));
+    }
+    const auto time_growth = growth(times);
+    const auto byte_growth = growth(bytes);
+    const std::string exponents =
+        fmt::format("{}{}", time_growth ? fmt::format("time ~ seq^{:.2f}, ", *time_growth) : "",
+                    byte_growth ? fmt::format("memory ~ seq^{:.2f}, ", *byte_growth) : "");
+    fmt::print(out, "{}: {}largest seq in {}: {}\n", kind, exponents, format_bytes(budget),
+               format_count(largest_seq(members[0]->c, device, budget)));
+  }
+}
+
+nlohmann::ordered_json to_json(const Row& row) {
+  const AttentionProblem& p = row.c.problem;
+  return {{"impl", row.c.implementation},
+          {"device", "cpu"},
+          {"dtype", name(p.dtype)},
+          {"batch", p.batch},
+          {"heads_q", p.heads_q},
+          {"heads_kv", p.heads_kv},
+          {"seq", p.seq_q},
+          {"head_dim", p.head_dim},
+          {"mask", row.c.mask},
+          {"forward_ms", row.forward_ms},
+          {"backward_ms", row.backward_ms},
+          {"peak_bytes", row.peak_bytes},
+          {"saved_bytes", row.saved_bytes},
+          {"error", row.error},
+          {"gflops", row.gflops},
+          {"status", row.status}};
+}
+
+void run(const Options& options, std::ostream& out) {
+  const Device device = parse_device(options.device);
+  const ListedDevice listed = find_device(device);
+  check(device.kind == DeviceKind::cpu, "device '{}': attention has kernels for cpu", options.device);
+  const std::int64_t budget = options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  const std::vector<Case> cases = make_cases(options);
+  for (const Case& c : cases) static_cast<void>(find_implementation(c.implementation));
+  CpuBackend backend(options.threads);
+  ThreadPool pool(options.threads);
+  const double peak = measured_peak_flops(backend.description().simd, pool) / 1e9;
+
+  std::vector<Row> rows;
+  Progress progress("case");
+  for (const Case& c : cases) {
+    progress.at(static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(cases.size()));
+    rows.push_back(measure(c, options, backend, budget));
+  }
+
+  if (options.json) {
+    nlohmann::ordered_json json = {{"machine",
+                                    {{"name", backend.description().name},
+                                     {"cores", backend.description().cores},
+                                     {"simd", name(backend.description().simd)},
+                                     {"peak_gflops", {{"f32", peak}, {"bf16", peak}}}}},
+                                   {"commit", HEADROOM_COMMIT},
+                                   {"rows", nlohmann::ordered_json::array()}};
+    for (const Row& row : rows) json["rows"].push_back(to_json(row));
+    out << json.dump(2) << "\n";
+    return;
+  }
+  Table table({"impl", "dtype", "batch", "heads", "seq", "head_dim", "mask", "forward_ms", "backward_ms",
+               "peak", "saved", "error", "GFLOP/s", "of peak", "status"});
+  for (const Row& row : rows) {
+    const AttentionProblem& p = row.c.problem;
+    const bool ran = row.status == "ok";
+    const auto cell = [&](const std::string& text) { return ran ? text : std::string("-"); };
+    table.add(
+        {row.c.implementation, std::string(name(p.dtype)), std::to_string(p.batch),
+         p.heads_q == p.heads_kv ? std::to_string(p.heads_q) : fmt::format("{}/{}", p.heads_q, p.heads_kv),
+         std::to_string(p.seq_q), std::to_string(p.head_dim), row.c.mask,
+         cell(fmt::format("{:.3f}", row.forward_ms)), cell(fmt::format("{:.3f}", row.backward_ms)),
+         format_bytes(row.peak_bytes), format_bytes(row.saved_bytes), cell(fmt::format("{:.1e}", row.error)),
+         cell(fmt::format("{:.1f}", row.gflops)), cell(fmt::format("{:.0f}%", 100 * row.gflops / peak)),
+         row.status});
+  }
+  out << (options.csv ? table.csv() : options.markdown ? table.markdown() : table.text());
+  if (options.csv) return;
+  fmt::print(out, "\nmeasured peak: {:.0f} GFLOP/s on {} threads with {}\n", peak, pool.threads(),
+             name(backend.description().simd));
+  print_growth(rows, backend.description(), budget, out);
+  if (options.explain) {
+    const auto choice = choose(attention_implementations(), cases[0].problem, backend.description());
+    fmt::print(out, "\nchosen for the first case: {}\n", choice.implementation->name);
+    for (const AttentionImplementation& row : attention_implementations()) {
+      const Support support = row.supports(cases[0].problem, backend.description());
+      fmt::print(out, "{}: {}\n", row.name, support ? "serves it" : support.reason());
+    }
+  }
+}
+
+}  // namespace
+
+void add_bench_attention(CLI::App& app, std::ostream& out) {
+  auto options = std::make_shared<Options>();
+  const CLI::Range positive(std::int64_t{1}, std::int64_t{1} << 40);
+  app.add_option("--seq", options->seq, "Sequence lengths")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--head-dim", options->head_dim, "Head sizes")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--batch", options->batch, "Batch sizes")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--heads", options->heads, "Query heads")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--kv-heads", options->kv_heads, "Key and value heads (default: as many as query heads)")
+      ->check(positive);
+  app.add_option("--dtype", options->dtype, "f32, bf16, f16")->delimiter(',')->capture_default_str();
+  app.add_option("--mask", options->mask,
+                 "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--impl", options->implementation, "tiled, naive, naive-recompute, reference")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--preset", options->preset,
+                 "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, f32");
+  app.add_option("--warmup", options->warmup, "Runs before timing")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app.add_option("--steps", options->steps, "Timed runs, of which the median counts")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--max-seconds", options->max_seconds, "At most so long per case, after one run")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--device", options->device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--budget", options->budget,
+                 "Bytes a case may take, such as 4GiB (default: what is free now)");
+  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
+      ->check(CLI::Range(1, 4096));
+  app.add_flag("--explain", options->explain,
+               "Say which implementation would be chosen, and why not the others");
+  CLI::Option* json = app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  CLI::Option* csv = app.add_flag("--csv", options->csv, "Comma-separated")->excludes(json);
+  app.add_flag("--markdown", options->markdown, "A Markdown table")->excludes(json)->excludes(csv);
+  app.footer(
+      "Examples:\n  headroom bench attention --seq 1024,4096 --mask full,causal --impl tiled\n"
+      "  headroom bench attention --preset seed-grid --budget 8GiB --max-seconds 2");
+  app.callback([options, &out] { run(*options, out); });
+}
+
+}  // namespace headroom
