@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
-#include "attention/elements.h"
 #include "attention/implementations.h"
 #include "headroom/core/checked.h"
 #include "headroom/cpu/thread_pool.h"
@@ -17,6 +15,8 @@ namespace headroom {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::size_t kMaxHeadDim = 256;
+using Row = std::array<float, kMaxHeadDim>;
 
 std::int64_t matrix_bytes(const AttentionProblem& problem) {
   return dense_bytes(problem.dtype, {problem.batch, problem.heads_q, problem.seq_q, problem.seq_k});
@@ -28,158 +28,236 @@ TensorView matrix(const AttentionProblem& problem, const TensorView& memory, std
           Shape{problem.batch, problem.heads_q, problem.seq_q, problem.seq_k}};
 }
 
-float at(const TensorView& view, std::int64_t offset) {
-  return static_cast<float>(read_element(view, offset));
-}
-
-float dot(const TensorView& a, std::int64_t a_offset, std::int64_t a_stride, const TensorView& b,
-          std::int64_t b_offset, std::int64_t b_stride, std::int64_t count) {
-  float sum = 0;
-  for (std::int64_t i = 0; i < count; ++i)
-    sum += at(a, a_offset + i * a_stride) * at(b, b_offset + i * b_stride);
-  return sum;
-}
-
-// Items (batch, query head, query row).
-template <class Body>
-void for_each_query(const AttentionProblem& problem, const Stream& stream, const Body& body) {
-  parallel_for(stream, problem.batch * problem.heads_q * problem.seq_q, [&](std::int64_t item) {
-    body(item / (problem.heads_q * problem.seq_q), item / problem.seq_q % problem.heads_q,
-         item % problem.seq_q);
-  });
-}
-
 std::int64_t kv_head(const AttentionProblem& problem, std::int64_t head) {
   return head / (problem.heads_q / problem.heads_kv);
 }
 
-// How many of the head's patterns join the pair: mixing patterns by their log-sum-exp is a softmax over all
-// of them.
-float multiplicity(const std::array<MaskView, Mask::kMaxDilations>& masks, int patterns, std::int64_t q,
-                   std::int64_t k) {
-  int count = 0;
-  for (int p = 0; p < patterns; ++p) count += masks[static_cast<std::size_t>(p)].attends(q, k);
-  return static_cast<float>(count);
+// sum of a . b, one product after the other: the plain computation that others are judged by.
+template <class T>
+float dot(const Row& a, const T* b, std::int64_t count) {
+  float sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += a[static_cast<std::size_t>(i)] * static_cast<float>(b[i]);
+  return sum;
 }
 
-// S <- cap(scale * Q K^T) + ln(multiplicity); P <- softmax(S)
-void scores_and_probabilities(const AttentionProblem& problem, const AttentionForward& views,
-                              const TensorView& scores, const TensorView& probabilities,
-                              const Stream& stream) {
-  const float scale = score_scale(problem);
-  const int patterns = problem.mask.patterns_per_head();
-  for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    std::array<MaskView, Mask::kMaxDilations> masks;
-    for (int p = 0; p < patterns; ++p)
-      masks[static_cast<std::size_t>(p)] = mask_view(problem, views, b, h, p);
-    const std::int64_t row = scores.offset(b, h, q);
-    const float sink = problem.sinks ? views.sinks.data<float>()[h] : -kInfinity;
-    float row_max = sink;
-    for (std::int64_t k = 0; k < problem.seq_k; ++k) {
-      float s = scale * dot(views.query, views.query.offset(b, q, h), 1, views.key,
-                            views.key.offset(b, k, kv_head(problem, h)), 1, problem.head_dim);
-      if (problem.softcap != 0) s = problem.softcap * std::tanh(s / problem.softcap);
-      write_element(scores, row + k, s + std::log(multiplicity(masks, patterns, q, k)));
-      row_max = std::max(row_max, at(scores, row + k));
+// sum <- sum + factor * row
+template <class T>
+void add_scaled(Row& sum, float factor, const T* row, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i)
+    sum[static_cast<std::size_t>(i)] += factor * static_cast<float>(row[i]);
+}
+
+template <class T>
+Row load(const T* row, std::int64_t count) {
+  Row result{};
+  for (std::int64_t i = 0; i < count; ++i) result[static_cast<std::size_t>(i)] = static_cast<float>(row[i]);
+  return result;
+}
+
+template <class T>
+void store(const Row& row, float factor, T* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(factor * row[static_cast<std::size_t>(i)]);
+}
+
+// How many of a head's patterns join a pair: mixing patterns by their log-sum-exp is a softmax over all of
+// them.
+class RowMask {
+ public:
+  RowMask(const AttentionProblem& problem, const AttentionForward& views, std::int64_t b, std::int64_t h,
+          std::int64_t q)
+      : patterns_(static_cast<std::size_t>(problem.mask.patterns_per_head())), q_(q) {
+    for (std::size_t p = 0; p < patterns_; ++p) {
+      masks_[p] = mask_view(problem, views, b, h, static_cast<int>(p));
+      intervals_[p] = masks_[p].interval(q);
+      only_interval_ &= masks_[p].dilation.segment == 0 && masks_[p].blocks == nullptr;
     }
-    const float shift = row_max == -kInfinity ? 0 : row_max;  // a row that sees nothing
-    float row_sum = std::exp(sink - shift);
-    for (std::int64_t k = 0; k < problem.seq_k; ++k) row_sum += std::exp(at(scores, row + k) - shift);
-    for (std::int64_t k = 0; k < problem.seq_k; ++k) {
-      write_element(probabilities, row + k,
-                    row_sum == 0 ? 0 : std::exp(at(scores, row + k) - shift) / row_sum);
+  }
+  [[nodiscard]] int multiplicity(std::int64_t k) const {
+    int count = 0;
+    for (std::size_t p = 0; p < patterns_; ++p) {
+      if (k < intervals_[p].begin || k >= intervals_[p].end) continue;
+      count += only_interval_ || masks_[p].attends(q_, k);
     }
-    write_element(views.lse, views.lse.offset(b, h, q),
-                  row_sum == 0 ? -kInfinity : shift + std::log(row_sum));
-  });
+    return count;
+  }
+
+ private:
+  std::size_t patterns_;
+  std::int64_t q_;
+  bool only_interval_ = true;
+  std::array<MaskView, Mask::kMaxDilations> masks_;
+  std::array<KeyRange, Mask::kMaxDilations> intervals_;
+};
+
+// The whole computation in one dtype.
+template <class T>
+class Naive {
+ public:
+  Naive(const AttentionProblem& problem, const AttentionForward& views, const Stream& stream)
+      : problem_(problem),
+        views_(views),
+        stream_(stream),
+        scale_(score_scale(problem)),
+        d_(problem.head_dim) {}
+
+  // S <- cap(scale * Q K^T) + ln(multiplicity); P <- softmax(S)
+  void scores_and_probabilities(T* scores, T* probabilities) const {
+    for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      const RowMask mask(problem_, views_, b, h, q);
+      const Row query = load(row(views_.query, b, q, h), d_);
+      T* s = scores + matrix_row(b, h, q);
+      T* p = probabilities + matrix_row(b, h, q);
+      const float sink = problem_.sinks ? views_.sinks.template data<float>()[h] : -kInfinity;
+      float row_max = sink;
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+        const int multiplicity = mask.multiplicity(k);
+        float score = -kInfinity;
+        if (multiplicity > 0) {
+          score = scale_ * dot(query, row(views_.key, b, k, kv_head(problem_, h)), d_);
+          if (problem_.softcap != 0) score = problem_.softcap * std::tanh(score / problem_.softcap);
+          if (multiplicity > 1) score += std::log(static_cast<float>(multiplicity));
+        }
+        s[k] = static_cast<T>(score);
+        row_max = std::max(row_max, static_cast<float>(s[k]));
+      }
+      const float shift = row_max == -kInfinity ? 0 : row_max;  // a row that sees nothing
+      float row_sum = std::exp(sink - shift);
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) row_sum += std::exp(static_cast<float>(s[k]) - shift);
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+        p[k] = static_cast<T>(row_sum == 0 ? 0.0F : std::exp(static_cast<float>(s[k]) - shift) / row_sum);
+      }
+      views_.lse.template data<float>()[statistics_row(problem_, b, h, q)] =
+          row_sum == 0 ? -kInfinity : shift + std::log(row_sum);
+    });
+  }
+
+  // O <- P V
+  void output(const T* probabilities) const {
+    for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      const T* p = probabilities + matrix_row(b, h, q);
+      Row sum{};
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+        add_scaled(sum, static_cast<float>(p[k]), row(views_.value, b, k, kv_head(problem_, h)), d_);
+      }
+      store(sum, 1, row(views_.output, b, q, h), d_);
+    });
+  }
+
+  void backward(const AttentionBackward& views, const T* scores, const T* probabilities, T* dp, T* ds) const {
+    const auto through_lse = [&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      return views.lse_gradient.elements() == 0
+                 ? 0.0F
+                 : views.lse_gradient.template data<float>()[statistics_row(problem_, b, h, q)];
+    };
+    for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      // dP <- dO V^T; dS <- P (dP - sum(P dP) + dLSE), times the slope of the cap; dQ <- scale * dS K
+      const std::int64_t at = matrix_row(b, h, q);
+      const Row gradient = load(row(views.output_gradient, b, q, h), d_);
+      float row_dot = -through_lse(b, h, q);
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+        dp[at + k] = static_cast<T>(dot(gradient, row(views_.value, b, k, kv_head(problem_, h)), d_));
+        row_dot += static_cast<float>(probabilities[at + k]) * static_cast<float>(dp[at + k]);
+      }
+      Row sum{};
+      for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+        const auto p = static_cast<float>(probabilities[at + k]);
+        float slope = 1;
+        if (problem_.softcap != 0 && p != 0) {
+          const float t = static_cast<float>(scores[at + k]) / problem_.softcap;
+          slope = 1 - t * t;
+        }
+        ds[at + k] = static_cast<T>(p * (static_cast<float>(dp[at + k]) - row_dot) * slope);
+        add_scaled(sum, static_cast<float>(ds[at + k]), row(views_.key, b, k, kv_head(problem_, h)), d_);
+      }
+      store(sum, scale_, row(views.query_gradient, b, q, h), d_);
+    });
+    // dK <- scale * dS^T Q; dV <- P^T dO
+    const std::int64_t group = problem_.heads_q / problem_.heads_kv;
+    parallel_for(stream_, problem_.batch * problem_.heads_kv * problem_.seq_k, [&](std::int64_t item) {
+      const std::int64_t b = item / (problem_.heads_kv * problem_.seq_k);
+      const std::int64_t kv = item / problem_.seq_k % problem_.heads_kv;
+      const std::int64_t k = item % problem_.seq_k;
+      Row key_sum{};
+      Row value_sum{};
+      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+        for (std::int64_t q = 0; q < problem_.seq_q; ++q) {
+          const std::int64_t at = matrix_row(b, h, q) + k;
+          add_scaled(key_sum, static_cast<float>(ds[at]), row(views_.query, b, q, h), d_);
+          add_scaled(value_sum, static_cast<float>(probabilities[at]), row(views.output_gradient, b, q, h),
+                     d_);
+        }
+      }
+      store(key_sum, scale_, row(views.key_gradient, b, k, kv), d_);
+      store(value_sum, 1, row(views.value_gradient, b, k, kv), d_);
+    });
+    // dSink <- -sum over rows of exp(sink - lse) * row_dot
+    if (!problem_.sinks) return;
+    for (std::int64_t h = 0; h < problem_.heads_q; ++h) {
+      const float sink = views_.sinks.template data<float>()[h];
+      float sum = 0;
+      for (std::int64_t b = 0; b < problem_.batch; ++b) {
+        for (std::int64_t q = 0; q < problem_.seq_q; ++q) {
+          const std::int64_t at = matrix_row(b, h, q);
+          float row_dot = -through_lse(b, h, q);
+          for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
+            row_dot += static_cast<float>(probabilities[at + k]) * static_cast<float>(dp[at + k]);
+          }
+          sum -=
+              std::exp(sink - views_.lse.template data<float>()[statistics_row(problem_, b, h, q)]) * row_dot;
+        }
+      }
+      views.sinks_gradient.template data<float>()[h] = sum;
+    }
+  }
+
+ private:
+  static T* row(const TensorView& view, std::int64_t b, std::int64_t r, std::int64_t h) {
+    return view.data<T>() + view.offset(b, r, h);
+  }
+  [[nodiscard]] std::int64_t matrix_row(std::int64_t b, std::int64_t h, std::int64_t q) const {
+    return statistics_row(problem_, b, h, q) * problem_.seq_k;
+  }
+  template <class Body>
+  void for_each_query(const Body& body) const {
+    parallel_for(stream_, problem_.batch * problem_.heads_q * problem_.seq_q, [&](std::int64_t item) {
+      body(item / (problem_.heads_q * problem_.seq_q), item / problem_.seq_q % problem_.heads_q,
+           item % problem_.seq_q);
+    });
+  }
+
+  const AttentionProblem& problem_;
+  const AttentionForward& views_;
+  const Stream& stream_;
+  float scale_;
+  std::int64_t d_;
+};
+
+// body.operator()<T>() for the problem's element type.
+template <class Body>
+void with_type(DType dtype, const Body& body) {
+  if (dtype == DType::f32) return body.template operator()<float>();
+  if (dtype == DType::bf16) return body.template operator()<BFloat16>();
+  body.template operator()<Float16>();
 }
 
 void forward_into(const AttentionProblem& problem, const AttentionForward& views, TensorView memory,
                   const Stream& stream) {
-  const TensorView probabilities = matrix(problem, memory, 1);
-  scores_and_probabilities(problem, views, matrix(problem, memory, 0), probabilities, stream);
-  // O <- P V
-  for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      write_element(
-          views.output, views.output.offset(b, q, h, c),
-          dot(probabilities, probabilities.offset(b, h, q), 1, views.value,
-              views.value.offset(b, 0, kv_head(problem, h), c), views.value.stride(1), problem.seq_k));
-    }
+  with_type(problem.dtype, [&]<class T>() {
+    const Naive<T> naive(problem, views, stream);
+    T* probabilities = matrix(problem, memory, 1).data<T>();
+    naive.scores_and_probabilities(matrix(problem, memory, 0).data<T>(), probabilities);
+    naive.output(probabilities);
   });
 }
 
 // `kept` holds S and P, `memory` takes dP and dS.
 void backward_from(const AttentionProblem& problem, const AttentionBackward& views, const TensorView& kept,
                    const TensorView& memory, const Stream& stream) {
-  const AttentionForward& inputs = views.forward;
-  const TensorView scores = matrix(problem, kept, 0);
-  const TensorView p = matrix(problem, kept, 1);
-  const TensorView dp = matrix(problem, memory, 0);
-  const TensorView ds = matrix(problem, memory, 1);
-  const float scale = score_scale(problem);
-  const auto through_lse = [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    return views.lse_gradient.elements() == 0 ? 0.0F
-                                              : at(views.lse_gradient, views.lse_gradient.offset(b, h, q));
-  };
-  for_each_query(problem, stream, [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-    // dP <- dO V^T; dS <- P (dP - sum(P dP) + dLSE), times the slope of the cap
-    const std::int64_t row = dp.offset(b, h, q);
-    float row_dot = -through_lse(b, h, q);
-    for (std::int64_t k = 0; k < problem.seq_k; ++k) {
-      write_element(dp, row + k,
-                    dot(views.output_gradient, views.output_gradient.offset(b, q, h), 1, inputs.value,
-                        inputs.value.offset(b, k, kv_head(problem, h)), 1, problem.head_dim));
-      row_dot += at(p, row + k) * at(dp, row + k);
-    }
-    for (std::int64_t k = 0; k < problem.seq_k; ++k) {
-      float slope = 1;
-      if (problem.softcap != 0 && at(p, row + k) != 0) {
-        const float t = at(scores, row + k) / problem.softcap;
-        slope = 1 - t * t;
-      }
-      write_element(ds, row + k, at(p, row + k) * (at(dp, row + k) - row_dot) * slope);
-    }
-    // dQ <- scale * dS K
-    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      write_element(views.query_gradient, views.query_gradient.offset(b, q, h, c),
-                    scale * dot(ds, row, 1, inputs.key, inputs.key.offset(b, 0, kv_head(problem, h), c),
-                                inputs.key.stride(1), problem.seq_k));
-    }
+  with_type(problem.dtype, [&]<class T>() {
+    Naive<T>(problem, views.forward, stream)
+        .backward(views, matrix(problem, kept, 0).data<T>(), matrix(problem, kept, 1).data<T>(),
+                  matrix(problem, memory, 0).data<T>(), matrix(problem, memory, 1).data<T>());
   });
-  // dK <- scale * dS^T Q; dV <- P^T dO
-  const std::int64_t group = problem.heads_q / problem.heads_kv;
-  parallel_for(stream, problem.batch * problem.heads_kv * problem.seq_k, [&](std::int64_t item) {
-    const std::int64_t b = item / (problem.heads_kv * problem.seq_k);
-    const std::int64_t kv = item / problem.seq_k % problem.heads_kv;
-    const std::int64_t k = item % problem.seq_k;
-    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      float key_sum = 0;
-      float value_sum = 0;
-      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        key_sum += scale * dot(ds, ds.offset(b, h, 0, k), ds.stride(2), inputs.query,
-                               inputs.query.offset(b, 0, h, c), inputs.query.stride(1), problem.seq_q);
-        value_sum +=
-            dot(p, p.offset(b, h, 0, k), p.stride(2), views.output_gradient,
-                views.output_gradient.offset(b, 0, h, c), views.output_gradient.stride(1), problem.seq_q);
-      }
-      write_element(views.key_gradient, views.key_gradient.offset(b, k, kv, c), key_sum);
-      write_element(views.value_gradient, views.value_gradient.offset(b, k, kv, c), value_sum);
-    }
-  });
-  // dSink <- -sum over rows of exp(sink - lse) * row_dot
-  if (!problem.sinks) return;
-  for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-    float sum = 0;
-    for (std::int64_t b = 0; b < problem.batch; ++b) {
-      for (std::int64_t q = 0; q < problem.seq_q; ++q) {
-        const std::int64_t row = p.offset(b, h, q);
-        const float row_dot = dot(p, row, 1, dp, row, 1, problem.seq_k) - through_lse(b, h, q);
-        sum -= std::exp(inputs.sinks.data<float>()[h] - at(inputs.lse, inputs.lse.offset(b, h, q))) * row_dot;
-      }
-    }
-    write_element(views.sinks_gradient, h, sum);
-  }
 }
 
 void forward_keeping(const AttentionProblem& problem, const AttentionForward& views, TensorView,
@@ -195,8 +273,10 @@ void backward_keeping(const AttentionProblem& problem, const AttentionBackward& 
 void backward_recomputing(const AttentionProblem& problem, const AttentionBackward& views,
                           TensorView workspace, const Stream& stream) {
   const TensorView kept = workspace.slice(0, 0, 2 * matrix_bytes(problem));
-  scores_and_probabilities(problem, views.forward, matrix(problem, kept, 0), matrix(problem, kept, 1),
-                           stream);
+  with_type(problem.dtype, [&]<class T>() {
+    Naive<T>(problem, views.forward, stream)
+        .scores_and_probabilities(matrix(problem, kept, 0).data<T>(), matrix(problem, kept, 1).data<T>());
+  });
   backward_from(problem, views, kept,
                 workspace.slice(0, 2 * matrix_bytes(problem), 2 * matrix_bytes(problem)), stream);
 }

@@ -30,8 +30,11 @@ std::string Table::csv() const {
     for (std::size_t i = 0; i < row.size(); ++i) {
       const bool quoted = row[i].find_first_of(",\"\n") != std::string::npos;
       std::string cell;
-      for (const char c : row[i]) cell += c == '"' ? "\"\"" : std::string(1, c);
-      text += (i == 0 ? "" : ",") + (quoted ? "\"" + cell + "\"" : cell);
+      for (const char c : row[i]) cell.append(c == '"' ? 2 : 1, c);
+      if (i > 0) text += ',';
+      if (quoted) text += '"';
+      text += cell;
+      if (quoted) text += '"';
     }
     text += "\n";
   }
@@ -41,7 +44,7 @@ std::string Table::csv() const {
 std::string Table::markdown() const {
   std::string text;
   for (std::size_t r = 0; r < rows_.size(); ++r) {
-    for (const std::string& cell : rows_[r]) text += "| " + cell + " ";
+    for (const std::string& cell : rows_[r]) text += fmt::format("| {} ", cell);
     text += "|\n";
     if (r > 0) continue;
     for (std::size_t i = 0; i < rows_[0].size(); ++i) text += i == 0 ? "|:--" : "|--:";
