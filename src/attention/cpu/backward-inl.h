@@ -1,5 +1,5 @@
 // Attention backward of one (query tile, key tile) pair: five products, with the probabilities made again
-// from the log-sum-exp. Part of kernels-inl.h.
+// from the log-sum-exp.
 //
 //   P  <- 2^(S - shift)           panels along the keys, as in forward
 //   dS <- P * gate * (dO V^T - row_dot)
@@ -7,6 +7,8 @@
 //   dK <- dK + dS^T Q
 //   dQ <- dQ + dS K               apart, because the caller orders these additions
 #pragma once
+
+#include "attention/cpu/strips-inl.h"
 
 namespace headroom::cpu {
 
@@ -23,9 +25,9 @@ float row_dot(const RowStatistics& tile, int row) {
   with_dtype<Vec>(tile.output.dtype, [&]<DType kOutput>() {
     with_dtype<Vec>(tile.output_gradient.dtype, [&]<DType kGradient>() {
       const auto* o =
-          static_cast<const typename Element<kOutput>::Stored*>(tile.output.data) + row * tile.output.stride;
+          static_cast<const typename Element<kOutput>::Stored*>(tile.output.data) + tile.output.offset(row);
       const auto* g = static_cast<const typename Element<kGradient>::Stored*>(tile.output_gradient.data) +
-                      row * tile.output_gradient.stride;
+                      tile.output_gradient.offset(row);
       for (int column = 0; column < tile.head_dim; column += Vec::kLanes) {
         const int valid = tile.head_dim - column;
         dot = fma(load_elements<Vec, kOutput>(o + column, valid),
@@ -40,21 +42,25 @@ template <class Vec>
 void row_statistics(const RowStatistics& tile) {
   float sink_gradient = 0;
   for (int row = 0; row < kTileQ; ++row) {
-    const bool seen = row < tile.rows && tile.lse[row] != -kInfinity;
-    tile.row_shift[row] = seen ? tile.lse[row] * kLog2E : kInfinity;
+    tile.row_shift[row] = kInfinity;
     tile.row_dot[row] = 0;
-    if (!seen) continue;
+    if (row >= tile.rows) continue;
+    const std::int64_t index = tile.output_gradient.index(row);
+    const float lse = tile.lse[index];
+    if (lse == -kInfinity) continue;
+    tile.row_shift[row] = lse * kLog2E;
     // row_dot <- dO . O - dLSE
-    tile.row_dot[row] = row_dot<Vec>(tile, row) - (tile.lse_gradient == nullptr ? 0 : tile.lse_gradient[row]);
+    tile.row_dot[row] =
+        row_dot<Vec>(tile, row) - (tile.lse_gradient == nullptr ? 0 : tile.lse_gradient[index]);
     // dSink <- dSink - P_sink * row_dot
-    if (tile.sink != nullptr) sink_gradient -= __builtin_expf(*tile.sink - tile.lse[row]) * tile.row_dot[row];
+    if (tile.sink != nullptr) sink_gradient -= __builtin_expf(*tile.sink - lse) * tile.row_dot[row];
   }
   if (tile.sink != nullptr) *tile.sink_gradient = sink_gradient;
 }
 
 template <class Vec, int N>
 void backward_key_value_columns(const BackwardTile& tile) {
-  constexpr int kWidth = N * Vec::kLanes;
+  constexpr std::int64_t kWidth = N * Vec::kLanes;
   const Columns columns = columns_of<Vec>(tile.head_dim);
   float* probabilities = tile.scratch;                     // [kTileQ][kTileK]
   float* score_gradient = tile.scratch + kTileQ * kTileK;  // [kTileQ][kTileK]
@@ -63,7 +69,7 @@ void backward_key_value_columns(const BackwardTile& tile) {
   const int strips = (tile.rows + kStrip - 1) / kStrip;
 
   // The next query tile follows in memory; it comes in during the products.
-  const int query_floats = kTileQ * columns.padded();
+  const std::int64_t query_floats = kTileQ * columns.padded();
   const auto next_piece = [&](const float* rows, int offset, int strip) {
     return ahead_piece<Vec, kTileK / kPanel<Vec> * kStrips>(
         rows + query_floats, query_floats, offset / kPanel<Vec> * kStrips + strip, tile.head_dim);
@@ -87,7 +93,7 @@ void backward_key_value_columns(const BackwardTile& tile) {
         continue;
       }
       // S <- Q K^T
-      strip_times_panel<Vec, N>(s, tile.query + row0 * kWidth,
+      strip_times_panel<Vec, N>(s, tile.query + row0 * kWidth, kTileQ,
                                 tile.keys_transposed + std::int64_t{offset} * tile.head_dim, tile.head_dim,
                                 next_piece(tile.query, offset, strip));
       const bool partial = !bounds[strip].covers(tile.range, key, key + kPanel<Vec>);
@@ -115,7 +121,7 @@ void backward_key_value_columns(const BackwardTile& tile) {
       float* ds = score_gradient + std::int64_t{row0} * kTileK + offset;
       // dP <- dO V^T
       Accumulators<Vec, Vec::kColumns> s;
-      strip_times_panel<Vec, N>(s, tile.output_gradient + row0 * kWidth,
+      strip_times_panel<Vec, N>(s, tile.output_gradient + row0 * kWidth, kTileQ,
                                 tile.values_transposed + std::int64_t{offset} * tile.head_dim, tile.head_dim,
                                 next_piece(tile.output_gradient, offset, strip));
       // dS <- P * (dP - row_dot), times the gate that the softcap left there
@@ -172,7 +178,7 @@ void backward_key_value_columns(const BackwardTile& tile) {
 
 template <class Vec, int N>
 void backward_query_columns(const BackwardTile& tile) {
-  constexpr int kWidth = N * Vec::kLanes;
+  constexpr std::int64_t kWidth = N * Vec::kLanes;
   const Columns columns = columns_of<Vec>(tile.head_dim);
   const float* score_gradient = tile.scratch + kTileQ * kTileK;
   StripBounds bounds[kStrips];

@@ -15,7 +15,7 @@
 #include <limits>
 #include <thread>
 
-#include "headroom/core/error.h"
+#include "core/pieces.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom::cpu {
@@ -32,35 +32,15 @@ namespace {
 // cores may idle, is then under one per cent of two cores' work and a few of a dozen's.
 constexpr std::int64_t kForwardTilesPerWave = 256;
 constexpr std::int64_t kBackwardTilesPerWave = 128;
-constexpr std::int64_t kAlignFloats = 16;  // 64 bytes
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
+constexpr std::int64_t kAlignFloats = Pieces::kAlignment / 4;
 
 // K/V heads per wave, the waves as even as possible.
 std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head, std::int64_t tiles) {
   const std::int64_t heads = sizes.batch * sizes.heads_kv;
   const std::int64_t wanted = std::clamp<std::int64_t>(
-      ceil_div(tiles, std::max<std::int64_t>(tiles_per_head, 1)), 1, std::max<std::int64_t>(heads, 1));
-  return ceil_div(heads, std::max<std::int64_t>(ceil_div(heads, wanted), 1));
+      divide_up(tiles, std::max<std::int64_t>(tiles_per_head, 1)), 1, std::max<std::int64_t>(heads, 1));
+  return divide_up(heads, std::max<std::int64_t>(divide_up(heads, wanted), 1));
 }
-
-// Hands out aligned pieces of the workspace; without one it only counts.
-class Pieces {
- public:
-  explicit Pieces(float* base) : base_(base) {}
-  float* take(std::int64_t floats) {
-    float* piece = base_ == nullptr ? nullptr : base_ + taken_;
-    taken_ += ceil_div(floats, kAlignFloats) * kAlignFloats;
-    return piece;
-  }
-  [[nodiscard]] std::int64_t bytes() const { return taken_ * static_cast<std::int64_t>(sizeof(float)); }
-
- private:
-  float* base_;
-  std::int64_t taken_ = 0;
-};
 
 // body(item, slot) for every item, taken in rising order; slot < threads is nobody else's meanwhile.
 template <class Body>
@@ -75,10 +55,21 @@ void for_each_in_order(const Stream& stream, int threads, std::int64_t count, co
   });
 }
 
-RowsView rows_of(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
-                 std::int64_t row) {
-  const std::int64_t offset = batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
-  return {static_cast<std::byte*>(view.data) + offset * size_bytes(dtype), view.row_stride, dtype};
+// Rows of one head, from `row` of those that take part.
+RowsView rows_of(const HeadsView& view, DType dtype, const IntervalMask& mask, std::int64_t batch,
+                 std::int64_t head, std::int64_t row) {
+  const std::int64_t offset = batch * view.batch_stride + head * view.head_stride +
+                              (mask.rows == nullptr ? row * view.row_stride : 0);
+  return {
+      static_cast<std::byte*>(view.data) + offset * size_bytes(dtype), view.row_stride, dtype,
+      mask.rows == nullptr ? nullptr : mask.rows + batch * mask.batch_stride + head * mask.head_stride + row};
+}
+
+// Their statistics: that of row i stands at RowsView::index(i).
+float* statistics_of(const StatisticsView& view, const IntervalMask& mask, std::int64_t batch,
+                     std::int64_t head, std::int64_t row) {
+  if (view.data == nullptr) return nullptr;
+  return view.data + batch * view.batch_stride + head * view.head_stride + (mask.rows == nullptr ? row : 0);
 }
 
 ScoreRule score_rule(const AttentionForwardCall& call) {
@@ -87,28 +78,37 @@ ScoreRule score_rule(const AttentionForwardCall& call) {
   return {.query_factor = call.scale / call.softcap, .cap = call.softcap * kLog2E};
 }
 
-// One query tile of one head: its rows, their intervals and the keys any of them can see.
+// How many of `most` rows take part in a head.
+std::int64_t rows_in(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head,
+                     std::int64_t most) {
+  if (call.mask.rows == nullptr) return most;
+  return call.mask.counts[batch * call.sizes.heads_q + head];
+}
+
+// One query tile of one head: its rows (none past the last that takes part), their intervals and the keys any
+// of them can see.
 class QueryTile {
  public:
   QueryTile(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head, std::int64_t tile)
-      : row(tile * call.sizes.tile_q),
-        rows(static_cast<int>(std::min<std::int64_t>(call.sizes.tile_q, call.sizes.seq_q - row))) {
-    const IntervalMask& mask = call.mask;
-    const std::int64_t offset = batch * mask.batch_stride + head * mask.head_stride + row;
-    first = mask.first + offset;
-    last = mask.last + offset;
-    hull_ = {std::numeric_limits<std::int32_t>::max(), 0};
+      : QueryTile(call, batch, head, tile, KeySpan{std::numeric_limits<std::int32_t>::max(), 0}) {
     for (int i = 0; i < rows; ++i) {
       if (first[i] >= last[i]) continue;
       hull_.begin = std::min(hull_.begin, first[i]);
       hull_.end = std::max(hull_.end, last[i]);
     }
-    if (hull_.begin >= hull_.end) return;
-    ranges = {&hull_, 1};
-    if (mask.ranges == nullptr) return;
-    const std::int64_t index = (batch * call.sizes.heads_q + head) * call.sizes.q_tiles() + tile;
-    ranges = {mask.ranges + mask.range_starts[index],
-              static_cast<std::size_t>(mask.range_starts[index + 1] - mask.range_starts[index])};
+    find_ranges(call, batch, head, tile);
+  }
+  // With the hull of an earlier look at it.
+  QueryTile(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head, std::int64_t tile,
+            KeySpan hull)
+      : row(tile * call.sizes.tile_q),
+        rows(static_cast<int>(std::clamp<std::int64_t>(rows_in(call, batch, head, call.sizes.seq_q) - row, 0,
+                                                       call.sizes.tile_q))),
+        hull_(hull) {
+    const std::int64_t offset = batch * call.mask.batch_stride + head * call.mask.head_stride + row;
+    first = call.mask.first + offset;
+    last = call.mask.last + offset;
+    find_ranges(call, batch, head, tile);
   }
   QueryTile(const QueryTile&) = delete;
   QueryTile& operator=(const QueryTile&) = delete;
@@ -121,7 +121,7 @@ class QueryTile {
       const KeySpan seen = clip(range);
       if (seen.begin >= seen.end) continue;
       const std::int64_t begin = std::max<std::int64_t>(seen.begin / kTileK, counted);
-      const std::int64_t end = std::min<std::int64_t>(ceil_div(seen.end, kTileK), tile);
+      const std::int64_t end = std::min<std::int64_t>(divide_up(seen.end, kTileK), tile);
       count += std::max<std::int64_t>(end - begin, 0);
       counted = std::max(counted, end);
     }
@@ -131,6 +131,8 @@ class QueryTile {
     return {std::max(range.begin, hull_.begin), std::min(range.end, hull_.end)};
   }
 
+  [[nodiscard]] KeySpan hull() const { return hull_; }
+
   std::int64_t row;
   int rows;
   const std::int32_t* first;
@@ -138,19 +140,29 @@ class QueryTile {
   std::span<const KeySpan> ranges;
 
  private:
+  void find_ranges(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head,
+                   std::int64_t tile) {
+    if (hull_.begin >= hull_.end) return;
+    ranges = {&hull_, 1};
+    if (call.mask.ranges == nullptr) return;
+    const std::int64_t index = (batch * call.sizes.heads_q + head) * call.sizes.q_tiles() + tile;
+    const std::int64_t begin = call.mask.range_starts[index];
+    ranges = {call.mask.ranges + begin, static_cast<std::size_t>(call.mask.range_starts[index + 1] - begin)};
+  }
+
   KeySpan hull_;
 };
 
 struct ForwardPieces {
-  ForwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, float* base) {
+  ForwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
     Pieces pieces(base);
     heads = wave_heads(sizes, sizes.heads_q / sizes.heads_kv * sizes.q_tiles(), kForwardTilesPerWave);
     keys_floats = sizes.k_tiles() * kTileK * sizes.head_dim;
     values_floats = sizes.k_tiles() * kTileK * kernels.columns(sizes.head_dim).padded();
-    scratch_floats = ceil_div(kernels.forward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
-    keys = pieces.take(heads * keys_floats);
-    values = pieces.take(heads * values_floats);
-    scratch = pieces.take(sizes.threads * scratch_floats);
+    scratch_floats = divide_up(kernels.forward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    keys = pieces.take<float>(heads * keys_floats);
+    values = pieces.take<float>(heads * values_floats);
+    scratch = pieces.take<float>(sizes.threads * scratch_floats);
     bytes = pieces.bytes();
   }
 
@@ -162,8 +174,14 @@ struct ForwardPieces {
   std::int64_t bytes;
 };
 
+// The query tiles [begin, end) of a group's heads among which all are that see a key tile.
+struct Visitors {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
 struct BackwardPieces {
-  BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, float* base) {
+  BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
     Pieces pieces(base);
     const std::int64_t group = sizes.heads_q / sizes.heads_kv;
     const std::int64_t padded = kernels.columns(sizes.head_dim).padded();
@@ -171,21 +189,23 @@ struct BackwardPieces {
     key_tile_floats = kTileK * padded;
     key_panel_floats = std::int64_t{kTileK} * sizes.head_dim;
     query_tile_floats = kTileQ * padded;
-    scratch_floats = ceil_div(kernels.backward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    scratch_floats = divide_up(kernels.backward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
     const std::int64_t k_tiles = heads * sizes.k_tiles();
     const std::int64_t q_tiles = heads * group * sizes.q_tiles();
-    keys = pieces.take(k_tiles * key_tile_floats);
-    keys_transposed = pieces.take(k_tiles * key_panel_floats);
-    values_transposed = pieces.take(k_tiles * key_panel_floats);
-    query = pieces.take(q_tiles * query_tile_floats);
-    output_gradient = pieces.take(q_tiles * query_tile_floats);
-    query_gradient = pieces.take(q_tiles * query_tile_floats);
-    row_shift = pieces.take(q_tiles * kTileQ);
-    row_dot = pieces.take(q_tiles * kTileQ);
-    turns = reinterpret_cast<std::int32_t*>(pieces.take(q_tiles));
-    sink_gradient = pieces.take(sizes.batch * sizes.heads_q * sizes.q_tiles());
-    scratch = pieces.take(sizes.threads * scratch_floats);
-    gradients = pieces.take(sizes.threads * 2 * key_tile_floats);
+    keys = pieces.take<float>(k_tiles * key_tile_floats);
+    keys_transposed = pieces.take<float>(k_tiles * key_panel_floats);
+    values_transposed = pieces.take<float>(k_tiles * key_panel_floats);
+    query = pieces.take<float>(q_tiles * query_tile_floats);
+    output_gradient = pieces.take<float>(q_tiles * query_tile_floats);
+    query_gradient = pieces.take<float>(q_tiles * query_tile_floats);
+    row_shift = pieces.take<float>(q_tiles * kTileQ);
+    row_dot = pieces.take<float>(q_tiles * kTileQ);
+    turns = pieces.take<std::int32_t>(q_tiles);
+    hulls = pieces.take<KeySpan>(q_tiles);
+    visitors = pieces.take<Visitors>(k_tiles);
+    sink_gradient = pieces.take<float>(sizes.batch * sizes.heads_q * sizes.q_tiles());
+    scratch = pieces.take<float>(sizes.threads * scratch_floats);
+    gradients = pieces.take<float>(sizes.threads * 2 * key_tile_floats);
     bytes = pieces.bytes();
   }
 
@@ -195,6 +215,8 @@ struct BackwardPieces {
   float *query, *output_gradient, *query_gradient;    // per query tile of the wave
   float *row_shift, *row_dot;                         // [query tiles of the wave][kTileQ]
   std::int32_t* turns;   // [query tiles of the wave] key tiles that have added to dQ
+  KeySpan* hulls;        // [query tiles of the wave]
+  Visitors* visitors;    // [key tiles of the wave]
   float* sink_gradient;  // [batch, heads_q, query tiles]
   float* scratch;        // [threads]
   float* gradients;      // [threads] dK and dV of a key tile
@@ -222,7 +244,7 @@ std::int64_t backward_workspace_bytes(const AttentionSizes& sizes, const Attenti
 void attention_forward(const AttentionForwardCall& call, const AttentionKernels& kernels,
                        std::span<std::byte> workspace, const Stream& stream) {
   const AttentionSizes& sizes = call.sizes;
-  const ForwardPieces pieces(sizes, kernels, reinterpret_cast<float*>(workspace.data()));
+  const ForwardPieces pieces(sizes, kernels, workspace.data());
   check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
         "attention forward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
   const std::int64_t group = sizes.heads_q / sizes.heads_kv;
@@ -236,11 +258,13 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
       const std::int64_t key = item % sizes.k_tiles() * kTileK;
       const std::int64_t batch = (wave + head) / sizes.heads_kv;
       const std::int64_t head_kv = (wave + head) % sizes.heads_kv;
-      const int count = static_cast<int>(std::min<std::int64_t>(kTileK, sizes.seq_k - key));
-      kernels.pack_transposed(rows_of(call.key, sizes.dtype, batch, head_kv, key), count, sizes.head_dim,
-                              pieces.keys + head * pieces.keys_floats + key * sizes.head_dim);
-      kernels.pack_rows(rows_of(call.value, sizes.dtype, batch, head_kv, key), count, kTileK, sizes.head_dim,
-                        1, pieces.values + head * pieces.values_floats + key * padded);
+      const int count =
+          static_cast<int>(std::min<std::int64_t>(kTileK, rows_in(call, batch, head_kv, sizes.seq_k) - key));
+      if (count <= 0) return;
+      kernels.pack_transposed(rows_of(call.key, sizes.dtype, call.mask, batch, head_kv, key), count,
+                              sizes.head_dim, pieces.keys + head * pieces.keys_floats + key * sizes.head_dim);
+      kernels.pack_rows(rows_of(call.value, sizes.dtype, call.mask, batch, head_kv, key), count, kTileK,
+                        sizes.head_dim, 1, pieces.values + head * pieces.values_floats + key * padded);
     });
     // Later rows first: under a causal mask they have the most keys.
     const std::int64_t query_heads = heads * group;
@@ -251,20 +275,23 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
           const std::int64_t batch = (wave + head / group) / sizes.heads_kv;
           const std::int64_t head_q = (wave + head / group) % sizes.heads_kv * group + head % group;
           const QueryTile rows(call, batch, head_q, tile);
-          kernels.forward({.query = rows_of(call.query, sizes.dtype, batch, head_q, rows.row),
-                           .keys = pieces.keys + head / group * pieces.keys_floats,
-                           .values = pieces.values + head / group * pieces.values_floats,
-                           .rows = rows.rows,
-                           .head_dim = sizes.head_dim,
-                           .first = rows.first,
-                           .last = rows.last,
-                           .ranges = rows.ranges.data(),
-                           .range_count = static_cast<std::int64_t>(rows.ranges.size()),
-                           .rule = score_rule(call),
-                           .sink = call.sinks == nullptr ? nullptr : call.sinks + head_q,
-                           .scratch = pieces.scratch + slot * pieces.scratch_floats,
-                           .output = rows_of(call.output, sizes.output_dtype, batch, head_q, rows.row),
-                           .lse = call.lse + (batch * sizes.heads_q + head_q) * sizes.seq_q + rows.row});
+          if (rows.rows == 0) return;
+          kernels.forward(
+              {.query = rows_of(call.query, sizes.dtype, call.mask, batch, head_q, rows.row),
+               .keys = pieces.keys + head / group * pieces.keys_floats,
+               .values = pieces.values + head / group * pieces.values_floats,
+               .rows = rows.rows,
+               .head_dim = sizes.head_dim,
+               .first = rows.first,
+               .last = rows.last,
+               .ranges = rows.ranges.data(),
+               .range_count = static_cast<std::int64_t>(rows.ranges.size()),
+               .rule = score_rule(call),
+               .sink = call.sinks == nullptr ? nullptr : call.sinks + head_q,
+               .resume = call.resume,
+               .scratch = pieces.scratch + slot * pieces.scratch_floats,
+               .output = rows_of(call.output, sizes.output_dtype, call.mask, batch, head_q, rows.row),
+               .lse = statistics_of(call.lse, call.mask, batch, head_q, rows.row)});
         });
   }
 }
@@ -293,6 +320,7 @@ class BackwardWave {
     for_each_in_order(stream_, sizes_.threads, key_tiles + query_tiles, [&](std::int64_t item, std::int64_t) {
       item < key_tiles ? pack_keys(item) : pack_queries(item - key_tiles);
     });
+    find_visitors();
     // Early keys first: under a causal mask the most rows see them; and neighbours in the order belong to
     // different heads, so they seldom wait for each other.
     for_each_in_order(stream_, sizes_.threads, key_tiles, [&](std::int64_t item, std::int64_t slot) {
@@ -307,20 +335,26 @@ class BackwardWave {
   [[nodiscard]] Head head_at(std::int64_t head) const {
     return {(first_head_ + head) / sizes_.heads_kv, (first_head_ + head) % sizes_.heads_kv};
   }
-  [[nodiscard]] int keys_in(std::int64_t tile) const {
-    return static_cast<int>(std::min<std::int64_t>(kTileK, sizes_.seq_k - tile * kTileK));
+  // Keys of a tile; none past the last that takes part.
+  [[nodiscard]] int keys_in(std::int64_t batch, std::int64_t head_kv, std::int64_t tile) const {
+    const std::int64_t keys = rows_in(forward_, batch, head_kv, sizes_.seq_k);
+    return static_cast<int>(std::clamp<std::int64_t>(keys - tile * kTileK, 0, kTileK));
+  }
+  [[nodiscard]] RowsView rows_at(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
+                                 std::int64_t row) const {
+    return rows_of(view, dtype, forward_.mask, batch, head, row);
   }
 
   void pack_keys(std::int64_t item) const {
     const auto [batch, head_kv] = head_at(item / sizes_.k_tiles());
     const std::int64_t tile = item % sizes_.k_tiles();
-    const RowsView key = rows_of(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
-    const RowsView value = rows_of(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
-    kernels_.pack_rows(key, keys_in(tile), kTileK, sizes_.head_dim, 1,
-                       pieces_.keys + item * pieces_.key_tile_floats);
-    kernels_.pack_transposed(key, keys_in(tile), sizes_.head_dim,
+    const int keys = keys_in(batch, head_kv, tile);
+    const RowsView key = rows_at(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
+    const RowsView value = rows_at(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
+    kernels_.pack_rows(key, keys, kTileK, sizes_.head_dim, 1, pieces_.keys + item * pieces_.key_tile_floats);
+    kernels_.pack_transposed(key, keys, sizes_.head_dim,
                              pieces_.keys_transposed + item * pieces_.key_panel_floats);
-    kernels_.pack_transposed(value, keys_in(tile), sizes_.head_dim,
+    kernels_.pack_transposed(value, keys, sizes_.head_dim,
                              pieces_.values_transposed + item * pieces_.key_panel_floats);
   }
 
@@ -330,21 +364,21 @@ class BackwardWave {
     const auto [batch, head_kv] = head_at(head / group_);
     const std::int64_t head_q = head_kv * group_ + head % group_;
     const QueryTile rows(forward_, batch, head_q, tile);
-    const std::int64_t line = batch * sizes_.heads_q + head_q;
-    const RowsView gradient = rows_of(call_.output_gradient, sizes_.dtype, batch, head_q, rows.row);
-    kernels_.row_statistics({.output = rows_of(forward_.output, sizes_.output_dtype, batch, head_q, rows.row),
-                             .output_gradient = gradient,
-                             .lse = forward_.lse + line * sizes_.seq_q + rows.row,
-                             .lse_gradient = call_.lse_gradient == nullptr
-                                                 ? nullptr
-                                                 : call_.lse_gradient + line * sizes_.seq_q + rows.row,
-                             .sink = forward_.sinks == nullptr ? nullptr : forward_.sinks + head_q,
-                             .rows = rows.rows,
-                             .head_dim = sizes_.head_dim,
-                             .row_shift = pieces_.row_shift + item * kTileQ,
-                             .row_dot = pieces_.row_dot + item * kTileQ,
-                             .sink_gradient = pieces_.sink_gradient + line * sizes_.q_tiles() + tile});
-    kernels_.pack_rows(rows_of(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
+    pieces_.hulls[item] = rows.hull();
+    const RowsView gradient = rows_at(call_.output_gradient, sizes_.dtype, batch, head_q, rows.row);
+    kernels_.row_statistics(
+        {.output = rows_at(forward_.output, sizes_.output_dtype, batch, head_q, rows.row),
+         .output_gradient = gradient,
+         .lse = statistics_of(forward_.lse, forward_.mask, batch, head_q, rows.row),
+         .lse_gradient = statistics_of(call_.lse_gradient, forward_.mask, batch, head_q, rows.row),
+         .sink = forward_.sinks == nullptr ? nullptr : forward_.sinks + head_q,
+         .rows = rows.rows,
+         .head_dim = sizes_.head_dim,
+         .row_shift = pieces_.row_shift + item * kTileQ,
+         .row_dot = pieces_.row_dot + item * kTileQ,
+         .sink_gradient =
+             pieces_.sink_gradient + (batch * sizes_.heads_q + head_q) * sizes_.q_tiles() + tile});
+    kernels_.pack_rows(rows_at(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
                        sizes_.head_dim, rule_.query_factor, pieces_.query + item * pieces_.query_tile_floats);
     kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim, 1,
                        pieces_.output_gradient + item * pieces_.query_tile_floats);
@@ -355,24 +389,44 @@ class BackwardWave {
     if (rows.key_tiles_before(sizes_.k_tiles()) == 0) store_query_gradient(sum, rows, batch, head_q);
   }
 
+  // For each key tile the query tiles that may see it: found once from the tiles' intervals, so that a key
+  // tile of a narrow window does not ask every query tile of a long sequence.
+  void find_visitors() const {
+    for (std::int64_t head = 0; head < heads_; ++head) {
+      Visitors* visitors = pieces_.visitors + head * sizes_.k_tiles();
+      std::fill_n(visitors, sizes_.k_tiles(), Visitors{std::numeric_limits<std::int32_t>::max(), 0});
+      for (std::int64_t item = 0; item < group_ * sizes_.q_tiles(); ++item) {
+        const KeySpan hull = pieces_.hulls[head * group_ * sizes_.q_tiles() + item];
+        const auto tile = static_cast<std::int32_t>(item % sizes_.q_tiles());
+        for (std::int64_t key = hull.begin / kTileK; key < divide_up(hull.end, kTileK); ++key) {
+          visitors[key].begin = std::min(visitors[key].begin, tile);
+          visitors[key].end = std::max(visitors[key].end, tile + 1);
+        }
+      }
+    }
+  }
+
   void store_query_gradient(const float* sum, const QueryTile& rows, std::int64_t batch,
                             std::int64_t head_q) const {
     kernels_.store_rows(sum, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_gradients,
-                        rows_of(call_.query_gradient, sizes_.gradient_dtype, batch, head_q, rows.row));
+                        rows_at(call_.query_gradient, sizes_.gradient_dtype, batch, head_q, rows.row));
   }
 
   // dK and dV of one key tile, over all query heads of the group, and its parts of their dQ.
   void key_tile(std::int64_t head, std::int64_t tile, std::int64_t slot) const {
     const auto [batch, head_kv] = head_at(head);
+    const int keys = keys_in(batch, head_kv, tile);
+    if (keys == 0) return;
     const std::int64_t item = head * sizes_.k_tiles() + tile;
+    const Visitors visitors = pieces_.visitors[item];
     float* key_gradient = pieces_.gradients + slot * 2 * pieces_.key_tile_floats;
     float* value_gradient = key_gradient + pieces_.key_tile_floats;
     std::memset(key_gradient, 0, static_cast<std::size_t>(2 * pieces_.key_tile_floats) * sizeof(float));
     for (std::int64_t member = 0; member < group_; ++member) {
       const std::int64_t head_q = head_kv * group_ + member;
-      for (std::int64_t i = 0; i < sizes_.q_tiles(); ++i) {
-        const QueryTile rows(forward_, batch, head_q, i);
+      for (std::int64_t i = visitors.begin; i < visitors.end; ++i) {
         const std::int64_t query_item = (head * group_ + member) * sizes_.q_tiles() + i;
+        const QueryTile rows(forward_, batch, head_q, i, pieces_.hulls[query_item]);
         const std::int64_t offset = query_item * pieces_.query_tile_floats;
         BackwardTile pair{.query = pieces_.query + offset,
                           .output_gradient = pieces_.output_gradient + offset,
@@ -411,11 +465,11 @@ class BackwardWave {
       }
     }
     // Packed queries carry query_factor instead of the scale.
-    kernels_.store_rows(key_gradient, keys_in(tile), kTileK, sizes_.head_dim,
-                        forward_.scale / rule_.query_factor, sizes_.add_gradients,
-                        rows_of(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
-    kernels_.store_rows(value_gradient, keys_in(tile), kTileK, sizes_.head_dim, 1, sizes_.add_gradients,
-                        rows_of(call_.value_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
+    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale / rule_.query_factor,
+                        sizes_.add_gradients,
+                        rows_at(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
+    kernels_.store_rows(value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_gradients,
+                        rows_at(call_.value_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
   }
 
   const AttentionBackwardCall& call_;
@@ -435,7 +489,7 @@ class BackwardWave {
 void attention_backward(const AttentionBackwardCall& call, const AttentionKernels& kernels,
                         std::span<std::byte> workspace, const Stream& stream) {
   const AttentionSizes& sizes = call.forward.sizes;
-  const BackwardPieces pieces(sizes, kernels, reinterpret_cast<float*>(workspace.data()));
+  const BackwardPieces pieces(sizes, kernels, workspace.data());
   check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
         "attention backward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
   for (std::int64_t head = 0; head < sizes.batch * sizes.heads_kv; head += pieces.heads) {

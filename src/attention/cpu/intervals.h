@@ -1,6 +1,6 @@
-// Exact attention on the CPU, forward and backward, in f32 arithmetic over f32, bf16 or f16 tensors. No
-// allocation: the caller hands over a workspace whose size depends on the sizes and the number of threads
-// only. The same bits whatever the number of threads.
+// Exact attention on the CPU, forward and backward, in f32 arithmetic over f32, bf16 or f16 tensors, where
+// every query sees one interval of keys. No allocation: the caller hands over a workspace whose size depends
+// on the sizes and the number of threads only. The same bits whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,13 @@ struct HeadsView {
   void* data = nullptr;
   std::int64_t batch_stride = 0;
   std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+// [batch, heads, rows] of f32, with unit stride along the rows.
+struct StatisticsView {
+  float* data = nullptr;
+  std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
 };
 
@@ -44,6 +51,10 @@ struct IntervalMask {
   const std::int32_t* last = nullptr;   // [seq_q]
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
+  // Only some rows take part: row i, of queries and keys alike, is row rows[i] of the tensors, i < counts[b *
+  // heads_q + h]. Intervals and seq count these rows; heads_q is heads_kv then. Null: every row.
+  const std::int32_t* rows = nullptr;
+  const std::int32_t* counts = nullptr;
   // Block sparsity: tile t = (b * heads_q + h) * q_tiles + i has ranges [range_starts[t], range_starts[t +
   // 1]), rising, disjoint. Null: every key.
   const KeySpan* ranges = nullptr;
@@ -60,13 +71,14 @@ struct AttentionForwardCall {
   HeadsView value;
   HeadsView output;
   const float* sinks = nullptr;  // [heads_q] logits that join the softmax, or null
-  float* lse = nullptr;          // [batch, heads_q, seq_q]
+  bool resume = false;           // the softmax goes on from the output and lse that are there
+  StatisticsView lse;
 };
 
 struct AttentionBackwardCall {
   AttentionForwardCall forward;  // its inputs and its results
   HeadsView output_gradient;
-  const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null for zero
+  StatisticsView lse_gradient;  // without data for zero
   HeadsView query_gradient;
   HeadsView key_gradient;
   HeadsView value_gradient;

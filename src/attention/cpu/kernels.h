@@ -1,22 +1,17 @@
 // The attention kernels of one instruction set: packing, a query tile forward, a (query tile, key tile) pair
-// backward. One table of functions per instruction set, chosen at run time. Everything packed is f32:
-//   rows        [tiles][columns][tile rows][width]  a tile's rows cut into column panels, so that one panel
-//   of
-//               one tile is contiguous and stays in L1 whatever the row stride of the tensor was
-//   transposed  [panels][head_dim][panel]           `panel` rows side by side, the other operand of Q K^T
+// backward. One table of functions per instruction set, chosen at run time. "rows" and "transposed" are the
+// packed formats of cpu/packed.h.
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/packed.h"
 #include "headroom/core/device.h"
-#include "headroom/core/dtype.h"
 
 namespace headroom::cpu {
 
-// Rows of the register tile in every instruction set: 6 x 4 vectors fill AVX-512's 32 registers, 6 x 2
-// fill 16.
-inline constexpr int kStrip = 6;
-// Query rows of a tile at most. At 96 rows a K^T panel is fetched once per 16 strips (NOTES.md: 48, 96, 192).
+// Query rows of a tile at most. At 96 rows a K^T panel is fetched once per 16 strips
+// (docs/kernels/attention.md: 48, 96, 192).
 inline constexpr int kTileQ = 96;
 inline constexpr int kStrips = kTileQ / kStrip;
 // Keys of a tile: the least common multiple of the strip and the widest panel (64), because backward reads
@@ -24,25 +19,10 @@ inline constexpr int kStrips = kTileQ / kStrip;
 inline constexpr int kTileK = 192;
 inline constexpr int kMaxHeadDim = 256;
 
-// One head of a tensor: [rows, head_dim] with unit stride in head_dim.
-struct RowsView {
-  void* data = nullptr;
-  std::int64_t stride = 0;  // between rows, in elements
-  DType dtype = DType::f32;
-};
-
 // Keys [begin, end).
 struct KeySpan {
   std::int32_t begin = 0;
   std::int32_t end = 0;
-};
-
-// How head_dim is cut into column panels: `count` panels of `width` floats, the last one padded with zeros.
-struct Columns {
-  int width = 0;
-  int count = 0;
-
-  [[nodiscard, gnu::always_inline]] constexpr int padded() const { return width * count; }
 };
 
 // What scores go through. Packed queries carry `query_factor`, so that the product of packed Q and K is
@@ -64,9 +44,10 @@ struct ForwardTile {
   std::int64_t range_count;
   ScoreRule rule;
   const float* sink;  // one logit, or null
+  bool resume;        // the softmax goes on from the output and lse that are there
   float* scratch;     // AttentionKernels::forward_scratch floats
   RowsView output;    // [rows, head_dim]
-  float* lse;         // [rows]
+  float* lse;         // of row i at output.index(i)
 };
 
 // One query tile against one key tile. `keys`, `keys_transposed` and `values_transposed` start at the key
@@ -96,8 +77,8 @@ struct BackwardTile {
 struct RowStatistics {
   RowsView output;
   RowsView output_gradient;
-  const float* lse;           // [rows]
-  const float* lse_gradient;  // [rows] or null
+  const float* lse;           // of row i at output_gradient.index(i)
+  const float* lse_gradient;  // likewise, or null
   const float* sink;          // one logit, or null
   int rows;
   int head_dim;

@@ -1,10 +1,9 @@
-// What the attention kernels are made of: the register-tile product, tanh, packing. Templates over the vector
-// type of one instruction set. That type lives in an unnamed namespace of the one file that is compiled for
-// its instruction set, so every instance has internal linkage and the linker cannot lend it to another
-// machine; for the same reason nothing from std is used here.
+// What kernels are made of: the register-tile product, packing, tanh. Templates over the vector type of one
+// instruction set (vector_*.h), instantiated only in sources compiled for it, so the linker cannot lend an
+// instance to another machine; for the same reason nothing from std is used here.
 #pragma once
 
-#include "attention/cpu/kernels.h"
+#include "cpu/packed.h"
 
 namespace headroom::cpu {
 
@@ -34,7 +33,7 @@ template <class T>
 template <class Vec>
 struct AheadOf {
   const float* next;
-  int floats;  // from one prefetch to the next
+  std::int64_t floats;  // from one prefetch to the next
 
   [[gnu::always_inline]] void prefetch() {
     __builtin_prefetch(next, 0, 2);
@@ -44,9 +43,10 @@ struct AheadOf {
 
 // Piece `piece` of `pieces` equal ones of `floats` floats, to be asked for during a product of `steps` steps.
 template <class Vec, int kPieces>
-[[gnu::always_inline]] inline AheadOf<Vec> ahead_piece(const float* base, int floats, int piece, int steps) {
-  const int share = floats / kPieces;
-  return {base + std::int64_t{piece} * share, share / steps};
+[[gnu::always_inline]] inline AheadOf<Vec> ahead_piece(const float* base, std::int64_t floats, int piece,
+                                                       int steps) {
+  const std::int64_t share = floats / kPieces;
+  return {base + piece * share, share / steps};
 }
 
 // A strip's worth of accumulators: kStrip rows of N vectors.
@@ -104,12 +104,13 @@ struct Accumulators {
 // transposed panel.
 template <class Vec, int N>
 [[gnu::always_inline]] inline void strip_times_panel(Accumulators<Vec, Vec::kColumns>& s, const float* strip,
-                                                     const float* panel, int head_dim, AheadOf<Vec> ahead) {
-  constexpr int kWidth = N * Vec::kLanes;
+                                                     int tile_rows, const float* panel, int head_dim,
+                                                     AheadOf<Vec> ahead) {
+  constexpr std::int64_t kWidth = N * Vec::kLanes;
   s.clear();
   for (int column = 0; column < head_dim; column += kWidth) {
-    s.multiply_add(strip, kWidth, 1, panel, lesser(kWidth, head_dim - column), ahead);
-    strip += kTileQ * kWidth;
+    s.multiply_add(strip, kWidth, 1, panel, lesser<std::int64_t>(kWidth, head_dim - column), ahead);
+    strip += tile_rows * kWidth;
     panel += kWidth * kPanel<Vec>;
   }
 }
@@ -202,7 +203,7 @@ void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, floa
           const int column = panel * columns.width + i;
           const int valid = row < count ? head_dim - column : 0;
           const Vec x =
-              valid > 0 ? load_elements<Vec, kType>(from + row * src.stride + column, valid) : Vec::zero();
+              valid > 0 ? load_elements<Vec, kType>(from + src.offset(row) + column, valid) : Vec::zero();
           (x * Vec::all(factor)).store(to + i);
         }
       }
@@ -222,9 +223,8 @@ void pack_transposed(const RowsView& src, int count, int head_dim, float* dst) {
         const int valid = head_dim - column;
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          block[i] = row + i < count
-                         ? load_elements<Vec, kType>(from + (row + i) * src.stride + column, valid)
-                         : Vec::zero();
+          block[i] = row + i < count ? load_elements<Vec, kType>(from + src.offset(row + i) + column, valid)
+                                     : Vec::zero();
         }
         Vec::transpose(block);
         for (int i = 0; i < lesser(kLanes, valid); ++i) {
@@ -250,7 +250,7 @@ void store_rows(const float* tile, int count, int tile_rows, int head_dim, const
           const int column = panel * columns.width + i;
           if (column >= head_dim) break;
           Vec x = Vec::load(from + i) * factor;
-          auto* place = to + row * dst.stride + column;
+          auto* place = to + dst.offset(row) + column;
           if constexpr (kType == DType::f32) {
             if (add) x = x + load_elements<Vec, kType>(place, head_dim - column);
           }

@@ -1,0 +1,189 @@
+// Attention forward of one query tile, for any vector type.
+//
+// A query tile is kTileQ rows in strips of kStrip. For each key panel every strip's scores are made in
+// registers, become probabilities there and are written once; then every strip multiplies them with V. So the
+// panel of K^T and the block of V stay in L1 while all strips use them, and scores never travel.
+#pragma once
+
+#include "attention/cpu/strips-inl.h"
+
+namespace headroom::cpu {
+
+// The row maximum follows only when scores exceed it by 2^8: exact all the same, and after the first panels
+// of a row no panel pays for a rescaling. Sums stay far from overflow: 2^8 * seq_k.
+inline constexpr float kSlack = 8;
+
+// Online softmax of a query tile. Exponents are taken relative to `base`; row sums stay spread over the lanes
+// until the end, so that no panel pays for a horizontal sum.
+template <class Vec>
+struct SoftmaxState {
+  float* base;       // [kTileQ]
+  float* threshold;  // [kTileQ] base + kSlack; -inf while a row has seen nothing
+  float* row_sum;    // [kTileQ][kLanes]
+  float* output;     // rows tile
+  Columns columns;
+
+  // What a row has seen before its first key: nothing, a sink, or the result it goes on from. The last two
+  // are one member of the softmax each, with their logit or lse.
+  void start(const ForwardTile& tile) const {
+    for (int r = 0; r < kTileQ; ++r) {
+      float before = tile.sink == nullptr ? -kInfinity : *tile.sink;
+      if (tile.resume && r < tile.rows) before = tile.lse[tile.output.index(r)];
+      const bool nothing = before == -kInfinity;
+      base[r] = nothing ? 0 : before * kLog2E;
+      threshold[r] = nothing ? -kInfinity : base[r] + kSlack;
+      float* sums = row_sum + std::int64_t{r} * Vec::kLanes;
+      Vec::zero().store(sums);
+      sums[0] = nothing ? 0 : 1;
+    }
+    pack_rows<Vec>(tile.output, tile.resume ? tile.rows : 0, kTileQ, tile.head_dim, 1, output);
+  }
+
+  // Moves the base of the strip's rows whose scores passed the threshold; what was summed so far follows: row
+  // sums, outputs, and the `done` probabilities of this block that have not met V yet.
+  [[gnu::noinline]] void raise(int row0, const float* scores, float* block, int done) const {
+    for (int r = 0; r < kStrip; ++r) {
+      const int row = row0 + r;
+      Vec most = Vec::load(scores + std::int64_t{r} * kTileK);
+      for (int j = Vec::kLanes; j < kPanel<Vec>; j += Vec::kLanes) {
+        most = larger(most, Vec::load(scores + std::int64_t{r} * kTileK + j));
+      }
+      const float row_max = maximum(most);
+      if (!(row_max > threshold[row])) continue;
+      if (threshold[row] != -kInfinity) {
+        const Vec factor = exp2(Vec::all(base[row] - row_max));
+        float* sums = row_sum + row * Vec::kLanes;
+        (Vec::load(sums) * factor).store(sums);
+        for (int column = 0; column < columns.count; ++column) {
+          float* o = output + (std::int64_t{column} * kTileQ + row) * columns.width;
+          for (int j = 0; j < columns.width; j += Vec::kLanes) (Vec::load(o + j) * factor).store(o + j);
+        }
+        float* p = block + std::int64_t{r} * kTileK;
+        for (int j = 0; j < done; j += Vec::kLanes) (Vec::load(p + j) * factor).store(p + j);
+      }
+      base[row] = row_max;
+      threshold[row] = row_max + kSlack;
+    }
+  }
+};
+
+template <class Vec>
+std::int64_t forward_scratch(int head_dim) {
+  return std::int64_t{2} * kTileQ * columns_of<Vec>(head_dim).padded() + kTileQ * kTileK +
+         kTileQ * Vec::kLanes + 2 * kTileQ;
+}
+
+template <class Vec, int N>
+void forward_columns(const ForwardTile& tile) {
+  constexpr std::int64_t kWidth = N * Vec::kLanes;
+  const Columns columns = columns_of<Vec>(tile.head_dim);
+  float* query = tile.scratch;
+  float* output = query + std::int64_t{kTileQ} * columns.padded();
+  float* probabilities = output + std::int64_t{kTileQ} * columns.padded();  // [kTileQ][kTileK]
+  float* row_sum = probabilities + kTileQ * kTileK;
+  float* base = row_sum + kTileQ * Vec::kLanes;
+  const SoftmaxState<Vec> state{base, base + kTileQ, row_sum, output, columns};
+  state.start(tile);
+  pack_rows<Vec>(tile.query, tile.rows, kTileQ, tile.head_dim, tile.rule.query_factor, query);
+  StripBounds bounds[kStrips];
+  find_bounds<Vec>(tile.first, tile.last, tile.rows, bounds);
+  const int strips = (tile.rows + kStrip - 1) / kStrip;
+
+  const auto make_probabilities = [&](int strip, KeySpan range, std::int32_t key, std::int32_t block) {
+    const int row0 = strip * kStrip;
+    float* strip_block = probabilities + std::int64_t{row0} * kTileK;
+    float* p = strip_block + (key - block);
+    // S <- Q K^T, while this strip's share of the next block's K^T comes in
+    const auto next_keys = ahead_piece<Vec, kTileK / kPanel<Vec> * kStrips>(
+        tile.keys + std::int64_t{block + kTileK} * tile.head_dim, kTileK * tile.head_dim,
+        (key - block) / kPanel<Vec> * kStrips + strip, tile.head_dim);
+    Accumulators<Vec, Vec::kColumns> s;
+    strip_times_panel<Vec, N>(s, query + row0 * kWidth, kTileQ, tile.keys + std::int64_t{key} * tile.head_dim,
+                              tile.head_dim, next_keys);
+    const bool partial = !bounds[strip].covers(range, key, key + kPanel<Vec>);
+    if (partial || tile.rule.cap != 0) [[unlikely]] {
+      s.store(p, kTileK);
+      adjust_scores<Vec>({tile.rule.cap, partial, tile.first + row0, tile.last + row0,
+                          lesser(kStrip, tile.rows - row0), range, key},
+                         p, nullptr);
+      s.load(p, kTileK);
+    }
+    bool above = false;
+#pragma GCC unroll 6
+    for (int r = 0; r < kStrip; ++r) {
+      Vec most = s.c[r][0];
+#pragma GCC unroll 4
+      for (int n = 1; n < Vec::kColumns; ++n) most = larger(most, s.c[r][n]);
+      above |= any_above(most, Vec::all(state.threshold[row0 + r]));
+    }
+    if (above) [[unlikely]] {
+      s.store(p, kTileK);
+      state.raise(row0, p, strip_block, key - block);
+      s.load(p, kTileK);
+    }
+    // P <- 2^(S - base); row_sum <- row_sum + P
+#pragma GCC unroll 6
+    for (int r = 0; r < kStrip; ++r) {
+      const Vec shift = Vec::all(state.base[row0 + r]);
+      Vec total = Vec::load(row_sum + (row0 + r) * Vec::kLanes);
+#pragma GCC unroll 4
+      for (int n = 0; n < Vec::kColumns; ++n) {
+        const Vec e = exp2(s.c[r][n] - shift);
+        total = total + e;
+        e.store(p + std::int64_t{r} * kTileK + n * Vec::kLanes);
+      }
+      total.store(row_sum + (row0 + r) * Vec::kLanes);
+    }
+  };
+
+  for (std::int64_t i = 0; i < tile.range_count; ++i) {
+    const KeySpan whole = tile.ranges[i];
+    for (std::int32_t block = whole.begin / kTileK * kTileK; block < whole.end; block += kTileK) {
+      const KeySpan range{greater(whole.begin, block), lesser(whole.end, block + kTileK)};
+      const std::int32_t start = block + (range.begin - block) / kPanel<Vec> * kPanel<Vec>;
+      for (std::int32_t key = start; key < range.end; key += kPanel<Vec>) {
+        for (int strip = 0; strip < strips; ++strip) {
+          const KeySpan seen = bounds[strip].clip(range);
+          if (key < seen.end && seen.begin < key + kPanel<Vec> && seen.begin < seen.end) {
+            make_probabilities(strip, range, key, block);
+          }
+        }
+      }
+      // O <- O + P V, half a block at a time so that V's part stays in L1, while the next block's V comes in
+      const float* values = tile.values + std::int64_t{block} * columns.padded();
+      for (int column = 0; column < columns.count; ++column) {
+        for (std::int32_t part = block; part < range.end; part += kTileK / 2) {
+          for (int strip = 0; strip < strips; ++strip) {
+            const KeySpan seen =
+                bounds[strip].clip({greater(range.begin, part), lesser(range.end, part + kTileK / 2)});
+            if (seen.begin >= seen.end) continue;
+            const int skip = seen.begin - block;
+            const auto next_values = ahead_piece<Vec, 2 * kStrips>(
+                values + (std::int64_t{kTileK} * columns.count + kTileK * column) * kWidth, kTileK * kWidth,
+                (part - block) / (kTileK / 2) * kStrips + strip, kTileK / 2);
+            accumulate<Vec, N>(output + (std::int64_t{column} * kTileQ + strip * kStrip) * kWidth,
+                               probabilities + std::int64_t{strip} * kStrip * kTileK + skip, kTileK, 1,
+                               values + (std::int64_t{column} * kTileK + skip) * kWidth,
+                               seen.end - seen.begin, next_values);
+          }
+        }
+      }
+    }
+  }
+
+  // O <- O / row_sum; lse <- ln(2) * base + ln(row_sum)
+  float inverse[kTileQ];
+  for (int row = 0; row < tile.rows; ++row) {
+    const float total = sum(Vec::load(row_sum + row * Vec::kLanes));
+    inverse[row] = total == 0 ? 0 : 1 / total;
+    tile.lse[tile.output.index(row)] = total == 0 ? -kInfinity : kLn2 * base[row] + __builtin_logf(total);
+  }
+  store_rows<Vec>(output, tile.rows, kTileQ, tile.head_dim, inverse, 1, false, tile.output);
+}
+
+template <class Vec>
+void forward(const ForwardTile& tile) {
+  with_column_vectors<Vec>(tile.head_dim, [&]<int N>() { forward_columns<Vec, N>(tile); });
+}
+
+}  // namespace headroom::cpu

@@ -1,0 +1,287 @@
+// Dilated attention: the rows of a head that take part, segment after segment, are a sequence of their own in
+// which every row sees one interval. So a list of rows per head turns a pattern into a call of the interval
+// kernels. Heads of a K/V group differ in their offset, and mixed patterns in their rows: those are calls one
+// after the other, in which the softmax goes on from what is there and gradients are added, in a fixed order.
+// Patterns mixed by their log-sum-exp are one softmax over all their keys.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/elements.h"
+#include "attention/tiled.h"
+#include "core/pieces.h"
+#include "headroom/cpu/thread_pool.h"
+
+namespace headroom {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::int64_t group_size(const AttentionProblem& problem) {
+  return problem.heads_q / problem.heads_kv;
+}
+
+// The most rows of a head that can take part: of each segment a rate-th, rounded up; a document may end one.
+std::int64_t most_rows(const AttentionProblem& problem) {
+  std::int64_t most = 0;
+  for (int i = 0; i < problem.mask.dilation_count; ++i) {
+    const Dilation& dilation = problem.mask.dilations[static_cast<std::size_t>(i)];
+    const std::int64_t segments = problem.seq_q / dilation.segment + problem.mask.max_documents + 1;
+    most = std::max(most, problem.seq_q / dilation.rate + segments);
+  }
+  return std::min(most, problem.seq_q);
+}
+
+struct DilatedMemory {
+  DilatedMemory(const AttentionProblem& problem, const DeviceDescription& device, Pass pass, std::byte* base)
+      : sizes(kernel_sizes(problem, device)) {
+    sizes.heads_q = problem.heads_kv;
+    sizes.seq_q = sizes.seq_k = most_rows(problem);
+    const bool mixes = problem.mask.patterns_per_head() > 1;
+    sizes.add_gradients = mixes || group_size(problem) > 1;
+    const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
+    Pieces pieces(base);
+    const std::int64_t heads = problem.batch * problem.heads_kv;
+    const std::int64_t q_elements = problem.batch * problem.seq_q * problem.heads_q * problem.head_dim;
+    const std::int64_t k_elements = problem.batch * problem.seq_k * problem.heads_kv * problem.head_dim;
+    rows = pieces.take<std::int32_t>(heads * sizes.seq_q);
+    first = pieces.take<std::int32_t>(heads * sizes.seq_q);
+    last = pieces.take<std::int32_t>(heads * sizes.seq_q);
+    counts = pieces.take<std::int32_t>(heads);
+    std::int64_t kernel = kernel_bytes(sizes, device, pass);
+    if (pass == Pass::forward && mixes && wide) output = pieces.take<float>(q_elements);
+    if (pass == Pass::backward && sizes.add_gradients && wide) {
+      query_gradient = pieces.take<float>(q_elements);
+      key_gradient = pieces.take<float>(k_elements);
+      value_gradient = pieces.take<float>(k_elements);
+    }
+    if (pass == Pass::backward && problem.mask.detach_mixing) {
+      pattern_output = pieces.take<float>(k_elements);
+      pattern_lse = pieces.take<float>(heads * problem.seq_q);
+      kernel = std::max(kernel, kernel_bytes(sizes, device, Pass::forward));
+    }
+    kernels = pieces.take_bytes(kernel);
+    bytes = pieces.bytes();
+  }
+
+  cpu::AttentionSizes sizes;  // of a call
+  std::int32_t* rows;         // [batch, heads_kv, most rows]
+  std::int32_t *first, *last;
+  std::int32_t* counts;     // [batch, heads_kv]
+  float* output = nullptr;  // [batch, seq, heads_q, head_dim]
+  float* query_gradient = nullptr;
+  float *key_gradient = nullptr, *value_gradient = nullptr;
+  float* pattern_output = nullptr;  // [batch, seq, heads_kv, head_dim]: O of one pattern alone
+  float* pattern_lse = nullptr;     // [batch, heads_kv, seq]
+  std::span<std::byte> kernels;
+  std::int64_t bytes;
+};
+
+// One head of every K/V group, in one of its patterns.
+struct Part {
+  std::int64_t member = 0;
+  int pattern = 0;
+};
+
+template <class Body>
+void for_each_part(const AttentionProblem& problem, const Body& body) {
+  for (std::int64_t member = 0; member < group_size(problem); ++member) {
+    for (int pattern = 0; pattern < problem.mask.patterns_per_head(); ++pattern) body(Part{member, pattern});
+  }
+}
+
+// The rows that take part, and what each sees of them.
+void write_rows(const AttentionProblem& problem, const AttentionForward& views, const DilatedMemory& memory,
+                const Part& part, const Stream& stream) {
+  parallel_for(stream, problem.batch * problem.heads_kv, [&](std::int64_t item) {
+    const std::int64_t head = item % problem.heads_kv * group_size(problem) + part.member;
+    const MaskView mask = mask_view(problem, views, item / problem.heads_kv, head, part.pattern);
+    const std::int64_t rate = mask.dilation.rate;
+    const std::int64_t base = item * memory.sizes.seq_q;
+    std::int64_t count = 0;
+    for (std::int64_t row = 0; row < problem.seq_q;) {
+      const KeyRange segment = mask.segment(row);
+      const std::int64_t begin = segment.begin + mask.dilation_offset;
+      const std::int64_t members = begin < segment.end ? divide_up(segment.end - begin, rate) : 0;
+      const std::int64_t before = count;
+      const auto index = [&](std::int64_t key) {
+        return static_cast<std::int32_t>(
+            before + (key <= begin ? 0 : std::min(divide_up(key - begin, rate), members)));
+      };
+      for (std::int64_t i = 0; i < members; ++i, ++count) {
+        const KeyRange seen = mask.interval(begin + i * rate);
+        memory.rows[base + count] = static_cast<std::int32_t>(begin + i * rate);
+        memory.first[base + count] = index(seen.begin);
+        memory.last[base + count] = index(seen.end);
+      }
+      row = segment.end;
+    }
+    memory.counts[item] = static_cast<std::int32_t>(count);
+  });
+}
+
+// Every group_size-th head, from the part's member.
+cpu::HeadsView part_heads(const AttentionProblem& problem, const TensorView& view, const Part& part) {
+  cpu::HeadsView heads = heads_view(view);
+  heads.data = static_cast<std::byte*>(heads.data) + part.member * view.stride(2) * size_bytes(view.dtype());
+  heads.head_stride *= group_size(problem);
+  return heads;
+}
+
+cpu::StatisticsView part_statistics(const AttentionProblem& problem, const TensorView& view,
+                                    const Part& part) {
+  cpu::StatisticsView statistics = statistics_view(view);
+  if (statistics.data == nullptr) return {};
+  statistics.data += part.member * statistics.head_stride;
+  statistics.head_stride *= group_size(problem);
+  return statistics;
+}
+
+cpu::AttentionForwardCall part_call(const AttentionProblem& problem, const AttentionForward& views,
+                                    const TensorView& output, const DilatedMemory& memory, const Part& part,
+                                    const Stream& stream) {
+  write_rows(problem, views, memory, part, stream);
+  cpu::AttentionForwardCall call{.sizes = memory.sizes,
+                                 .scale = score_scale(problem),
+                                 .softcap = problem.softcap,
+                                 .mask = {.first = memory.first,
+                                          .last = memory.last,
+                                          .batch_stride = problem.heads_kv * memory.sizes.seq_q,
+                                          .head_stride = memory.sizes.seq_q,
+                                          .rows = memory.rows,
+                                          .counts = memory.counts},
+                                 .query = part_heads(problem, views.query, part),
+                                 .key = heads_view(views.key),
+                                 .value = heads_view(views.value),
+                                 .output = part_heads(problem, output, part),
+                                 .resume = true,
+                                 .lse = part_statistics(problem, views.lse, part)};
+  call.sizes.output_dtype = output.dtype();
+  return call;
+}
+
+// f32 sums in the shape of a tensor, or the tensor itself where it holds f32.
+TensorView sums_of(float* sums, const TensorView& tensor) {
+  return sums == nullptr ? tensor : TensorView(sums, DType::f32, tensor.shape());
+}
+
+// dst <- src, in the problem's dtype
+void narrow(const TensorView& src, const TensorView& dst, const Stream& stream) {
+  parallel_for(stream, src.extent(0) * src.extent(1), [&](std::int64_t item) {
+    const std::int64_t b = item / src.extent(1);
+    const std::int64_t row = item % src.extent(1);
+    for (std::int64_t h = 0; h < src.extent(2); ++h) {
+      const float* from = src.data<float>() + src.offset(b, row, h);
+      for (std::int64_t c = 0; c < src.extent(3); ++c) write_element(dst, dst.offset(b, row, h, c), from[c]);
+    }
+  });
+}
+
+void zero(const TensorView& view, const Stream& stream) {
+  parallel_for(stream, view.extent(0) * view.extent(1), [&](std::int64_t item) {
+    const std::int64_t b = item / view.extent(1);
+    const std::int64_t row = item % view.extent(1);
+    for (std::int64_t h = 0; h < view.extent(2); ++h) {
+      std::memset(static_cast<std::byte*>(view.raw()) + view.offset(b, row, h) * size_bytes(view.dtype()), 0,
+                  static_cast<std::size_t>(view.extent(3) * size_bytes(view.dtype())));
+    }
+  });
+}
+
+// dSink <- -sum over rows of exp(sink - lse) * (dO . O - dLSE), rows that take no part included
+void sinks_backward(const AttentionProblem& problem, const AttentionBackward& views, const Stream& stream) {
+  parallel_for(stream, problem.heads_q, [&](std::int64_t h) {
+    const AttentionForward& inputs = views.forward;
+    double sum = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      for (std::int64_t q = 0; q < problem.seq_q; ++q) {
+        double dot = 0;
+        for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+          dot += read_element(views.output_gradient, views.output_gradient.offset(b, q, h, c)) *
+                 read_element(inputs.output, inputs.output.offset(b, q, h, c));
+        }
+        const std::int64_t row = statistics_row(problem, b, h, q);
+        if (views.lse_gradient.elements() > 0) dot -= views.lse_gradient.data<float>()[row];
+        sum -= std::exp(double{inputs.sinks.data<float>()[h]} - inputs.lse.data<float>()[row]) * dot;
+      }
+    }
+    views.sinks_gradient.data<float>()[h] = static_cast<float>(sum);
+  });
+}
+
+// O and lse of one pattern alone.
+cpu::AttentionForwardCall pattern_alone(const AttentionProblem& problem, const DilatedMemory& memory,
+                                        cpu::AttentionForwardCall call) {
+  call.sizes.output_dtype = DType::f32;
+  call.output =
+      heads_view(TensorView(memory.pattern_output, DType::f32,
+                            Shape{problem.batch, problem.seq_q, problem.heads_kv, problem.head_dim}));
+  call.lse = {memory.pattern_lse, problem.heads_kv * problem.seq_q, problem.seq_q};
+  call.resume = false;
+  return call;
+}
+
+}  // namespace
+
+std::int64_t dilated_workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device,
+                                     Pass pass) {
+  return DilatedMemory(problem, device, pass, nullptr).bytes;
+}
+
+void dilated_forward(const AttentionProblem& problem, const AttentionForward& views, std::byte* workspace,
+                     const Stream& stream) {
+  const DilatedMemory memory(problem, *stream.device, Pass::forward, workspace);
+  // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
+  const TensorView output = sums_of(memory.output, views.output);
+  zero(output, stream);
+  parallel_for(stream, problem.batch * problem.heads_q, [&](std::int64_t item) {
+    const std::int64_t head = item % problem.heads_q;
+    std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
+                problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
+  });
+  for_each_part(problem, [&](const Part& part) {
+    cpu::attention_forward(part_call(problem, views, output, memory, part, stream),
+                           cpu::attention_kernels(stream.device->simd), memory.kernels, stream);
+  });
+  if (memory.output != nullptr) narrow(output, views.output, stream);
+}
+
+void dilated_backward(const AttentionProblem& problem, const AttentionBackward& views, std::byte* workspace,
+                      const Stream& stream) {
+  const cpu::AttentionKernels& kernels = cpu::attention_kernels(stream.device->simd);
+  const DilatedMemory memory(problem, *stream.device, Pass::backward, workspace);
+  const TensorView query_gradient = sums_of(memory.query_gradient, views.query_gradient);
+  const TensorView key_gradient = sums_of(memory.key_gradient, views.key_gradient);
+  const TensorView value_gradient = sums_of(memory.value_gradient, views.value_gradient);
+  for (const TensorView& view : {query_gradient, key_gradient, value_gradient}) zero(view, stream);
+  for_each_part(problem, [&](const Part& part) {
+    cpu::AttentionForwardCall call =
+        part_call(problem, views.forward, views.forward.output, memory, part, stream);
+    call.sizes.gradient_dtype = query_gradient.dtype();
+    if (problem.mask.detach_mixing) {
+      // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
+      // O_pattern), where w P is made from the merged lse.
+      const cpu::AttentionForwardCall alone = pattern_alone(problem, memory, call);
+      cpu::attention_forward(alone, kernels, memory.kernels, stream);
+      call.output = alone.output;
+      call.sizes.output_dtype = alone.sizes.output_dtype;
+    }
+    cpu::attention_backward({.forward = call,
+                             .output_gradient = part_heads(problem, views.output_gradient, part),
+                             .lse_gradient = part_statistics(problem, views.lse_gradient, part),
+                             .query_gradient = part_heads(problem, query_gradient, part),
+                             .key_gradient = heads_view(key_gradient),
+                             .value_gradient = heads_view(value_gradient),
+                             .sinks_gradient = nullptr},
+                            kernels, memory.kernels, stream);
+  });
+  if (memory.query_gradient != nullptr) {
+    narrow(query_gradient, views.query_gradient, stream);
+    narrow(key_gradient, views.key_gradient, stream);
+    narrow(value_gradient, views.value_gradient, stream);
+  }
+  if (problem.sinks) sinks_backward(problem, views, stream);
+}
+
+}  // namespace headroom
