@@ -192,7 +192,7 @@ void with_dtype(DType dtype, const Body& body) {
 }
 
 template <class Vec>
-void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, float factor, float* dst) {
+void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, float* dst) {
   const Columns columns = columns_of<Vec>(head_dim);
   with_dtype<Vec>(src.dtype, [&]<DType kType>() {
     const auto* from = static_cast<const typename Element<kType>::Stored*>(src.data);
@@ -204,7 +204,7 @@ void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, floa
           const int valid = row < count ? head_dim - column : 0;
           const Vec x =
               valid > 0 ? load_elements<Vec, kType>(from + src.offset(row) + column, valid) : Vec::zero();
-          (x * Vec::all(factor)).store(to + i);
+          x.store(to + i);
         }
       }
     }

@@ -109,15 +109,16 @@ inline Vec with_sign(Vec a, Vec sign) {
 }
 
 // 2^x. Splitting at floor(x) lets scalef take x itself: no integer arithmetic, and -inf gives 0 unasked. The
-// polynomial is the minimax of degree 5 on [0, 1), 7.5e-8 relative.
+// polynomial is the minimax of degree 6 on [0, 1) with 2^0 = 1: within 6.6e-8 relative, rounding included.
 [[gnu::always_inline]] inline Vec exp2(Vec x) {
   const __m512 r = _mm512_reduce_ps(x.v, 0x09);  // r <- x - floor(x)
-  __m512 p = _mm512_set1_ps(0.00187757667f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.00898934034f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0558263176f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.240153617f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693153073f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999999925f));
+  __m512 p = _mm512_set1_ps(0.000216129192f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.00124678458f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.00967545155f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0554852821f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.240229309f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693147063f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   return {_mm512_scalef_ps(p, x.v)};
 }
 

@@ -1,7 +1,7 @@
 // Attention backward of one (query tile, key tile) pair: five products, with the probabilities made again
 // from the log-sum-exp.
 //
-//   P  <- 2^(S - shift)           panels along the keys, as in forward
+//   P  <- 2^(factor * S + shift)  panels along the keys, as in forward
 //   dS <- P * gate * (dO V^T - row_dot)
 //   dV <- dV + P^T dO             strips of keys: P^T is read from P, six neighbours at a time
 //   dK <- dK + dS^T Q
@@ -42,13 +42,13 @@ template <class Vec>
 void row_statistics(const RowStatistics& tile) {
   float sink_gradient = 0;
   for (int row = 0; row < kTileQ; ++row) {
-    tile.row_shift[row] = kInfinity;
+    tile.row_shift[row] = -kInfinity;
     tile.row_dot[row] = 0;
     if (row >= tile.rows) continue;
     const std::int64_t index = tile.output_gradient.index(row);
     const float lse = tile.lse[index];
     if (lse == -kInfinity) continue;
-    tile.row_shift[row] = lse * kLog2E;
+    tile.row_shift[row] = -lse * kLog2E;
     // row_dot <- dO . O - dLSE
     tile.row_dot[row] =
         row_dot<Vec>(tile, row) - (tile.lse_gradient == nullptr ? 0 : tile.lse_gradient[index]);
@@ -99,18 +99,19 @@ void backward_key_value_columns(const BackwardTile& tile) {
       const bool partial = !bounds[strip].covers(tile.range, key, key + kPanel<Vec>);
       if (partial || tile.rule.cap != 0) [[unlikely]] {
         s.store(p, kTileK);
-        adjust_scores<Vec>({tile.rule.cap, partial, tile.first + row0, tile.last + row0,
+        adjust_scores<Vec>({tile.rule, partial, tile.first + row0, tile.last + row0,
                             lesser(kStrip, tile.rows - row0), tile.range, key},
                            p, gate);
         s.load(p, kTileK);
       }
-      // P <- 2^(S - shift)
+      // P <- 2^(factor * S + shift)
+      const Vec factor = Vec::all(tile.rule.factor);
 #pragma GCC unroll 6
       for (int r = 0; r < kStrip; ++r) {
         const Vec shift = Vec::all(tile.row_shift[row0 + r]);
 #pragma GCC unroll 4
         for (int n = 0; n < Vec::kColumns; ++n) {
-          exp2(s.c[r][n] - shift).store(p + std::int64_t{r} * kTileK + n * Vec::kLanes);
+          exp2(fma(s.c[r][n], factor, shift)).store(p + std::int64_t{r} * kTileK + n * Vec::kLanes);
         }
       }
     }

@@ -13,12 +13,13 @@ namespace headroom::cpu {
 // of a row no panel pays for a rescaling. Sums stay far from overflow: 2^8 * seq_k.
 inline constexpr float kSlack = 8;
 
-// Online softmax of a query tile. Exponents are taken relative to `base`; row sums stay spread over the lanes
+// Online softmax of a query tile. Exponents are taken relative to a row's base; row sums stay spread over the lanes
 // until the end, so that no panel pays for a horizontal sum.
 template <class Vec>
 struct SoftmaxState {
-  float* base;       // [kTileQ]
-  float* threshold;  // [kTileQ] base + kSlack; -inf while a row has seen nothing
+  float factor;      // from scores to exponents
+  float* shift;      // [kTileQ] minus the base, an exponent
+  float* threshold;  // [kTileQ] the score that is kSlack over the base; -inf while a row has seen nothing
   float* row_sum;    // [kTileQ][kLanes]
   float* output;     // rows tile
   Columns columns;
@@ -30,13 +31,13 @@ struct SoftmaxState {
       float before = tile.sink == nullptr ? -kInfinity : *tile.sink;
       if (tile.resume && r < tile.rows) before = tile.lse[tile.output.index(r)];
       const bool nothing = before == -kInfinity;
-      base[r] = nothing ? 0 : before * kLog2E;
-      threshold[r] = nothing ? -kInfinity : base[r] + kSlack;
+      shift[r] = nothing ? 0 : -before * kLog2E;
+      threshold[r] = nothing ? -kInfinity : (kSlack - shift[r]) / factor;
       float* sums = row_sum + std::int64_t{r} * Vec::kLanes;
       Vec::zero().store(sums);
       sums[0] = nothing ? 0 : 1;
     }
-    pack_rows<Vec>(tile.output, tile.resume ? tile.rows : 0, kTileQ, tile.head_dim, 1, output);
+    pack_rows<Vec>(tile.output, tile.resume ? tile.rows : 0, kTileQ, tile.head_dim, output);
   }
 
   // Moves the base of the strip's rows whose scores passed the threshold; what was summed so far follows: row
@@ -50,19 +51,20 @@ struct SoftmaxState {
       }
       const float row_max = maximum(most);
       if (!(row_max > threshold[row])) continue;
+      const float new_shift = -row_max * factor;
       if (threshold[row] != -kInfinity) {
-        const Vec factor = exp2(Vec::all(base[row] - row_max));
+        const Vec decay = exp2(Vec::all(new_shift - shift[row]));
         float* sums = row_sum + row * Vec::kLanes;
-        (Vec::load(sums) * factor).store(sums);
+        (Vec::load(sums) * decay).store(sums);
         for (int column = 0; column < columns.count; ++column) {
           float* o = output + (std::int64_t{column} * kTileQ + row) * columns.width;
-          for (int j = 0; j < columns.width; j += Vec::kLanes) (Vec::load(o + j) * factor).store(o + j);
+          for (int j = 0; j < columns.width; j += Vec::kLanes) (Vec::load(o + j) * decay).store(o + j);
         }
         float* p = block + std::int64_t{r} * kTileK;
-        for (int j = 0; j < done; j += Vec::kLanes) (Vec::load(p + j) * factor).store(p + j);
+        for (int j = 0; j < done; j += Vec::kLanes) (Vec::load(p + j) * decay).store(p + j);
       }
-      base[row] = row_max;
-      threshold[row] = row_max + kSlack;
+      shift[row] = new_shift;
+      threshold[row] = row_max + kSlack / factor;
     }
   }
 };
@@ -81,10 +83,10 @@ void forward_columns(const ForwardTile& tile) {
   float* output = query + std::int64_t{kTileQ} * columns.padded();
   float* probabilities = output + std::int64_t{kTileQ} * columns.padded();  // [kTileQ][kTileK]
   float* row_sum = probabilities + kTileQ * kTileK;
-  float* base = row_sum + kTileQ * Vec::kLanes;
-  const SoftmaxState<Vec> state{base, base + kTileQ, row_sum, output, columns};
+  float* shift = row_sum + kTileQ * Vec::kLanes;
+  const SoftmaxState<Vec> state{tile.rule.factor, shift, shift + kTileQ, row_sum, output, columns};
   state.start(tile);
-  pack_rows<Vec>(tile.query, tile.rows, kTileQ, tile.head_dim, tile.rule.query_factor, query);
+  pack_rows<Vec>(tile.query, tile.rows, kTileQ, tile.head_dim, query);
   StripBounds bounds[kStrips];
   find_bounds<Vec>(tile.first, tile.last, tile.rows, bounds);
   const int strips = (tile.rows + kStrip - 1) / kStrip;
@@ -103,7 +105,7 @@ void forward_columns(const ForwardTile& tile) {
     const bool partial = !bounds[strip].covers(range, key, key + kPanel<Vec>);
     if (partial || tile.rule.cap != 0) [[unlikely]] {
       s.store(p, kTileK);
-      adjust_scores<Vec>({tile.rule.cap, partial, tile.first + row0, tile.last + row0,
+      adjust_scores<Vec>({tile.rule, partial, tile.first + row0, tile.last + row0,
                           lesser(kStrip, tile.rows - row0), range, key},
                          p, nullptr);
       s.load(p, kTileK);
@@ -121,14 +123,15 @@ void forward_columns(const ForwardTile& tile) {
       state.raise(row0, p, strip_block, key - block);
       s.load(p, kTileK);
     }
-    // P <- 2^(S - base); row_sum <- row_sum + P
+    // P <- 2^(factor * S - base); row_sum <- row_sum + P
+    const Vec factor = Vec::all(tile.rule.factor);
 #pragma GCC unroll 6
     for (int r = 0; r < kStrip; ++r) {
-      const Vec shift = Vec::all(state.base[row0 + r]);
+      const Vec minus_base = Vec::all(shift[row0 + r]);
       Vec total = Vec::load(row_sum + (row0 + r) * Vec::kLanes);
 #pragma GCC unroll 4
       for (int n = 0; n < Vec::kColumns; ++n) {
-        const Vec e = exp2(s.c[r][n] - shift);
+        const Vec e = exp2(fma(s.c[r][n], factor, minus_base));
         total = total + e;
         e.store(p + std::int64_t{r} * kTileK + n * Vec::kLanes);
       }
@@ -176,7 +179,7 @@ void forward_columns(const ForwardTile& tile) {
   for (int row = 0; row < tile.rows; ++row) {
     const float total = sum(Vec::load(row_sum + row * Vec::kLanes));
     inverse[row] = total == 0 ? 0 : 1 / total;
-    tile.lse[tile.output.index(row)] = total == 0 ? -kInfinity : kLn2 * base[row] + __builtin_logf(total);
+    tile.lse[tile.output.index(row)] = total == 0 ? -kInfinity : __builtin_logf(total) - kLn2 * shift[row];
   }
   store_rows<Vec>(output, tile.rows, kTileQ, tile.head_dim, inverse, 1, false, tile.output);
 }

@@ -74,8 +74,8 @@ float* statistics_of(const StatisticsView& view, const IntervalMask& mask, std::
 
 ScoreRule score_rule(const AttentionForwardCall& call) {
   constexpr float kLog2E = 1.44269504f;
-  if (call.softcap == 0) return {.query_factor = call.scale * kLog2E, .cap = 0};
-  return {.query_factor = call.scale / call.softcap, .cap = call.softcap * kLog2E};
+  if (call.softcap == 0) return {.factor = call.scale * kLog2E};
+  return {.factor = 1, .slope = call.scale / call.softcap, .cap = call.softcap * kLog2E};
 }
 
 // How many of `most` rows take part in a head.
@@ -264,7 +264,7 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
       kernels.pack_transposed(rows_of(call.key, sizes.dtype, call.mask, batch, head_kv, key), count,
                               sizes.head_dim, pieces.keys + head * pieces.keys_floats + key * sizes.head_dim);
       kernels.pack_rows(rows_of(call.value, sizes.dtype, call.mask, batch, head_kv, key), count, kTileK,
-                        sizes.head_dim, 1, pieces.values + head * pieces.values_floats + key * padded);
+                        sizes.head_dim, pieces.values + head * pieces.values_floats + key * padded);
     });
     // Later rows first: under a causal mask they have the most keys.
     const std::int64_t query_heads = heads * group;
@@ -351,7 +351,7 @@ class BackwardWave {
     const int keys = keys_in(batch, head_kv, tile);
     const RowsView key = rows_at(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
     const RowsView value = rows_at(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
-    kernels_.pack_rows(key, keys, kTileK, sizes_.head_dim, 1, pieces_.keys + item * pieces_.key_tile_floats);
+    kernels_.pack_rows(key, keys, kTileK, sizes_.head_dim, pieces_.keys + item * pieces_.key_tile_floats);
     kernels_.pack_transposed(key, keys, sizes_.head_dim,
                              pieces_.keys_transposed + item * pieces_.key_panel_floats);
     kernels_.pack_transposed(value, keys, sizes_.head_dim,
@@ -379,8 +379,8 @@ class BackwardWave {
          .sink_gradient =
              pieces_.sink_gradient + (batch * sizes_.heads_q + head_q) * sizes_.q_tiles() + tile});
     kernels_.pack_rows(rows_at(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
-                       sizes_.head_dim, rule_.query_factor, pieces_.query + item * pieces_.query_tile_floats);
-    kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim, 1,
+                       sizes_.head_dim, pieces_.query + item * pieces_.query_tile_floats);
+    kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim,
                        pieces_.output_gradient + item * pieces_.query_tile_floats);
     pieces_.turns[item] = 0;
     float* sum = pieces_.query_gradient + item * pieces_.query_tile_floats;
@@ -464,8 +464,7 @@ class BackwardWave {
         std::atomic_ref<std::int32_t>(pieces_.turns[query_item]).store(turn + 1, std::memory_order_release);
       }
     }
-    // Packed queries carry query_factor instead of the scale.
-    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale / rule_.query_factor,
+    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale,
                         sizes_.add_gradients,
                         rows_at(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
     kernels_.store_rows(value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_gradients,

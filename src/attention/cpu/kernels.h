@@ -25,11 +25,11 @@ struct KeySpan {
   std::int32_t end = 0;
 };
 
-// What scores go through. Packed queries carry `query_factor`, so that the product of packed Q and K is
-// already the exponent of 2, or the argument of tanh where there is a softcap.
+// How scores q . k become exponents of 2: factor * s; with a softcap s <- cap * tanh(slope * s) first.
 struct ScoreRule {
-  float query_factor = 1;  // log2(e) * scale, or scale / softcap
-  float cap = 0;           // log2(e) * softcap; 0: off
+  float factor = 1;  // log2(e) * scale, or 1 where there is a softcap
+  float slope = 0;   // scale / softcap
+  float cap = 0;     // log2(e) * softcap; 0: off
 };
 
 struct ForwardTile {
@@ -53,9 +53,9 @@ struct ForwardTile {
 // One query tile against one key tile. `keys`, `keys_transposed` and `values_transposed` start at the key
 // tile.
 struct BackwardTile {
-  const float* query;            // rows, with query_factor
+  const float* query;            // rows
   const float* output_gradient;  // rows
-  const float* row_shift;        // [kTileQ] log2(e) * lse; +inf where a row sees nothing or is padding
+  const float* row_shift;        // [kTileQ] -log2(e) * lse; -inf where a row sees nothing or is padding
   const float* row_dot;          // [kTileQ] dO . O - dLSE
   const float* keys;             // rows
   const float* keys_transposed;
@@ -93,8 +93,8 @@ struct AttentionKernels {
   Columns (*columns)(int head_dim);
   std::int64_t (*forward_scratch)(int head_dim);   // floats
   std::int64_t (*backward_scratch)(int head_dim);  // floats
-  // count <= tile_rows rows of src into one tile, times factor; the tile is filled up with zeros.
-  void (*pack_rows)(const RowsView& src, int count, int tile_rows, int head_dim, float factor, float* dst);
+  // count <= tile_rows rows of src into one tile; the tile is filled up with zeros.
+  void (*pack_rows)(const RowsView& src, int count, int tile_rows, int head_dim, float* dst);
   // count rows of src into ceil(count / panel) panels; the last one is filled up with zeros.
   void (*pack_transposed)(const RowsView& src, int count, int head_dim, float* dst);
   // The first count rows of one tile, times factor, into dst; or added to it, which is f32 then.

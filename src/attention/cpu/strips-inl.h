@@ -47,7 +47,7 @@ void find_bounds(const std::int32_t* first, const std::int32_t* last, int rows, 
 
 // The rare part of a strip's scores for one panel: softcap, then -inf outside the rows' intervals.
 struct ScoreAdjustment {
-  float cap;
+  ScoreRule rule;
   bool partial;
   const std::int32_t* first;  // of the strip
   const std::int32_t* last;
@@ -56,15 +56,15 @@ struct ScoreAdjustment {
   std::int32_t key;  // the panel's first
 };
 
-// scores <- cap * tanh(scores) and gate <- 1 - tanh^2, if a gate is wanted; scores <- -inf where masked.
+// scores <- cap * tanh(slope * scores) and gate <- 1 - tanh^2, if a gate is wanted; scores <- -inf where masked.
 template <class Vec>
 [[gnu::noinline]] void adjust_scores(const ScoreAdjustment& how, float* scores, float* gate) {
   for (int r = 0; r < kStrip; ++r) {
     float* row = scores + std::int64_t{r} * kTileK;
-    if (how.cap != 0) {
+    if (how.rule.cap != 0) {
       for (int j = 0; j < kPanel<Vec>; j += Vec::kLanes) {
-        const Vec t = tanh(Vec::load(row + j));
-        (t * Vec::all(how.cap)).store(row + j);
+        const Vec t = tanh(Vec::load(row + j) * Vec::all(how.rule.slope));
+        (t * Vec::all(how.rule.cap)).store(row + j);
         if (gate != nullptr) (Vec::all(1.0f) - t * t).store(gate + std::int64_t{r} * kTileK + j);
       }
     }
