@@ -191,6 +191,9 @@ void with_dtype(DType dtype, const Body& body) {
   body.template operator()<DType::f16>();
 }
 
+// Rows of one head are short and far apart: the hardware's prefetcher does not follow them.
+inline constexpr int kRowsAhead = 16;
+
 template <class Vec>
 void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, float* dst) {
   const Columns columns = columns_of<Vec>(head_dim);
@@ -202,6 +205,7 @@ void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, floa
         for (int i = 0; i < columns.width; i += Vec::kLanes) {
           const int column = panel * columns.width + i;
           const int valid = row < count ? head_dim - column : 0;
+          if (row + kRowsAhead < count) __builtin_prefetch(from + src.offset(row + kRowsAhead) + column);
           const Vec x =
               valid > 0 ? load_elements<Vec, kType>(from + src.offset(row) + column, valid) : Vec::zero();
           x.store(to + i);
@@ -223,6 +227,7 @@ void pack_transposed(const RowsView& src, int count, int head_dim, float* dst) {
         const int valid = head_dim - column;
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
+          if (row + i + kRowsAhead < count) __builtin_prefetch(from + src.offset(row + i + kRowsAhead) + column);
           block[i] = row + i < count ? load_elements<Vec, kType>(from + src.offset(row + i) + column, valid)
                                      : Vec::zero();
         }

@@ -107,7 +107,8 @@ inline Vec with_sign(Vec a, Vec sign) {
 }
 
 // 2^x for x below 128. At -127 the exponent field becomes 0, so everything below, -inf too, gives exactly 0;
-// the order of the maximum's operands lets NaN through. Minimax of degree 6 on [-1/2, 1/2] with 2^0 = 1: within 8e-8 relative, rounding included.
+// the order of the maximum's operands lets NaN through. Minimax of degree 6 on [-1/2, 1/2] with 2^0 = 1:
+// within 8e-8 relative, rounding included.
 [[gnu::always_inline]] inline Vec exp2(Vec x) {
   const __m256 bounded = _mm256_max_ps(_mm256_set1_ps(-127.0f), x.v);
   const __m256 whole = _mm256_round_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -58,13 +58,19 @@ struct Case {
 
 struct Row {
   Case c;
-  std::string status = "ok";
+  std::string status = "ok";  // ok, oom or unsupported
+  std::string reason;         // where it is not ok
   double forward_ms = 0;
   double backward_ms = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t saved_bytes = 0;
   double error = 0;
-  double gflops = 0;
+  double forward_gflops = 0;
+  double backward_gflops = 0;
+  double gflops = 0;  // of both
+  double forward_of_peak = 0;
+  double backward_of_peak = 0;
+  std::vector<double> peak_gflops;  // measured beside the steps
 };
 
 std::int64_t parse_count(std::string_view text, std::string_view what) {
@@ -217,6 +223,13 @@ class AttentionRun {
     });
   }
 
+  double peak_flops() {
+    double rate = 0;
+    context_.phase("peak",
+                   [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
+    return rate;
+  }
+
   // Largest difference of O from fp64, over a few rows of the first and the last head.
   [[nodiscard]] double sampled_error() const {
     const AttentionProblem& p = case_.problem;
@@ -323,24 +336,55 @@ Layout rehearse(const Case& c, const AttentionImplementation& implementation,
     AttentionRun run(context, c, implementation);
     run.forward();
     run.backward();
+    static_cast<void>(run.peak_flops());
   }
   return make_layout(std::move(context).take_ledger());
 }
 
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
 template <class Body>
-double median_milliseconds(const Options& options, const Body& body) {
-  for (int i = 0; i < options.warmup; ++i) body();
-  std::vector<double> times;
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < options.steps; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    const auto end = std::chrono::steady_clock::now();
-    times.push_back(std::chrono::duration<double, std::milli>(end - start).count());
-    if (std::chrono::duration<double>(end - begin).count() > options.max_seconds / 2) break;
+double seconds_of(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Forward and backward in turn, as in training, with the machine's peak measured between them: each time is
+// held against the peak of that moment.
+void time_steps(AttentionRun& run, const Options& options, double pair_flops, Row& row) {
+  for (int i = 0; i < options.warmup; ++i) {
+    run.forward();
+    run.backward();
   }
-  std::ranges::sort(times);
-  return times[times.size() / 2];
+  std::vector<double> forward;
+  std::vector<double> backward;
+  std::vector<double> forward_of_peak;
+  std::vector<double> backward_of_peak;
+  const auto begin = std::chrono::steady_clock::now();
+  double before = run.peak_flops();
+  for (int i = 0; i < options.steps; ++i) {
+    forward.push_back(seconds_of([&] { run.forward(); }));
+    const double between = run.peak_flops();
+    backward.push_back(seconds_of([&] { run.backward(); }));
+    const double after = run.peak_flops();
+    forward_of_peak.push_back(4 * pair_flops / forward.back() / ((before + between) / 2));
+    backward_of_peak.push_back(10 * pair_flops / backward.back() / ((between + after) / 2));
+    row.peak_gflops.insert(row.peak_gflops.end(), {between / 1e9, after / 1e9});
+    before = after;
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > options.max_seconds)
+      break;
+  }
+  row.forward_ms = median(forward) * 1e3;
+  row.backward_ms = median(backward) * 1e3;
+  row.forward_gflops = 4 * pair_flops / (row.forward_ms * 1e6);
+  row.backward_gflops = 10 * pair_flops / (row.backward_ms * 1e6);
+  row.gflops = 14 * pair_flops / ((row.forward_ms + row.backward_ms) * 1e6);
+  row.forward_of_peak = median(forward_of_peak);
+  row.backward_of_peak = median(backward_of_peak);
 }
 
 double pairs_of(const Case& c) {
@@ -358,11 +402,13 @@ double pairs_of(const Case& c) {
 }
 
 Row measure(const Case& c, const Options& options, Backend& backend, std::int64_t budget) {
-  Row row{.c = c};
+  Row row;
+  row.c = c;
   const AttentionImplementation& implementation = find_implementation(c.implementation);
   const Support support = implementation.supports(c.problem, backend.description());
   if (!support) {
-    row.status = "unsupported: " + support.reason();
+    row.status = "unsupported";
+    row.reason = support.reason();
     return row;
   }
   Layout layout = rehearse(c, implementation, backend.description());
@@ -370,16 +416,14 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
   row.saved_bytes = implementation.saved_bytes(c.problem) +
                     dense_bytes(DType::f32, {c.problem.batch, c.problem.heads_q, c.problem.seq_q});
   if (row.peak_bytes > budget) {
-    row.status = fmt::format("oom: {}", format_bytes(row.peak_bytes));
+    row.status = "oom";
+    row.reason = format_bytes(row.peak_bytes);
     return row;
   }
   Context context(backend, std::move(layout));
   AttentionRun run(context, row.c, implementation);
-  row.forward_ms = median_milliseconds(options, [&] { run.forward(); });
-  row.backward_ms = median_milliseconds(options, [&] { run.backward(); });
+  time_steps(run, options, static_cast<double>(c.problem.head_dim) * pairs_of(c), row);
   row.error = run.sampled_error();
-  const double flops = 14.0 * static_cast<double>(c.problem.head_dim) * pairs_of(c);
-  row.gflops = flops / ((row.forward_ms + row.backward_ms) * 1e6);
   return row;
 }
 
@@ -421,16 +465,24 @@ std::optional<double> growth(const std::vector<std::pair<double, double>>& point
   return (n * sxy - sx * sy) / spread;
 }
 
-void print_growth(const std::vector<Row>& rows, const DeviceDescription& device, std::int64_t budget,
-                  std::ostream& out) {
+// How one kind of case grows with seq.
+struct Growth {
+  std::string kind;
+  std::optional<double> time;  // exponents
+  std::optional<double> bytes;
+  std::int64_t largest_seq = 0;  // that fits the budget
+};
+
+std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescription& device,
+                               std::int64_t budget) {
   std::map<std::string, std::vector<const Row*>> kinds;
   for (const Row& row : rows) {
     const AttentionProblem& p = row.c.problem;
-    kinds[fmt::format("{} {} {} b{} h{} d{}", row.c.implementation, name(p.dtype), row.c.mask, p.batch,
-                      p.heads_q, p.head_dim)]
+    kinds[fmt::format("{} {} {} batch {} heads {} d {}", row.c.implementation, name(p.dtype), row.c.mask,
+                      p.batch, p.heads_q, p.head_dim)]
         .push_back(&row);
   }
-  out << "\n";
+  std::vector<Growth> fits;
   for (const auto& [kind, members] : kinds) {
     std::vector<std::pair<double, double>> times;
     std::vector<std::pair<double, double>> bytes;
@@ -439,14 +491,9 @@ void print_growth(const std::vector<Row>& rows, const DeviceDescription& device,
       if (row->status == "ok") times.emplace_back(seq, row->forward_ms + row->backward_ms);
       if (row->peak_bytes > 0) bytes.emplace_back(seq, static_cast<double>(row->peak_bytes));
     }
-    const auto time_growth = growth(times);
-    const auto byte_growth = growth(bytes);
-    const std::string exponents =
-        fmt::format("{}{}", time_growth ? fmt::format("time ~ seq^{:.2f}, ", *time_growth) : "",
-                    byte_growth ? fmt::format("memory ~ seq^{:.2f}, ", *byte_growth) : "");
-    fmt::print(out, "{}: {}largest seq in {}: {}\n", kind, exponents, format_bytes(budget),
-               format_count(largest_seq(members[0]->c, device, budget)));
+    fits.push_back({kind, growth(times), growth(bytes), largest_seq(members[0]->c, device, budget)});
   }
+  return fits;
 }
 
 nlohmann::ordered_json to_json(const Row& row) {
@@ -466,7 +513,22 @@ nlohmann::ordered_json to_json(const Row& row) {
           {"saved_bytes", row.saved_bytes},
           {"error", row.error},
           {"gflops", row.gflops},
-          {"status", row.status}};
+          {"forward_gflops", row.forward_gflops},
+          {"backward_gflops", row.backward_gflops},
+          {"forward_of_peak", row.forward_of_peak},
+          {"backward_of_peak", row.backward_of_peak},
+          {"status", row.status},
+          {"reason", row.reason}};
+}
+
+nlohmann::ordered_json to_json(const Growth& fit) {
+  const auto exponent = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+  };
+  return {{"kind", fit.kind},
+          {"time_exponent", exponent(fit.time)},
+          {"bytes_exponent", exponent(fit.bytes)},
+          {"largest_seq", fit.largest_seq}};
 }
 
 void run(const Options& options, std::ostream& out) {
@@ -477,8 +539,6 @@ void run(const Options& options, std::ostream& out) {
   const std::vector<Case> cases = make_cases(options);
   for (const Case& c : cases) static_cast<void>(find_implementation(c.implementation));
   CpuBackend backend(options.threads);
-  ThreadPool pool(options.threads);
-  const double peak = measured_peak_flops(backend.description().simd, pool) / 1e9;
 
   std::vector<Row> rows;
   Progress progress("case");
@@ -486,6 +546,11 @@ void run(const Options& options, std::ostream& out) {
     progress.at(static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(cases.size()));
     rows.push_back(measure(c, options, backend, budget));
   }
+
+  const std::vector<Growth> fits = fit_growth(rows, backend.description(), budget);
+  std::vector<double> peaks;
+  for (const Row& row : rows) peaks.insert(peaks.end(), row.peak_gflops.begin(), row.peak_gflops.end());
+  const double peak = peaks.empty() ? 0 : median(peaks);
 
   if (options.json) {
     nlohmann::ordered_json json = {{"machine",
@@ -496,29 +561,42 @@ void run(const Options& options, std::ostream& out) {
                                    {"commit", HEADROOM_COMMIT},
                                    {"rows", nlohmann::ordered_json::array()}};
     for (const Row& row : rows) json["rows"].push_back(to_json(row));
+    json["budget_bytes"] = budget;
+    json["growth"] = nlohmann::ordered_json::array();
+    for (const Growth& fit : fits) json["growth"].push_back(to_json(fit));
     out << json.dump(2) << "\n";
     return;
   }
   Table table({"impl", "dtype", "batch", "heads", "seq", "head_dim", "mask", "forward_ms", "backward_ms",
-               "peak", "saved", "error", "GFLOP/s", "of peak", "status"});
+               "peak", "saved", "error", "forward", "backward", "status"});
   for (const Row& row : rows) {
     const AttentionProblem& p = row.c.problem;
     const bool ran = row.status == "ok";
     const auto cell = [&](const std::string& text) { return ran ? text : std::string("-"); };
+    const auto rate = [&](double gflops, double of_peak) {
+      return cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", gflops, 100 * of_peak));
+    };
     table.add(
         {row.c.implementation, std::string(name(p.dtype)), std::to_string(p.batch),
          p.heads_q == p.heads_kv ? std::to_string(p.heads_q) : fmt::format("{}/{}", p.heads_q, p.heads_kv),
          std::to_string(p.seq_q), std::to_string(p.head_dim), row.c.mask,
          cell(fmt::format("{:.3f}", row.forward_ms)), cell(fmt::format("{:.3f}", row.backward_ms)),
          format_bytes(row.peak_bytes), format_bytes(row.saved_bytes), cell(fmt::format("{:.1e}", row.error)),
-         cell(fmt::format("{:.1f}", row.gflops)), cell(fmt::format("{:.0f}%", 100 * row.gflops / peak)),
-         row.status});
+         rate(row.forward_gflops, row.forward_of_peak), rate(row.backward_gflops, row.backward_of_peak),
+         row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
   out << (options.csv ? table.csv() : options.markdown ? table.markdown() : table.text());
   if (options.csv) return;
-  fmt::print(out, "\nmeasured peak: {:.0f} GFLOP/s on {} threads with {}\n", peak, pool.threads(),
-             name(backend.description().simd));
-  print_growth(rows, backend.description(), budget, out);
+  fmt::print(out,
+             "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
+             "threads with {}\n\n",
+             peak, backend.description().cores, name(backend.description().simd));
+  for (const Growth& fit : fits) {
+    fmt::print(out, "{}: {}{}largest seq in {}: {}\n", fit.kind,
+               fit.time ? fmt::format("time ~ seq^{:.2f}, ", *fit.time) : "",
+               fit.bytes ? fmt::format("memory ~ seq^{:.2f}, ", *fit.bytes) : "", format_bytes(budget),
+               format_count(fit.largest_seq));
+  }
   if (options.explain) {
     const auto choice = choose(attention_implementations(), cases[0].problem, backend.description());
     fmt::print(out, "\nchosen for the first case: {}\n", choice.implementation->name);

@@ -97,13 +97,13 @@ void backward_key_value_columns(const BackwardTile& tile) {
                                 tile.keys_transposed + std::int64_t{offset} * tile.head_dim, tile.head_dim,
                                 next_piece(tile.query, offset, strip));
       const bool partial = !bounds[strip].covers(tile.range, key, key + kPanel<Vec>);
-      if (partial || tile.rule.cap != 0) [[unlikely]] {
+      if (tile.rule.cap != 0) [[unlikely]] {
         s.store(p, kTileK);
-        adjust_scores<Vec>({tile.rule, partial, tile.first + row0, tile.last + row0,
-                            lesser(kStrip, tile.rows - row0), tile.range, key},
-                           p, gate);
+        cap_scores<Vec>(tile.rule, p, gate);
         s.load(p, kTileK);
       }
+      if (partial) [[unlikely]]
+        mask_scores(s, tile.first + row0, tile.last + row0, tile.rows - row0, tile.range, key);
       // P <- 2^(factor * S + shift)
       const Vec factor = Vec::all(tile.rule.factor);
 #pragma GCC unroll 6

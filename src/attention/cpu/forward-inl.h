@@ -13,8 +13,8 @@ namespace headroom::cpu {
 // of a row no panel pays for a rescaling. Sums stay far from overflow: 2^8 * seq_k.
 inline constexpr float kSlack = 8;
 
-// Online softmax of a query tile. Exponents are taken relative to a row's base; row sums stay spread over the lanes
-// until the end, so that no panel pays for a horizontal sum.
+// Online softmax of a query tile. Exponents are taken relative to a row's base; row sums stay spread over the
+// lanes until the end, so that no panel pays for a horizontal sum.
 template <class Vec>
 struct SoftmaxState {
   float factor;      // from scores to exponents
@@ -103,13 +103,13 @@ void forward_columns(const ForwardTile& tile) {
     strip_times_panel<Vec, N>(s, query + row0 * kWidth, kTileQ, tile.keys + std::int64_t{key} * tile.head_dim,
                               tile.head_dim, next_keys);
     const bool partial = !bounds[strip].covers(range, key, key + kPanel<Vec>);
-    if (partial || tile.rule.cap != 0) [[unlikely]] {
+    if (tile.rule.cap != 0) [[unlikely]] {
       s.store(p, kTileK);
-      adjust_scores<Vec>({tile.rule, partial, tile.first + row0, tile.last + row0,
-                          lesser(kStrip, tile.rows - row0), range, key},
-                         p, nullptr);
+      cap_scores<Vec>(tile.rule, p, nullptr);
       s.load(p, kTileK);
     }
+    if (partial) [[unlikely]]
+      mask_scores(s, tile.first + row0, tile.last + row0, tile.rows - row0, range, key);
     bool above = false;
 #pragma GCC unroll 6
     for (int r = 0; r < kStrip; ++r) {

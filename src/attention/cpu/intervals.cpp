@@ -464,8 +464,7 @@ class BackwardWave {
         std::atomic_ref<std::int32_t>(pieces_.turns[query_item]).store(turn + 1, std::memory_order_release);
       }
     }
-    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale,
-                        sizes_.add_gradients,
+    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale, sizes_.add_gradients,
                         rows_at(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
     kernels_.store_rows(value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_gradients,
                         rows_at(call_.value_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));

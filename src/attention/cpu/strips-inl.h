@@ -45,36 +45,35 @@ void find_bounds(const std::int32_t* first, const std::int32_t* last, int rows, 
   }
 }
 
-// The rare part of a strip's scores for one panel: softcap, then -inf outside the rows' intervals.
-struct ScoreAdjustment {
-  ScoreRule rule;
-  bool partial;
-  const std::int32_t* first;  // of the strip
-  const std::int32_t* last;
-  int rows;  // of the strip that are not padding
-  KeySpan range;
-  std::int32_t key;  // the panel's first
-};
-
-// scores <- cap * tanh(slope * scores) and gate <- 1 - tanh^2, if a gate is wanted; scores <- -inf where masked.
+// s <- -inf outside the rows' intervals. `first`, `last` are of the strip's `rows` rows that are not padding,
+// `key` is the panel's first key.
 template <class Vec>
-[[gnu::noinline]] void adjust_scores(const ScoreAdjustment& how, float* scores, float* gate) {
+[[gnu::always_inline]] inline void mask_scores(Accumulators<Vec, Vec::kColumns>& s, const std::int32_t* first,
+                                               const std::int32_t* last, int rows, KeySpan range,
+                                               std::int32_t key) {
+#pragma GCC unroll 6
   for (int r = 0; r < kStrip; ++r) {
-    float* row = scores + std::int64_t{r} * kTileK;
-    if (how.rule.cap != 0) {
-      for (int j = 0; j < kPanel<Vec>; j += Vec::kLanes) {
-        const Vec t = tanh(Vec::load(row + j) * Vec::all(how.rule.slope));
-        (t * Vec::all(how.rule.cap)).store(row + j);
-        if (gate != nullptr) (Vec::all(1.0f) - t * t).store(gate + std::int64_t{r} * kTileK + j);
-      }
+    if (r >= rows) break;
+    const int begin = greater(first[r], range.begin) - key;
+    const int end = lesser(last[r], range.end) - key;
+#pragma GCC unroll 4
+    for (int n = 0; n < Vec::kColumns; ++n) {
+      const int from = lesser(greater(begin - n * Vec::kLanes, 0), Vec::kLanes);
+      const int to = lesser(greater(end - n * Vec::kLanes, 0), Vec::kLanes);
+      s.c[r][n] = Vec::inside(s.c[r][n], from, to, Vec::all(-kInfinity));
     }
-    if (!how.partial || r >= how.rows) continue;
-    const int begin = greater(how.first[r], how.range.begin) - how.key;
-    const int end = lesser(how.last[r], how.range.end) - how.key;
+  }
+}
+
+// scores <- cap * tanh(slope * scores), a strip of them kTileK apart; gate <- 1 - tanh^2, if one is wanted.
+template <class Vec>
+[[gnu::noinline]] void cap_scores(const ScoreRule& rule, float* scores, float* gate) {
+  for (int r = 0; r < kStrip; ++r) {
     for (int j = 0; j < kPanel<Vec>; j += Vec::kLanes) {
-      const int from = lesser(greater(begin - j, 0), Vec::kLanes);
-      const int to = lesser(greater(end - j, 0), Vec::kLanes);
-      Vec::inside(Vec::load(row + j), from, to, Vec::all(-kInfinity)).store(row + j);
+      const std::int64_t at = std::int64_t{r} * kTileK + j;
+      const Vec t = tanh(Vec::load(scores + at) * Vec::all(rule.slope));
+      (t * Vec::all(rule.cap)).store(scores + at);
+      if (gate != nullptr) (Vec::all(1.0f) - t * t).store(gate + at);
     }
   }
 }
