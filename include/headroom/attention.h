@@ -27,13 +27,14 @@ struct AttentionProblem {
   Mask mask{};
 };
 
-// Any strides, with unit stride in head_dim. Results may also be f64 where the reference writes them.
+// Tensors in the problem's dtype with any strides, but unit stride in head_dim; the rest dense. The reference
+// alone, called by itself, also takes f64.
 struct AttentionForward {
   TensorView query;            // [batch, seq_q, heads_q, head_dim]
   TensorView key;              // [batch, seq_k, heads_kv, head_dim]
   TensorView value;            // [batch, seq_k, heads_kv, head_dim]
   TensorView sinks;            // [heads_q] f32, where the problem has sinks
-  TensorView document_starts;  // [batch, max_documents + 1] i32 on the host, rising from 0 to seq_k
+  TensorView document_starts;  // [batch, max_documents + 1] i32, rising from 0 to at most seq_k
   TensorView blocks;  // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
   TensorView output;  // [batch, seq_q, heads_q, head_dim]
   TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing

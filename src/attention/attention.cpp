@@ -3,41 +3,82 @@
 #include <array>
 
 #include "attention/implementations.h"
+#include "headroom/core/checked.h"
 
 namespace headroom {
 namespace {
 
-void check_shape(const TensorView& view, const Shape& shape, std::string_view what) {
+void check_view(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
   check(view.shape() == shape, "{} has shape {}, the problem says {}", what, to_string(view.shape()),
         to_string(shape));
+  check(view.dtype() == dtype, "{} holds {}, the problem says {}", what, name(view.dtype()), name(dtype));
 }
 
-void check_rows(const TensorView& view, const Shape& shape, std::string_view what) {
-  check_shape(view, shape, what);
+// Any strides, but the elements of a row side by side.
+void check_rows(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
+  check_view(view, shape, dtype, what);
   check(view.extent(3) <= 1 || view.stride(3) == 1, "{} has stride {} in head_dim, which has to be 1", what,
         view.stride(3));
 }
 
+void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
+  check_view(view, shape, dtype, what);
+  check(view.is_dense(), "{} has to be dense", what);
+}
+
+Shape query_shape(const AttentionProblem& problem) {
+  return {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
+}
+Shape key_shape(const AttentionProblem& problem) {
+  return {problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
+}
+Shape statistics_shape(const AttentionProblem& problem) {
+  return {problem.batch, problem.heads_q, problem.seq_q};
+}
+
 void check_views(const AttentionProblem& problem, const AttentionForward& views) {
-  const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
-  const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
-  check_rows(views.query, rows, "query");
-  check_rows(views.key, keys, "key");
-  check_rows(views.value, keys, "value");
-  check_rows(views.output, rows, "output");
-  check_shape(views.lse, {problem.batch, problem.heads_q, problem.seq_q}, "lse");
-  for (const TensorView* view : {&views.query, &views.key, &views.value}) {
-    check(view->dtype() == problem.dtype, "a view holds {}, the problem says {}", name(view->dtype()),
-          name(problem.dtype));
-  }
+  check_rows(views.query, query_shape(problem), problem.dtype, "query");
+  check_rows(views.key, key_shape(problem), problem.dtype, "key");
+  check_rows(views.value, key_shape(problem), problem.dtype, "value");
+  check_rows(views.output, query_shape(problem), problem.dtype, "output");
+  check_dense(views.lse, statistics_shape(problem), DType::f32, "lse");
   const Mask& mask = problem.mask;
-  if (problem.sinks) check_shape(views.sinks, {problem.heads_q}, "sinks");
+  if (problem.sinks) check_dense(views.sinks, {problem.heads_q}, DType::f32, "sinks");
   if (mask.max_documents > 0) {
-    check_shape(views.document_starts, {problem.batch, mask.max_documents + 1}, "document_starts");
+    check_dense(views.document_starts, {problem.batch, mask.max_documents + 1}, DType::i32,
+                "document_starts");
   }
   if (mask.block_rows > 0) {
-    const std::int64_t tiles = (problem.seq_q + mask.block_rows - 1) / mask.block_rows;
-    check_shape(views.blocks, {problem.batch, problem.heads_q, tiles, mask.max_blocks_per_row}, "blocks");
+    check_dense(
+        views.blocks,
+        {problem.batch, problem.heads_q, divide_up(problem.seq_q, mask.block_rows), mask.max_blocks_per_row},
+        DType::i32, "blocks");
+  }
+}
+
+// What the lists of a batch hold, before kernels follow them.
+void check_lists(const AttentionProblem& problem, const AttentionForward& views) {
+  const Mask& mask = problem.mask;
+  for (std::int64_t b = 0; b < problem.batch && mask.max_documents > 0; ++b) {
+    const std::int32_t* starts = views.document_starts.data<std::int32_t>() + views.document_starts.offset(b);
+    check(starts[0] == 0, "document_starts of sequence {} begin with {}, not with 0", b, starts[0]);
+    for (std::int64_t i = 0; i < mask.max_documents; ++i) {
+      check(starts[i] <= starts[i + 1], "document {} of sequence {} starts at {} and ends before, at {}", i,
+            b, starts[i], starts[i + 1]);
+    }
+    check(starts[mask.max_documents] <= problem.seq_k,
+          "the last document of sequence {} ends at {}, the sequence at {}", b, starts[mask.max_documents],
+          problem.seq_k);
+  }
+  const std::int64_t tiles = mask.block_rows == 0 ? 0 : divide_up(problem.seq_k, mask.block_columns);
+  const std::int64_t rows = mask.block_rows == 0 ? 0 : views.blocks.elements() / mask.max_blocks_per_row;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int32_t* list = views.blocks.data<std::int32_t>() + row * mask.max_blocks_per_row;
+    std::int32_t before = -1;
+    for (std::int64_t i = 0; i < mask.max_blocks_per_row && list[i] >= 0; before = list[i++]) {
+      check(list[i] > before && list[i] < tiles,
+            "key tile {} follows {} in a list of blocks; they rise to {}", list[i], before, tiles - 1);
+    }
   }
 }
 
@@ -72,24 +113,31 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
-  context.run([&](const Stream& stream) { chosen.forward(problem, views, workspace, stream); });
+  context.run([&](const Stream& stream) {
+    check_lists(problem, views);
+    chosen.forward(problem, views, workspace, stream);
+  });
 }
 
 void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
                         std::string_view pinned) {
   validate(problem);
   check_views(problem, views.forward);
-  const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
-  const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
-  check_rows(views.output_gradient, rows, "output_gradient");
-  check_rows(views.query_gradient, rows, "query_gradient");
-  check_rows(views.key_gradient, keys, "key_gradient");
-  check_rows(views.value_gradient, keys, "value_gradient");
-  if (problem.sinks) check_shape(views.sinks_gradient, {problem.heads_q}, "sinks_gradient");
+  check_rows(views.output_gradient, query_shape(problem), problem.dtype, "output_gradient");
+  check_rows(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
+  check_rows(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");
+  check_rows(views.value_gradient, key_shape(problem), problem.dtype, "value_gradient");
+  if (views.lse_gradient.elements() > 0) {
+    check_dense(views.lse_gradient, statistics_shape(problem), DType::f32, "lse_gradient");
+  }
+  if (problem.sinks) check_dense(views.sinks_gradient, {problem.heads_q}, DType::f32, "sinks_gradient");
   const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));
-  context.run([&](const Stream& stream) { chosen.backward(problem, views, workspace, stream); });
+  context.run([&](const Stream& stream) {
+    check_lists(problem, views.forward);
+    chosen.backward(problem, views, workspace, stream);
+  });
 }
 
 MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,

@@ -227,7 +227,8 @@ void pack_transposed(const RowsView& src, int count, int head_dim, float* dst) {
         const int valid = head_dim - column;
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          if (row + i + kRowsAhead < count) __builtin_prefetch(from + src.offset(row + i + kRowsAhead) + column);
+          if (row + i + kRowsAhead < count)
+            __builtin_prefetch(from + src.offset(row + i + kRowsAhead) + column);
           block[i] = row + i < count ? load_elements<Vec, kType>(from + src.offset(row + i) + column, valid)
                                      : Vec::zero();
         }

@@ -9,8 +9,8 @@
 namespace headroom {
 
 template <class Program>
-Layout rehearse(Program&& program) {
-  Context context(DeviceDescription{.name = "made up"});
+Layout rehearse(Program&& program, const DeviceDescription& device = {.name = "made up"}) {
+  Context context(device);
   program(context);
   return make_layout(std::move(context).take_ledger());
 }
@@ -18,7 +18,7 @@ Layout rehearse(Program&& program) {
 template <class Program>
 void run_rehearsed(Program&& program) {
   CpuBackend backend(2);
-  Context context(backend, rehearse(program));
+  Context context(backend, rehearse(program, backend.description()));
   program(context);
 }
 

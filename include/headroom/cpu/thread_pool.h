@@ -60,8 +60,9 @@ class ThreadPool {
 void parallel_for(const Stream& stream, std::int64_t count, IndexFunction body);
 
 // f32 operations per second that the stream's threads reach together in a loop of nothing but multiply-adds:
-// the limit that kernels are held against. Takes about ten milliseconds, so that it can be measured right beside
-// what it is compared with: neighbours and temperature change a machine's speed from one moment to the next.
+// the limit that kernels are held against. Takes about ten milliseconds, so that it can be measured right
+// beside what it is compared with: neighbours and temperature change a machine's speed from one moment to the
+// next.
 [[nodiscard]] double measured_peak_flops(const Stream& stream);
 
 }  // namespace headroom
