@@ -249,7 +249,7 @@ void store_rows(const float* tile, int count, int tile_rows, int head_dim, const
   with_dtype<Vec>(dst.dtype, [&]<DType kType>() {
     auto* to = static_cast<typename Element<kType>::Stored*>(dst.data);
     for (int row = 0; row < count; ++row) {
-      const Vec factor = Vec::all(factors[row * factor_step]);
+      const Vec factor = Vec::all(factors[std::int64_t{row} * factor_step]);
       for (int panel = 0; panel < columns.count; ++panel) {
         const float* from = tile + (std::int64_t{panel} * tile_rows + row) * columns.width;
         for (int i = 0; i < columns.width; i += Vec::kLanes) {

@@ -18,7 +18,8 @@ template <class V, int kChains>
   V total{};
   for (int i = 0; i < kChains; ++i) total += sum[i];
   asm volatile("" ::"x"(total));
-  return 2.0 * kChains * static_cast<double>(steps) * (sizeof(V) / sizeof(float));
+  constexpr auto kLanes = static_cast<long>(sizeof(V) / sizeof(float));
+  return static_cast<double>(2L * kChains * kLanes * steps);
 }
 
 }  // namespace headroom

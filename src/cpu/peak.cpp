@@ -14,7 +14,7 @@ double measured_peak_flops(const Stream& stream) {
   // Pieces of about 0.2 ms that threads take as they come, like a kernel's tiles: a core that is slow for a
   // moment then costs what it costs a kernel.
   constexpr long kSteps = 50'000;
-  const std::int64_t pieces = 50 * (stream.pool == nullptr ? 1 : stream.pool->threads());
+  const std::int64_t pieces = std::int64_t{50} * (stream.pool == nullptr ? 1 : stream.pool->threads());
   const auto start = std::chrono::steady_clock::now();
   parallel_for(stream, pieces, [&](std::int64_t) { loop(kSteps); });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

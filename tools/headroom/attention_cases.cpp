@@ -100,7 +100,8 @@ void add_sizes(CaseList& list) {
   for (const Mask& mask : {Mask{}, causal(), window(100, 0, true)}) {
     list.add("large", sized(1023, 1024, 8, DType::f32, mask));
   }
-  list.add("large", sized(4224, 4224, 8, DType::f32, window(300, 0, true)));
+  list.add("large", sized(4224, 4224, 8, DType::f32, causal()));
+  list.add("large", sized(4224, 4224, 16, DType::bf16, window(300, 0, true)));
 }
 
 void add_head_dims(CaseList& list) {
@@ -190,6 +191,23 @@ void add_dilated(CaseList& list) {
       }
     }
   }
+  // With everything else: sinks, a gradient through LSE, a softcap, a window, strides, documents.
+  for (const DType dtype : kDTypes) {
+    for (const bool mixed : {false, true}) {
+      AttentionProblem problem = sized(150, 150, 24, dtype, window(60, 0, true));
+      problem.batch = 2;
+      problem.heads_q = 4;
+      problem.heads_kv = 2;
+      problem.sinks = true;
+      problem.softcap = mixed ? 0.0F : 4.0F;
+      problem.mask.dilations = {Dilation{40, 1}, Dilation{110, 3}};
+      problem.mask.dilation_count = 2;
+      problem.mask.mix_dilations = mixed;
+      list.add(mixed ? "mixed dilation" : "dilated", problem, {60, 1, 0, 80, 9});
+      list.last().lse_gradient = true;
+      list.last().strided = true;
+    }
+  }
 }
 
 void add_blocks(CaseList& list) {
@@ -202,6 +220,14 @@ void add_blocks(CaseList& list) {
       problem.mask.block_columns = columns;
       problem.mask.max_blocks_per_row = 4;
       list.add("block-sparse", problem);
+      problem.mask.window_left = 100;
+      problem.sinks = true;
+      problem.heads_q = 4;
+      problem.heads_kv = 2;
+      list.add("block-sparse", problem);
+      list.last().lse_gradient = true;
+      problem.seq_k = problem.seq_q;
+      list.add("block-sparse", problem, {130, 0, 80});
     }
   }
 }

@@ -411,7 +411,7 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
     row.reason = support.reason();
     return row;
   }
-  Layout layout = rehearse(c, implementation, backend.description());
+  const Layout layout = rehearse(c, implementation, backend.description());
   row.peak_bytes = layout.reserved(Space::device);
   row.saved_bytes = implementation.saved_bytes(c.problem) +
                     dense_bytes(DType::f32, {c.problem.batch, c.problem.heads_q, c.problem.seq_q});
@@ -420,7 +420,7 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
     row.reason = format_bytes(row.peak_bytes);
     return row;
   }
-  Context context(backend, std::move(layout));
+  Context context(backend, layout);
   AttentionRun run(context, row.c, implementation);
   time_steps(run, options, static_cast<double>(c.problem.head_dim) * pairs_of(c), row);
   row.error = run.sampled_error();

@@ -14,7 +14,7 @@ namespace headroom::cpu {
 
 template <class Vec>
 std::int64_t backward_scratch(int /*head_dim*/) {
-  return std::int64_t{2} * kTileQ * kTileK;
+  return 2 * kTileScores;
 }
 
 // dO . O of one row.
@@ -62,8 +62,8 @@ template <class Vec, int N>
 void backward_key_value_columns(const BackwardTile& tile) {
   constexpr std::int64_t kWidth = N * Vec::kLanes;
   const Columns columns = columns_of<Vec>(tile.head_dim);
-  float* probabilities = tile.scratch;                     // [kTileQ][kTileK]
-  float* score_gradient = tile.scratch + kTileQ * kTileK;  // [kTileQ][kTileK]
+  float* probabilities = tile.scratch;                 // [kTileQ][kTileK]
+  float* score_gradient = tile.scratch + kTileScores;  // [kTileQ][kTileK]
   StripBounds bounds[kStrips];
   find_bounds<Vec>(tile.first, tile.last, tile.rows, bounds);
   const int strips = (tile.rows + kStrip - 1) / kStrip;
@@ -163,11 +163,12 @@ void backward_key_value_columns(const BackwardTile& tile) {
       for (int i = 0; i < kKeyStrips; ++i) {
         if (begin[i] >= end[i]) continue;
         const int row0 = begin[i] * kStrip;
+        const std::int64_t key0 = std::int64_t{i} * kStrip;
         accumulate<Vec, N>(
-            gradient + (std::int64_t{column} * kTileK + i * kStrip) * kWidth,
-            scores + std::int64_t{row0} * kTileK + i * kStrip, 1, kTileK,
+            gradient + (std::int64_t{column} * kTileK + key0) * kWidth,
+            scores + std::int64_t{row0} * kTileK + key0, 1, kTileK,
             rows + (std::int64_t{column} * kTileQ + row0) * kWidth, (end[i] - begin[i]) * kStrip,
-            ahead_piece<Vec, kKeyStrips>(next + column * kTileQ * kWidth, kTileQ * kWidth, i, kTileQ));
+            ahead_piece<Vec, kKeyStrips>(next + column * (kTileQ * kWidth), kTileQ * kWidth, i, kTileQ));
       }
     }
   };
@@ -181,7 +182,7 @@ template <class Vec, int N>
 void backward_query_columns(const BackwardTile& tile) {
   constexpr std::int64_t kWidth = N * Vec::kLanes;
   const Columns columns = columns_of<Vec>(tile.head_dim);
-  const float* score_gradient = tile.scratch + kTileQ * kTileK;
+  const float* score_gradient = tile.scratch + kTileScores;
   StripBounds bounds[kStrips];
   find_bounds<Vec>(tile.first, tile.last, tile.rows, bounds);
   const int strips = (tile.rows + kStrip - 1) / kStrip;
@@ -194,8 +195,9 @@ void backward_query_columns(const BackwardTile& tile) {
         const KeySpan seen = bounds[strip].clip(half);
         if (seen.begin >= seen.end) continue;
         const int skip = seen.begin - tile.tile_key;
-        accumulate<Vec, N>(tile.query_gradient + (std::int64_t{column} * kTileQ + strip * kStrip) * kWidth,
-                           score_gradient + std::int64_t{strip} * kStrip * kTileK + skip, kTileK, 1,
+        const std::int64_t row0 = std::int64_t{strip} * kStrip;
+        accumulate<Vec, N>(tile.query_gradient + (std::int64_t{column} * kTileQ + row0) * kWidth,
+                           score_gradient + row0 * kTileK + skip, kTileK, 1,
                            tile.keys + (std::int64_t{column} * kTileK + skip) * kWidth, seen.end - seen.begin,
                            AheadOf<Vec>{tile.query_gradient, 0});
       }

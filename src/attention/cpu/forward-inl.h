@@ -71,8 +71,8 @@ struct SoftmaxState {
 
 template <class Vec>
 std::int64_t forward_scratch(int head_dim) {
-  return std::int64_t{2} * kTileQ * columns_of<Vec>(head_dim).padded() + kTileQ * kTileK +
-         kTileQ * Vec::kLanes + 2 * kTileQ;
+  return std::int64_t{2} * kTileQ * columns_of<Vec>(head_dim).padded() + kTileScores + kTileQ * Vec::kLanes +
+         2 * kTileQ;
 }
 
 template <class Vec, int N>
@@ -82,7 +82,7 @@ void forward_columns(const ForwardTile& tile) {
   float* query = tile.scratch;
   float* output = query + std::int64_t{kTileQ} * columns.padded();
   float* probabilities = output + std::int64_t{kTileQ} * columns.padded();  // [kTileQ][kTileK]
-  float* row_sum = probabilities + kTileQ * kTileK;
+  float* row_sum = probabilities + kTileScores;
   float* shift = row_sum + kTileQ * Vec::kLanes;
   const SoftmaxState<Vec> state{tile.rule.factor, shift, shift + kTileQ, row_sum, output, columns};
   state.start(tile);
@@ -161,11 +161,12 @@ void forward_columns(const ForwardTile& tile) {
                 bounds[strip].clip({greater(range.begin, part), lesser(range.end, part + kTileK / 2)});
             if (seen.begin >= seen.end) continue;
             const int skip = seen.begin - block;
+            const std::int64_t row0 = std::int64_t{strip} * kStrip;
             const auto next_values = ahead_piece<Vec, 2 * kStrips>(
-                values + (std::int64_t{kTileK} * columns.count + kTileK * column) * kWidth, kTileK * kWidth,
+                values + (std::int64_t{columns.count} + column) * (kTileK * kWidth), kTileK * kWidth,
                 (part - block) / (kTileK / 2) * kStrips + strip, kTileK / 2);
-            accumulate<Vec, N>(output + (std::int64_t{column} * kTileQ + strip * kStrip) * kWidth,
-                               probabilities + std::int64_t{strip} * kStrip * kTileK + skip, kTileK, 1,
+            accumulate<Vec, N>(output + (std::int64_t{column} * kTileQ + row0) * kWidth,
+                               probabilities + row0 * kTileK + skip, kTileK, 1,
                                values + (std::int64_t{column} * kTileK + skip) * kWidth,
                                seen.end - seen.begin, next_values);
           }

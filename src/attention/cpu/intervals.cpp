@@ -205,7 +205,7 @@ struct BackwardPieces {
     visitors = pieces.take<Visitors>(k_tiles);
     sink_gradient = pieces.take<float>(sizes.batch * sizes.heads_q * sizes.q_tiles());
     scratch = pieces.take<float>(sizes.threads * scratch_floats);
-    gradients = pieces.take<float>(sizes.threads * 2 * key_tile_floats);
+    gradients = pieces.take<float>(2 * key_tile_floats * sizes.threads);
     bytes = pieces.bytes();
   }
 

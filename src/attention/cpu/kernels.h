@@ -17,6 +17,7 @@ inline constexpr int kStrips = kTileQ / kStrip;
 // Keys of a tile: the least common multiple of the strip and the widest panel (64), because backward reads
 // the same scores in panels along the keys and in strips of keys.
 inline constexpr int kTileK = 192;
+inline constexpr std::int64_t kTileScores = std::int64_t{kTileQ} * kTileK;
 inline constexpr int kMaxHeadDim = 256;
 
 // Keys [begin, end).
