@@ -154,8 +154,7 @@ MaskView mask_view(const AttentionProblem& problem, const AttentionForward& view
     view.documents = mask.max_documents;
   }
   if (mask.dilation_count > 0) {
-    const std::int64_t index =
-        mask.mix_dilations ? pattern : head / (problem.heads_q / mask.dilation_count);
+    const std::int64_t index = mask.mix_dilations ? pattern : head / (problem.heads_q / mask.dilation_count);
     view.dilation = mask.dilations[static_cast<std::size_t>(index)];
     view.dilation_offset = head % view.dilation.rate;
   }

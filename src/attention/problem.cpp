@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "headroom/attention.h"
 #include "headroom/core/checked.h"
@@ -32,6 +33,9 @@ void validate(const AttentionProblem& problem) {
   check(mask.dilation_count == 0 || mask.mix_dilations || problem.heads_q % mask.dilation_count == 0,
         "{} query heads cannot be dealt to {} dilation patterns in equal groups", problem.heads_q,
         mask.dilation_count);
+  constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+  check((mask.max_documents == 0 && mask.block_rows == 0) || problem.seq_k <= kMostTokens,
+        "documents and blocks are counted in 32 bits: seq_k {} is over {}", problem.seq_k, kMostTokens);
   check((mask.max_documents == 0 && mask.dilation_count == 0) || problem.seq_q == problem.seq_k,
         "documents and dilation need seq_q {} and seq_k {} to be equal", problem.seq_q, problem.seq_k);
   check(!mask.detach_mixing || mask.mix_dilations,

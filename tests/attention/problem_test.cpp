@@ -34,6 +34,10 @@ TEST(AttentionProblem, ValidatesEveryField) {
         p.mask.dilation_count = 3;  // eight heads do not divide by three
       },
       [](auto& p) { p.mask.block_rows = 64; },
+      [](auto& p) {
+        p.mask.max_documents = 4;
+        p.seq_q = p.seq_k = std::int64_t{1} << 31;
+      },
   };
   for (std::size_t i = 0; i < breaks.size(); ++i) {
     AttentionProblem broken = problem();

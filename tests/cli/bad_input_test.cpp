@@ -28,6 +28,10 @@ Case budget(const std::string& text, const std::string& named = {}) {
   return {{"verify", "memory", "--budget=" + text}, named.empty() ? text : named};
 }
 
+Case attention(const std::string& option, const std::string& value, const std::string& named) {
+  return {{"bench", "attention", option, value}, named};
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Table, BadInput,
     testing::Values(
@@ -54,6 +58,18 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"devices", "cpu", "tpu"}, "tpu"}, Case{{"verify", "memory", "--device", "h200"}, "h200"},
         Case{{"verify", "memory", "--device", ""}, "device"},
         Case{{"verify", "memory", "--device", "cuda:998"}, "cuda:998"},
+        // Attention
+        attention("--mask", "windo:3", "windo:3"), attention("--mask", "window:0", "window '0'"),
+        attention("--mask", "window:x", "'x'"), attention("--mask", "dilated:8192", "dilated:8192"),
+        attention("--mask", "dilated:8/0", "rate '0'"), attention("--mask", "documents:/no/such", "/no/such"),
+        attention("--seq", "0", "--seq"), attention("--seq", "many", "many"),
+        attention("--head-dim", "60", "60"), attention("--head-dim", "264", "264"),
+        attention("--kv-heads", "3", "heads_kv 3"), attention("--dtype", "f64", "f64"),
+        attention("--dtype", "half", "half"), attention("--impl", "fastest", "fastest"),
+        attention("--preset", "grid", "grid"), attention("--budget", "0", "zero"),
+        attention("--steps", "0", "--steps"), attention("--device", "cuda:77", "cuda:77"),
+        Case{{"bench", "attention", "--json", "--csv"}, "--csv"},
+        Case{{"verify", "attention", "--impl", "fastest"}, "fastest"},
         // Numbers
         Case{{"verify", "memory", "--steps", "0"}, "--steps"},
         Case{{"verify", "memory", "--steps", "-3"}, "--steps"},

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/run.h"
@@ -12,6 +14,8 @@ TEST(Commands, HelpHasExamplesEverywhere) {
        std::vector<std::vector<std::string>>{{"--help"},
                                              {"devices", "--help"},
                                              {"bench", "memory", "--help"},
+                                             {"bench", "attention", "--help"},
+                                             {"verify", "attention", "--help"},
                                              {"verify", "memory", "--help"}}) {
     const CliResult result = run_command(arguments);
     EXPECT_EQ(result.code, 0);
@@ -82,6 +86,81 @@ TEST(Commands, BenchMemorySmall) {
   EXPECT_NE(run_command({"bench", "memory", "--traces", "1", "--blocks", "50", "--large-events", "200"})
                 .out.find("caching allocator"),
             std::string::npos);
+}
+
+nlohmann::json bench_attention(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"bench", "attention", "--json"});
+  const CliResult result = run_command(arguments);
+  EXPECT_EQ(result.code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(Commands, BenchAttentionMeasures) {
+  const auto json = bench_attention({"--seq", "40,80", "--head-dim", "16", "--heads", "4", "--kv-heads", "2",
+                                     "--mask", "full,causal+window:9,dilated:20/2", "--dtype", "f32,bf16",
+                                     "--impl", "tiled,naive,naive-recompute,reference", "--steps", "2"});
+  for (const char* key : {"machine", "commit", "rows", "growth", "budget_bytes"})
+    EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_GT(json["machine"]["peak_gflops"]["f32"], 0);
+  ASSERT_EQ(json["rows"].size(), 2U * 3 * 2 * 4);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row.at("status"), "ok");
+    EXPECT_GT(row.at("forward_ms"), 0);
+    EXPECT_GT(row.at("backward_ms"), 0);
+    EXPECT_GT(row.at("peak_bytes"), row.at("added_bytes"));
+    EXPECT_LT(row.at("error"), row.at("dtype") == "f32" ? 1e-5 : 3e-2);
+    EXPECT_GT(row.at("gflops"), 0);
+  }
+  EXPECT_EQ(json["growth"].size(), 2U * 3 * 4);
+}
+
+TEST(Commands, BenchAttentionRefusesWhatDoesNotFitBeforeItRuns) {
+  // Nothing runs: a byte is the whole budget. What naive keeps is the seed's add_mem column, within 1 %.
+  const auto json =
+      bench_attention({"--preset", "seed-grid", "--impl", "naive,naive-recompute,tiled", "--budget", "1"});
+  const std::map<std::int64_t, double> add_mem_mib = {
+      {256, 4.02344}, {1024, 64.0938}, {4096, 1024.38}, {8192, 4096.75}, {16384, 16385.5}};
+  ASSERT_EQ(json["rows"].size(), 5U * 4 * 3);
+  std::map<std::string, std::int64_t> added;
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row.at("status"), "oom");
+    const std::int64_t seq = row.at("seq");
+    const double saved = row.at("saved_bytes").get<double>() / (1 << 20);
+    if (row.at("impl") == "naive") {
+      EXPECT_NEAR(saved / add_mem_mib.at(seq), 1, 0.01) << seq;
+    } else {
+      EXPECT_LT(saved, 1);
+    }
+    if (seq == 16384 && row.at("head_dim") == 64) added[row.at("impl")] = row.at("added_bytes");
+  }
+  EXPECT_LT(added.at("tiled") * 100, added.at("naive"));
+  EXPECT_EQ(added.at("naive"), added.at("naive-recompute"));
+  for (const auto& fit : json["growth"]) EXPECT_EQ(fit.at("largest_seq"), 0);
+}
+
+TEST(Commands, BenchAttentionAsTextCsvAndMarkdown) {
+  const std::vector<std::string> sizes = {"bench",   "attention", "--seq",  "32,64", "--head-dim", "8",
+                                          "--heads", "1",         "--impl", "tiled", "--steps",    "1"};
+  const auto with = [&](const std::string& option) {
+    std::vector<std::string> arguments = sizes;
+    arguments.push_back(option);
+    const CliResult result = run_command(arguments);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_NE(with("--explain").find("largest seq in"), std::string::npos);
+  EXPECT_NE(with("--explain").find("reference: serves it"), std::string::npos);
+  EXPECT_EQ(with("--csv").find("impl,dtype,batch,"), 0U);
+  EXPECT_EQ(with("--markdown").find("| impl |"), 0U);
+}
+
+TEST(Commands, DocumentsComeFromAFile) {
+  const std::string path = testing::TempDir() + "/documents.txt";
+  std::ofstream(path) << "10\n0\n1\n30\n";
+  const auto json =
+      bench_attention({"--seq", "64", "--head-dim", "8", "--heads", "1", "--impl", "tiled,reference",
+                       "--steps", "1", "--mask", "documents:" + path + ",causal+documents:" + path});
+  for (const auto& row : json["rows"]) EXPECT_LT(row.at("error"), 1e-5);
 }
 
 }  // namespace

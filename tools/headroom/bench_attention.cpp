@@ -63,6 +63,7 @@ struct Row {
   double forward_ms = 0;
   double backward_ms = 0;
   std::int64_t peak_bytes = 0;
+  std::int64_t added_bytes = 0;  // of those, over inputs, results and gradients
   std::int64_t saved_bytes = 0;
   double error = 0;
   double forward_gflops = 0;
@@ -73,11 +74,11 @@ struct Row {
   std::vector<double> peak_gflops;  // measured beside the steps
 };
 
-std::int64_t parse_count(std::string_view text, std::string_view what) {
+std::int64_t parse_count(std::string_view text, std::string_view what, std::int64_t least = 1) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc{} && end == text.data() + text.size() && value > 0,
-        "{} '{}' is not a number above zero", what, text);
+  check(error == std::errc{} && end == text.data() + text.size() && value >= least,
+        "{} '{}' is not a number from {} up", what, text, least);
   return value;
 }
 
@@ -110,7 +111,7 @@ void apply_mask(Case& c, const std::string& text) {
       std::string length;
       c.document_starts = {0};
       while (file >> length && start < c.problem.seq_k) {
-        start = std::min(start + parse_count(length, "document length"), c.problem.seq_k);
+        start += std::min(parse_count(length, "document length", 0), c.problem.seq_k - start);
         c.document_starts.push_back(static_cast<std::int32_t>(start));
       }
       if (start < c.problem.seq_k) c.document_starts.push_back(static_cast<std::int32_t>(c.problem.seq_k));
@@ -413,6 +414,10 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
   }
   const Layout layout = rehearse(c, implementation, backend.description());
   row.peak_bytes = layout.reserved(Space::device);
+  row.added_bytes =
+      implementation.saved_bytes(c.problem) +
+      std::max(implementation.workspace_bytes(c.problem, backend.description(), Pass::forward),
+               implementation.workspace_bytes(c.problem, backend.description(), Pass::backward));
   row.saved_bytes = implementation.saved_bytes(c.problem) +
                     dense_bytes(DType::f32, {c.problem.batch, c.problem.heads_q, c.problem.seq_q});
   if (row.peak_bytes > budget) {
@@ -510,6 +515,7 @@ nlohmann::ordered_json to_json(const Row& row) {
           {"forward_ms", row.forward_ms},
           {"backward_ms", row.backward_ms},
           {"peak_bytes", row.peak_bytes},
+          {"added_bytes", row.added_bytes},
           {"saved_bytes", row.saved_bytes},
           {"error", row.error},
           {"gflops", row.gflops},
@@ -568,7 +574,7 @@ void run(const Options& options, std::ostream& out) {
     return;
   }
   Table table({"impl", "dtype", "batch", "heads", "seq", "head_dim", "mask", "forward_ms", "backward_ms",
-               "peak", "saved", "error", "forward", "backward", "status"});
+               "peak", "added", "saved", "error", "forward", "backward", "status"});
   for (const Row& row : rows) {
     const AttentionProblem& p = row.c.problem;
     const bool ran = row.status == "ok";
@@ -581,8 +587,9 @@ void run(const Options& options, std::ostream& out) {
          p.heads_q == p.heads_kv ? std::to_string(p.heads_q) : fmt::format("{}/{}", p.heads_q, p.heads_kv),
          std::to_string(p.seq_q), std::to_string(p.head_dim), row.c.mask,
          cell(fmt::format("{:.3f}", row.forward_ms)), cell(fmt::format("{:.3f}", row.backward_ms)),
-         format_bytes(row.peak_bytes), format_bytes(row.saved_bytes), cell(fmt::format("{:.1e}", row.error)),
-         rate(row.forward_gflops, row.forward_of_peak), rate(row.backward_gflops, row.backward_of_peak),
+         format_bytes(row.peak_bytes), format_bytes(row.added_bytes), format_bytes(row.saved_bytes),
+         cell(fmt::format("{:.1e}", row.error)), rate(row.forward_gflops, row.forward_of_peak),
+         rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
   out << (options.csv ? table.csv() : options.markdown ? table.markdown() : table.text());
