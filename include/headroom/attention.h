@@ -28,17 +28,19 @@ struct AttentionProblem {
 };
 
 // Tensors in the problem's dtype with any strides, but unit stride in head_dim; the rest dense. The reference
-// alone, called by itself, also takes f64.
+// alone, called by itself, also takes f64. Every row has to be finite, also those that no query sees: masked
+// probabilities are zeros, and zero times infinity is not.
 struct AttentionForward {
-  TensorView query;            // [batch, seq_q, heads_q, head_dim]
-  TensorView key;              // [batch, seq_k, heads_kv, head_dim]
-  TensorView value;            // [batch, seq_k, heads_kv, head_dim]
-  TensorView sinks;            // [heads_q] f32, where the problem has sinks
-  TensorView document_starts;  // [batch, max_documents + 1] i32, rising from 0 to at most seq_k
-  TensorView blocks;  // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
-  TensorView output;  // [batch, seq_q, heads_q, head_dim]
-  TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
-  TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
+  TensorView query;  // [batch, seq_q, heads_q, head_dim]
+  TensorView key;    // [batch, seq_k, heads_kv, head_dim]
+  TensorView value;  // [batch, seq_k, heads_kv, head_dim]
+  TensorView sinks;  // [heads_q] f32, where the problem has sinks
+  TensorView
+      document_starts;  // [batch, max_documents + 1] i32, rising from 0; what follows is one more document
+  TensorView blocks;    // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
+  TensorView output;    // [batch, seq_q, heads_q, head_dim]
+  TensorView lse;       // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
+  TensorView saved;     // [saved_bytes] u8: what the implementation keeps for its backward
 };
 
 struct AttentionBackward {

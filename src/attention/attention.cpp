@@ -26,6 +26,24 @@ void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::s
   check(view.is_dense(), "{} has to be dense", what);
 }
 
+// What kernels write: no two elements in one place.
+void check_result(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
+  check_rows(view, shape, dtype, what);
+  for (int i = 0; i < view.rank(); ++i) {
+    check(view.extent(i) <= 1 || view.stride(i) != 0, "{} is written and has stride 0 in dimension {}", what,
+          i);
+  }
+}
+
+void check_saved(const AttentionProblem& problem, const AttentionForward& views,
+                 const AttentionImplementation& chosen) {
+  const std::int64_t needed = chosen.saved_bytes(problem);
+  if (needed == 0) return;
+  check(views.saved.dtype() == DType::u8 && views.saved.is_dense() && views.saved.elements() >= needed,
+        "{} keeps {} bytes for backward, saved holds {}", chosen.name, needed,
+        views.saved.elements() * size_bytes(views.saved.dtype()));
+}
+
 Shape query_shape(const AttentionProblem& problem) {
   return {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
 }
@@ -40,7 +58,7 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
   check_rows(views.query, query_shape(problem), problem.dtype, "query");
   check_rows(views.key, key_shape(problem), problem.dtype, "key");
   check_rows(views.value, key_shape(problem), problem.dtype, "value");
-  check_rows(views.output, query_shape(problem), problem.dtype, "output");
+  check_result(views.output, query_shape(problem), problem.dtype, "output");
   check_dense(views.lse, statistics_shape(problem), DType::f32, "lse");
   const Mask& mask = problem.mask;
   if (problem.sinks) check_dense(views.sinks, {problem.heads_q}, DType::f32, "sinks");
@@ -111,6 +129,7 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   validate(problem);
   check_views(problem, views);
   const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
+  check_saved(problem, views, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
   context.run([&](const Stream& stream) {
@@ -124,14 +143,15 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
   validate(problem);
   check_views(problem, views.forward);
   check_rows(views.output_gradient, query_shape(problem), problem.dtype, "output_gradient");
-  check_rows(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
-  check_rows(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");
-  check_rows(views.value_gradient, key_shape(problem), problem.dtype, "value_gradient");
+  check_result(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
+  check_result(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");
+  check_result(views.value_gradient, key_shape(problem), problem.dtype, "value_gradient");
   if (views.lse_gradient.elements() > 0) {
     check_dense(views.lse_gradient, statistics_shape(problem), DType::f32, "lse_gradient");
   }
   if (problem.sinks) check_dense(views.sinks_gradient, {problem.heads_q}, DType::f32, "sinks_gradient");
   const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
+  check_saved(problem, views.forward, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));
   context.run([&](const Stream& stream) {

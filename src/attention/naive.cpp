@@ -198,6 +198,7 @@ class Naive {
       for (std::int64_t b = 0; b < problem_.batch; ++b) {
         for (std::int64_t q = 0; q < problem_.seq_q; ++q) {
           const std::int64_t at = matrix_row(b, h, q);
+          if (views_.lse.template data<float>()[statistics_row(problem_, b, h, q)] == -kInfinity) continue;
           float row_dot = -through_lse(b, h, q);
           for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
             row_dot += static_cast<float>(probabilities[at + k]) * static_cast<float>(dp[at + k]);
@@ -286,6 +287,9 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
   if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
     return Support::no("does not cap mixed patterns");
+  if (problem.mask.dilation_count > 0 && problem.mask.block_rows > 0) {
+    return Support::no("does not combine block lists with dilation");
+  }
   return Support::yes();
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "headroom/attention.h"
@@ -16,8 +17,12 @@ void validate(const AttentionProblem& problem) {
         "head_dim {} is not a multiple of 8 from 8 to 256", problem.head_dim);
   check(problem.dtype == DType::f32 || problem.dtype == DType::bf16 || problem.dtype == DType::f16,
         "attention takes f32, bf16 or f16, not {}", name(problem.dtype));
-  check(problem.scale >= 0, "scale {} is negative", problem.scale);
-  check(problem.softcap >= 0, "softcap {} is negative", problem.softcap);
+  check(problem.scale >= 0 && std::isfinite(problem.scale), "scale {} is negative or not finite",
+        problem.scale);
+  check(problem.softcap >= 0 && std::isfinite(problem.softcap), "softcap {} is negative or not finite",
+        problem.softcap);
+
+  static_cast<void>(minimum_bytes(problem, Pass::backward));  // fits in 64 bits, and so do sums of its parts
 
   const Mask& mask = problem.mask;
   check(mask.window_left >= 0 && mask.window_right >= 0,
@@ -38,6 +43,7 @@ void validate(const AttentionProblem& problem) {
         "documents and blocks are counted in 32 bits: seq_k {} is over {}", problem.seq_k, kMostTokens);
   check((mask.max_documents == 0 && mask.dilation_count == 0) || problem.seq_q == problem.seq_k,
         "documents and dilation need seq_q {} and seq_k {} to be equal", problem.seq_q, problem.seq_k);
+  check(!mask.mix_dilations || mask.dilation_count > 0, "mix_dilations is set and there are no dilations");
   check(!mask.detach_mixing || mask.mix_dilations,
         "detach_mixing is about mixed dilations, and none are mixed");
   const bool any_block = mask.block_rows != 0 || mask.block_columns != 0 || mask.max_blocks_per_row != 0;

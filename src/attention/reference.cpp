@@ -241,6 +241,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
     for (std::int64_t b = 0; b < problem.batch; ++b) {
       for (std::int64_t q = 0; q < problem.seq_q; ++q) {
         const RowStatistics& row = statistics_of(b, h, q);
+        if (row.lse == -kInfinity) continue;
         sum -= std::exp(inputs.sinks.data<float>()[h] - row.lse) * row.dot[0];
       }
     }

@@ -11,26 +11,18 @@
 namespace headroom {
 namespace {
 
-// Rows of a query tile: those of a list's tile, or the largest part of it that kernels take.
-int query_tile_rows(const Mask& mask) {
-  if (mask.block_rows == 0) return cpu::kTileQ;
-  std::int64_t rows = std::min<std::int64_t>(mask.block_rows, cpu::kTileQ);
-  while (mask.block_rows % rows != 0) --rows;
-  return static_cast<int>(rows);
-}
-
 struct IntervalMemory {
   IntervalMemory(const AttentionProblem& problem, const DeviceDescription& device, Pass pass,
                  std::byte* base) {
     sizes = kernel_sizes(problem, device);
-    sizes.tile_q = query_tile_rows(problem.mask);
+    sizes.block_rows = problem.mask.block_rows;
     Pieces pieces(base);
     first = pieces.take<std::int32_t>(problem.batch * problem.seq_q);
     last = pieces.take<std::int32_t>(problem.batch * problem.seq_q);
     if (problem.mask.block_rows > 0) {
-      const std::int64_t tiles = problem.batch * problem.heads_q * sizes.q_tiles();
-      spans = pieces.take<cpu::KeySpan>(checked_multiply(tiles, problem.mask.max_blocks_per_row));
-      span_starts = pieces.take<std::int64_t>(tiles + 1);
+      const std::int64_t lists = problem.batch * problem.heads_q * divide_up(problem.seq_q, sizes.block_rows);
+      spans = pieces.take<cpu::KeySpan>(checked_multiply(lists, problem.mask.max_blocks_per_row));
+      span_starts = pieces.take<std::int64_t>(lists + 1);
     }
     kernel = pieces.take_bytes(kernel_bytes(sizes, device, pass));
     bytes = pieces.bytes();
@@ -49,28 +41,23 @@ struct IntervalMemory {
 void write_spans(const AttentionProblem& problem, const AttentionForward& views,
                  const IntervalMemory& memory) {
   const Mask& mask = problem.mask;
-  std::int64_t tile = 0;
+  const std::int64_t lists = views.blocks.elements() / mask.max_blocks_per_row;
   std::int64_t count = 0;
-  for (std::int64_t b = 0; b < problem.batch; ++b) {
-    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      for (std::int64_t i = 0; i < memory.sizes.q_tiles(); ++i, ++tile) {
-        memory.span_starts[tile] = count;
-        const std::int32_t* list = views.blocks.data<std::int32_t>() +
-                                   views.blocks.offset(b, h, i * memory.sizes.tile_q / mask.block_rows);
-        for (std::int64_t n = 0; n < mask.max_blocks_per_row && list[n] >= 0; ++n) {
-          const auto begin = static_cast<std::int32_t>(std::min(list[n] * mask.block_columns, problem.seq_k));
-          const auto end = static_cast<std::int32_t>(std::min(begin + mask.block_columns, problem.seq_k));
-          const bool joins = count > memory.span_starts[tile] && memory.spans[count - 1].end == begin;
-          if (joins) {
-            memory.spans[count - 1].end = end;
-          } else {
-            memory.spans[count++] = {begin, end};
-          }
-        }
+  for (std::int64_t i = 0; i < lists; ++i) {
+    memory.span_starts[i] = count;
+    const std::int32_t* list = views.blocks.data<std::int32_t>() + i * mask.max_blocks_per_row;
+    for (std::int64_t n = 0; n < mask.max_blocks_per_row && list[n] >= 0; ++n) {
+      const auto begin = static_cast<std::int32_t>(std::min(list[n] * mask.block_columns, problem.seq_k));
+      const auto end = static_cast<std::int32_t>(std::min(begin + mask.block_columns, problem.seq_k));
+      const bool joins = count > memory.span_starts[i] && memory.spans[count - 1].end == begin;
+      if (joins) {
+        memory.spans[count - 1].end = end;
+      } else {
+        memory.spans[count++] = {begin, end};
       }
     }
   }
-  memory.span_starts[tile] = count;
+  memory.span_starts[lists] = count;
 }
 
 cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const AttentionForward& views,
@@ -104,9 +91,23 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
           .lse = statistics_view(views.lse)};
 }
 
+std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device, Pass pass) {
+  return problem.mask.dilation_count > 0 ? dilated_workspace_bytes(problem, device, pass)
+                                         : IntervalMemory(problem, device, pass, nullptr).bytes;
+}
+
+// A workspace planned for another number of threads would be too small.
+void check_workspace(const AttentionProblem& problem, const DeviceDescription& device, Pass pass,
+                     const TensorView& workspace) {
+  const std::int64_t needed = workspace_bytes(problem, device, pass);
+  check(workspace.elements() >= needed, "attention on {} threads needs a workspace of {} bytes, not {}",
+        device.cores, needed, workspace.elements());
+}
+
 void forward(const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
              const Stream& stream) {
   auto* base = static_cast<std::byte*>(workspace.raw());
+  check_workspace(problem, *stream.device, Pass::forward, workspace);
   if (problem.mask.dilation_count > 0) return dilated_forward(problem, views, base, stream);
   const IntervalMemory memory(problem, *stream.device, Pass::forward, base);
   cpu::attention_forward(interval_call(problem, views, memory, stream),
@@ -116,6 +117,7 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, Ten
 void backward(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
               const Stream& stream) {
   auto* base = static_cast<std::byte*>(workspace.raw());
+  check_workspace(problem, *stream.device, Pass::backward, workspace);
   if (problem.mask.dilation_count > 0) return dilated_backward(problem, views, base, stream);
   const IntervalMemory memory(problem, *stream.device, Pass::backward, base);
   cpu::attention_backward({.forward = interval_call(problem, views.forward, memory, stream),
@@ -143,11 +145,6 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
   return Support::yes();
 }
 
-std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device, Pass pass) {
-  return problem.mask.dilation_count > 0 ? dilated_workspace_bytes(problem, device, pass)
-                                         : IntervalMemory(problem, device, pass, nullptr).bytes;
-}
-
 }  // namespace
 
 cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem, const DeviceDescription& device) {
@@ -159,7 +156,8 @@ cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem, const DeviceDe
           .head_dim = static_cast<int>(problem.head_dim),
           .dtype = problem.dtype,
           .output_dtype = problem.dtype,
-          .gradient_dtype = problem.dtype,
+          .query_gradient_dtype = problem.dtype,
+          .key_gradient_dtype = problem.dtype,
           .threads = device.cores};
 }
 

@@ -39,7 +39,8 @@ struct DilatedMemory {
     sizes.heads_q = problem.heads_kv;
     sizes.seq_q = sizes.seq_k = most_rows(problem);
     const bool mixes = problem.mask.patterns_per_head() > 1;
-    sizes.add_gradients = mixes || group_size(problem) > 1;
+    sizes.add_query_gradient = mixes;
+    sizes.add_key_gradients = mixes || group_size(problem) > 1;
     const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
     Pieces pieces(base);
     const std::int64_t heads = problem.batch * problem.heads_kv;
@@ -51,8 +52,10 @@ struct DilatedMemory {
     counts = pieces.take<std::int32_t>(heads);
     std::int64_t kernel = kernel_bytes(sizes, device, pass);
     if (pass == Pass::forward && mixes && wide) output = pieces.take<float>(q_elements);
-    if (pass == Pass::backward && sizes.add_gradients && wide) {
+    if (pass == Pass::backward && wide && sizes.add_query_gradient) {
       query_gradient = pieces.take<float>(q_elements);
+    }
+    if (pass == Pass::backward && wide && sizes.add_key_gradients) {
       key_gradient = pieces.take<float>(k_elements);
       value_gradient = pieces.take<float>(k_elements);
     }
@@ -202,6 +205,7 @@ void sinks_backward(const AttentionProblem& problem, const AttentionBackward& vi
                  read_element(inputs.output, inputs.output.offset(b, q, h, c));
         }
         const std::int64_t row = statistics_row(problem, b, h, q);
+        if (inputs.lse.data<float>()[row] == -kInfinity) continue;  // nothing to see, and no sink
         if (views.lse_gradient.elements() > 0) dot -= views.lse_gradient.data<float>()[row];
         sum -= std::exp(double{inputs.sinks.data<float>()[h]} - inputs.lse.data<float>()[row]) * dot;
       }
@@ -258,7 +262,8 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
   for_each_part(problem, [&](const Part& part) {
     cpu::AttentionForwardCall call =
         part_call(problem, views.forward, views.forward.output, memory, part, stream);
-    call.sizes.gradient_dtype = query_gradient.dtype();
+    call.sizes.query_gradient_dtype = query_gradient.dtype();
+    call.sizes.key_gradient_dtype = key_gradient.dtype();
     if (problem.mask.detach_mixing) {
       // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
       // O_pattern), where w P is made from the merged lse.
@@ -276,8 +281,8 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
                              .sinks_gradient = nullptr},
                             kernels, memory.kernels, stream);
   });
-  if (memory.query_gradient != nullptr) {
-    narrow(query_gradient, views.query_gradient, stream);
+  if (memory.query_gradient != nullptr) narrow(query_gradient, views.query_gradient, stream);
+  if (memory.key_gradient != nullptr) {
     narrow(key_gradient, views.key_gradient, stream);
     narrow(value_gradient, views.value_gradient, stream);
   }

@@ -1,8 +1,7 @@
 // Operands of the register-tile products, packed as f32 whatever the tensor holds:
 //   rows        [tiles][columns][tile rows][width]  a tile's rows cut into column panels, so that one panel
-//   of
-//               one tile is contiguous and stays in L1 whatever the row stride of the tensor was
-//   transposed  [panels][columns][panel]            `panel` rows side by side
+//               of one tile is contiguous and stays in L1 whatever the row stride of the tensor was
+//   transposed  [panels][elements][panel]           `panel` rows side by side
 #pragma once
 
 #include <cstdint>
@@ -34,6 +33,12 @@ struct Columns {
   int width = 0;
   int count = 0;
 
+  // Of vectors of `lanes` floats, at most `vectors` to a panel.
+  [[nodiscard, gnu::always_inline]] static constexpr Columns of(int elements, int lanes, int vectors) {
+    const int needed = (elements + lanes - 1) / lanes;
+    const int count = (needed + vectors - 1) / vectors;
+    return {.width = (needed + count - 1) / count * lanes, .count = count};
+  }
   [[nodiscard, gnu::always_inline]] constexpr std::int64_t padded() const {
     return std::int64_t{width} * count;
   }

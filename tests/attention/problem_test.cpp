@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "headroom/attention.h"
@@ -27,6 +28,10 @@ TEST(AttentionProblem, ValidatesEveryField) {
       [](auto& p) { p.softcap = -1; },
       [](auto& p) { p.mask.window_left = -1; },
       [](auto& p) { p.mask.max_documents = -1; },
+      [](auto& p) { p.scale = std::numeric_limits<float>::infinity(); },
+      [](auto& p) { p.softcap = std::numeric_limits<float>::quiet_NaN(); },
+      [](auto& p) { p.mask.mix_dilations = true; },
+      [](auto& p) { p.batch = std::int64_t{1} << 50; },
       [](auto& p) { p.mask.dilation_count = 9; },
       [](auto& p) { p.mask.dilation_count = 1; },  // its segment is zero
       [](auto& p) {

@@ -1,7 +1,6 @@
 // Which keys a query sees. One algebra: causal AND window AND documents AND dilation AND blocks. Mask says it
 // for a whole problem and holds no pointers; MaskView says it for one head of one sequence, with the batch's
-// boundaries and lists at hand, on host and device. The reference, the kernels, the schedules and the cost
-// model all ask these functions.
+// boundaries and lists at hand, on host and device. Whoever skips, schedules or counts asks these functions.
 //
 // Rows are counted from the first query, keys from the first key; query q stands at position q + seq_k -
 // seq_q among the keys.

@@ -12,11 +12,6 @@
 
 namespace headroom::cpu {
 
-template <class Vec>
-std::int64_t backward_scratch(int /*head_dim*/) {
-  return 2 * kTileScores;
-}
-
 // dO . O of one row.
 template <class Vec>
 float row_dot(const RowStatistics& tile, int row) {
@@ -77,10 +72,7 @@ void backward_key_value_columns(const BackwardTile& tile) {
 
   for (int offset = 0; offset < kTileK; offset += kPanel<Vec>) {
     const std::int32_t key = tile.tile_key + offset;
-    const auto visible = [&](int strip) {
-      const KeySpan seen = bounds[strip].clip(tile.range);
-      return key < seen.end && seen.begin < key + kPanel<Vec> && seen.begin < seen.end;
-    };
+    const auto visible = [&](int strip) { return bounds[strip].sees(tile.range, key, kPanel<Vec>); };
     for (int strip = 0; strip < strips; ++strip) {
       const int row0 = strip * kStrip;
       float* p = probabilities + std::int64_t{row0} * kTileK + offset;
@@ -150,11 +142,9 @@ void backward_key_value_columns(const BackwardTile& tile) {
     begin[i] = strips;
     end[i] = 0;
     for (int strip = 0; strip < strips; ++strip) {
-      const KeySpan seen = bounds[strip].clip(tile.range);
-      if (key < seen.end && seen.begin < key + kStrip && seen.begin < seen.end) {
-        begin[i] = lesser(begin[i], strip);
-        end[i] = strip + 1;
-      }
+      if (!bounds[strip].sees(tile.range, key, kStrip)) continue;
+      begin[i] = lesser(begin[i], strip);
+      end[i] = strip + 1;
     }
   }
   const auto accumulate_keys = [&](float* gradient, const float* scores, const float* rows,

@@ -69,12 +69,6 @@ struct SoftmaxState {
   }
 };
 
-template <class Vec>
-std::int64_t forward_scratch(int head_dim) {
-  return std::int64_t{2} * kTileQ * columns_of<Vec>(head_dim).padded() + kTileScores + kTileQ * Vec::kLanes +
-         2 * kTileQ;
-}
-
 template <class Vec, int N>
 void forward_columns(const ForwardTile& tile) {
   constexpr std::int64_t kWidth = N * Vec::kLanes;
@@ -146,10 +140,7 @@ void forward_columns(const ForwardTile& tile) {
       const std::int32_t start = block + (range.begin - block) / kPanel<Vec> * kPanel<Vec>;
       for (std::int32_t key = start; key < range.end; key += kPanel<Vec>) {
         for (int strip = 0; strip < strips; ++strip) {
-          const KeySpan seen = bounds[strip].clip(range);
-          if (key < seen.end && seen.begin < key + kPanel<Vec> && seen.begin < seen.end) {
-            make_probabilities(strip, range, key, block);
-          }
+          if (bounds[strip].sees(range, key, kPanel<Vec>)) make_probabilities(strip, range, key, block);
         }
       }
       // O <- O + P V, half a block at a time so that V's part stays in L1, while the next block's V comes in

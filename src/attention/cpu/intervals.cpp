@@ -28,29 +28,46 @@ const AttentionKernels& attention_kernels(SimdLevel level) {
 
 namespace {
 
-// A wave has at least this many tiles when there are as many: the last tile of a wave, during which other
-// cores may idle, is then under one per cent of two cores' work and a few of a dozen's.
-constexpr std::int64_t kForwardTilesPerWave = 256;
-constexpr std::int64_t kBackwardTilesPerWave = 128;
+// A wave has at least this many tiles, and this many for each thread, when there are as many: the last tile
+// of a wave, during which other cores may idle, is then a few per cent of a core's work at most.
+struct WaveTiles {
+  std::int64_t least;
+  std::int64_t per_thread;
+};
+constexpr WaveTiles kForwardWave{256, 32};
+constexpr WaveTiles kBackwardWave{128, 32};
 constexpr std::int64_t kAlignFloats = Pieces::kAlignment / 4;
 
 // K/V heads per wave, the waves as even as possible.
-std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head, std::int64_t tiles) {
+std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head, WaveTiles wave) {
   const std::int64_t heads = sizes.batch * sizes.heads_kv;
+  const std::int64_t tiles = std::max(wave.least, wave.per_thread * sizes.threads);
   const std::int64_t wanted = std::clamp<std::int64_t>(
       divide_up(tiles, std::max<std::int64_t>(tiles_per_head, 1)), 1, std::max<std::int64_t>(heads, 1));
   return divide_up(heads, std::max<std::int64_t>(divide_up(heads, wanted), 1));
 }
 
-// body(item, slot) for every item, taken in rising order; slot < threads is nobody else's meanwhile.
+// Who works on an item: its slot < threads is nobody else's meanwhile; the thread that called may poll.
+struct Worker {
+  std::int64_t slot;
+  bool calling;
+  const Stream& stream;
+
+  void poll() const {
+    if (calling) stream.poll();
+  }
+};
+
+// body(item, worker) for every item, taken in rising order.
 template <class Body>
 void for_each_in_order(const Stream& stream, int threads, std::int64_t count, const Body& body) {
   std::atomic<std::int64_t> next{0};
-  const std::thread::id owner = std::this_thread::get_id();
+  const std::thread::id caller = std::this_thread::get_id();
   parallel_for(stream, std::min<std::int64_t>(threads, count), [&](std::int64_t slot) {
+    const Worker worker{slot, std::this_thread::get_id() == caller, stream};
     for (std::int64_t item = next.fetch_add(1); item < count; item = next.fetch_add(1)) {
-      body(item, slot);
-      if (std::this_thread::get_id() == owner) stream.poll();
+      body(item, worker);
+      worker.poll();
     }
   });
 }
@@ -90,7 +107,8 @@ std::int64_t rows_in(const AttentionForwardCall& call, std::int64_t batch, std::
 class QueryTile {
  public:
   QueryTile(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head, std::int64_t tile)
-      : QueryTile(call, batch, head, tile, KeySpan{std::numeric_limits<std::int32_t>::max(), 0}) {
+      : QueryTile(call, batch, head, tile, KeySpan{}) {
+    hull_ = {std::numeric_limits<std::int32_t>::max(), 0};
     for (int i = 0; i < rows; ++i) {
       if (first[i] >= last[i]) continue;
       hull_.begin = std::min(hull_.begin, first[i]);
@@ -101,10 +119,13 @@ class QueryTile {
   // With the hull of an earlier look at it.
   QueryTile(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head, std::int64_t tile,
             KeySpan hull)
-      : row(tile * call.sizes.tile_q),
-        rows(static_cast<int>(std::clamp<std::int64_t>(rows_in(call, batch, head, call.sizes.seq_q) - row, 0,
-                                                       call.sizes.tile_q))),
-        hull_(hull) {
+      : hull_(hull) {
+    const AttentionSizes& sizes = call.sizes;
+    const std::int64_t in_block = tile % sizes.parts() * sizes.tile_q();
+    row = sizes.block_rows == 0 ? tile * kTileQ : tile / sizes.parts() * sizes.block_rows + in_block;
+    std::int64_t count = std::min(sizes.tile_q(), rows_in(call, batch, head, sizes.seq_q) - row);
+    if (sizes.block_rows > 0) count = std::min(count, sizes.block_rows - in_block);
+    rows = static_cast<int>(std::max<std::int64_t>(count, 0));
     const std::int64_t offset = batch * call.mask.batch_stride + head * call.mask.head_stride + row;
     first = call.mask.first + offset;
     last = call.mask.last + offset;
@@ -145,7 +166,9 @@ class QueryTile {
     if (hull_.begin >= hull_.end) return;
     ranges = {&hull_, 1};
     if (call.mask.ranges == nullptr) return;
-    const std::int64_t index = (batch * call.sizes.heads_q + head) * call.sizes.q_tiles() + tile;
+    const std::int64_t index =
+        (batch * call.sizes.heads_q + head) * (call.sizes.q_tiles() / call.sizes.parts()) +
+        tile / call.sizes.parts();
     const std::int64_t begin = call.mask.range_starts[index];
     ranges = {call.mask.ranges + begin, static_cast<std::size_t>(call.mask.range_starts[index + 1] - begin)};
   }
@@ -153,13 +176,17 @@ class QueryTile {
   KeySpan hull_;
 };
 
+std::int64_t padded_columns(const AttentionSizes& sizes, const AttentionKernels& kernels) {
+  return Columns::of(sizes.head_dim, kernels.lanes, kernels.vectors).padded();
+}
+
 struct ForwardPieces {
   ForwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
     Pieces pieces(base);
-    heads = wave_heads(sizes, sizes.heads_q / sizes.heads_kv * sizes.q_tiles(), kForwardTilesPerWave);
+    heads = wave_heads(sizes, sizes.heads_q / sizes.heads_kv * sizes.q_tiles(), kForwardWave);
     keys_floats = sizes.k_tiles() * kTileK * sizes.head_dim;
-    values_floats = sizes.k_tiles() * kTileK * kernels.columns(sizes.head_dim).padded();
-    scratch_floats = divide_up(kernels.forward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    values_floats = sizes.k_tiles() * kTileK * padded_columns(sizes, kernels);
+    scratch_floats = divide_up(forward_scratch(kernels, sizes.head_dim), kAlignFloats) * kAlignFloats;
     keys = pieces.take<float>(heads * keys_floats);
     values = pieces.take<float>(heads * values_floats);
     scratch = pieces.take<float>(sizes.threads * scratch_floats);
@@ -184,12 +211,12 @@ struct BackwardPieces {
   BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
     Pieces pieces(base);
     const std::int64_t group = sizes.heads_q / sizes.heads_kv;
-    const std::int64_t padded = kernels.columns(sizes.head_dim).padded();
-    heads = wave_heads(sizes, sizes.k_tiles(), kBackwardTilesPerWave);
+    const std::int64_t padded = padded_columns(sizes, kernels);
+    heads = wave_heads(sizes, sizes.k_tiles(), kBackwardWave);
     key_tile_floats = kTileK * padded;
     key_panel_floats = std::int64_t{kTileK} * sizes.head_dim;
     query_tile_floats = kTileQ * padded;
-    scratch_floats = divide_up(kernels.backward_scratch(sizes.head_dim), kAlignFloats) * kAlignFloats;
+    scratch_floats = divide_up(kBackwardScratch, kAlignFloats) * kAlignFloats;
     const std::int64_t k_tiles = heads * sizes.k_tiles();
     const std::int64_t q_tiles = heads * group * sizes.q_tiles();
     keys = pieces.take<float>(k_tiles * key_tile_floats);
@@ -223,11 +250,13 @@ struct BackwardPieces {
   std::int64_t bytes;
 };
 
-void wait_for_turn(std::int32_t* turn, std::int32_t mine) {
+void wait_for_turn(std::int32_t* turn, std::int32_t mine, const Worker& worker) {
   const std::atomic_ref<std::int32_t> now(*turn);
   // A turn is a fifth of a tile's work, tens of microseconds, unless its thread has lost its core.
   for (int spins = 0; now.load(std::memory_order_acquire) != mine; ++spins) {
-    if (spins > 1000) std::this_thread::yield();
+    if (spins < 1000) continue;
+    worker.poll();
+    std::this_thread::yield();
   }
 }
 
@@ -248,12 +277,12 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
   check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
         "attention forward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
   const std::int64_t group = sizes.heads_q / sizes.heads_kv;
-  const std::int64_t padded = kernels.columns(sizes.head_dim).padded();
+  const std::int64_t padded = padded_columns(sizes, kernels);
   const std::int64_t kv_heads = sizes.batch * sizes.heads_kv;
 
   for (std::int64_t wave = 0; wave < kv_heads; wave += pieces.heads) {
     const std::int64_t heads = std::min(pieces.heads, kv_heads - wave);
-    for_each_in_order(stream, sizes.threads, heads * sizes.k_tiles(), [&](std::int64_t item, std::int64_t) {
+    for_each_in_order(stream, sizes.threads, heads * sizes.k_tiles(), [&](std::int64_t item, const Worker&) {
       const std::int64_t head = item / sizes.k_tiles();
       const std::int64_t key = item % sizes.k_tiles() * kTileK;
       const std::int64_t batch = (wave + head) / sizes.heads_kv;
@@ -269,7 +298,7 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
     // Later rows first: under a causal mask they have the most keys.
     const std::int64_t query_heads = heads * group;
     for_each_in_order(
-        stream, sizes.threads, query_heads * sizes.q_tiles(), [&](std::int64_t item, std::int64_t slot) {
+        stream, sizes.threads, query_heads * sizes.q_tiles(), [&](std::int64_t item, const Worker& worker) {
           const std::int64_t head = item % query_heads;
           const std::int64_t tile = sizes.q_tiles() - 1 - item / query_heads;
           const std::int64_t batch = (wave + head / group) / sizes.heads_kv;
@@ -289,7 +318,7 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
                .rule = score_rule(call),
                .sink = call.sinks == nullptr ? nullptr : call.sinks + head_q,
                .resume = call.resume,
-               .scratch = pieces.scratch + slot * pieces.scratch_floats,
+               .scratch = pieces.scratch + worker.slot * pieces.scratch_floats,
                .output = rows_of(call.output, sizes.output_dtype, call.mask, batch, head_q, rows.row),
                .lse = statistics_of(call.lse, call.mask, batch, head_q, rows.row)});
         });
@@ -317,14 +346,15 @@ class BackwardWave {
   void run() const {
     const std::int64_t key_tiles = heads_ * sizes_.k_tiles();
     const std::int64_t query_tiles = heads_ * group_ * sizes_.q_tiles();
-    for_each_in_order(stream_, sizes_.threads, key_tiles + query_tiles, [&](std::int64_t item, std::int64_t) {
-      item < key_tiles ? pack_keys(item) : pack_queries(item - key_tiles);
-    });
+    for_each_in_order(stream_, sizes_.threads, key_tiles + query_tiles,
+                      [&](std::int64_t item, const Worker&) {
+                        item < key_tiles ? pack_keys(item) : pack_queries(item - key_tiles);
+                      });
     find_visitors();
     // Early keys first: under a causal mask the most rows see them; and neighbours in the order belong to
     // different heads, so they seldom wait for each other.
-    for_each_in_order(stream_, sizes_.threads, key_tiles, [&](std::int64_t item, std::int64_t slot) {
-      key_tile(item % heads_, item / heads_, slot);
+    for_each_in_order(stream_, sizes_.threads, key_tiles, [&](std::int64_t item, const Worker& worker) {
+      key_tile(item % heads_, item / heads_, worker);
     });
   }
 
@@ -389,18 +419,25 @@ class BackwardWave {
     if (rows.key_tiles_before(sizes_.k_tiles()) == 0) store_query_gradient(sum, rows, batch, head_q);
   }
 
-  // For each key tile the query tiles that may see it: found once from the tiles' intervals, so that a key
-  // tile of a narrow window does not ask every query tile of a long sequence.
+  // For each key tile the query tiles that may see it: found once from the tiles' ranges, so that a key tile
+  // of a narrow window does not ask every query tile of a long sequence.
   void find_visitors() const {
     for (std::int64_t head = 0; head < heads_; ++head) {
+      const auto [batch, head_kv] = head_at(head);
       Visitors* visitors = pieces_.visitors + head * sizes_.k_tiles();
       std::fill_n(visitors, sizes_.k_tiles(), Visitors{std::numeric_limits<std::int32_t>::max(), 0});
       for (std::int64_t item = 0; item < group_ * sizes_.q_tiles(); ++item) {
-        const KeySpan hull = pieces_.hulls[head * group_ * sizes_.q_tiles() + item];
         const auto tile = static_cast<std::int32_t>(item % sizes_.q_tiles());
-        for (std::int64_t key = hull.begin / kTileK; key < divide_up(hull.end, kTileK); ++key) {
-          visitors[key].begin = std::min(visitors[key].begin, tile);
-          visitors[key].end = std::max(visitors[key].end, tile + 1);
+        const std::int64_t head_q = head_kv * group_ + item / sizes_.q_tiles();
+        const QueryTile rows(forward_, batch, head_q, tile,
+                             pieces_.hulls[head * group_ * sizes_.q_tiles() + item]);
+        for (const KeySpan& range : rows.ranges) {
+          const KeySpan seen = rows.clip(range);
+          if (seen.begin >= seen.end) continue;
+          for (std::int64_t key = seen.begin / kTileK; key < divide_up(seen.end, kTileK); ++key) {
+            visitors[key].begin = std::min(visitors[key].begin, tile);
+            visitors[key].end = std::max(visitors[key].end, tile + 1);
+          }
         }
       }
     }
@@ -408,18 +445,18 @@ class BackwardWave {
 
   void store_query_gradient(const float* sum, const QueryTile& rows, std::int64_t batch,
                             std::int64_t head_q) const {
-    kernels_.store_rows(sum, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_gradients,
-                        rows_at(call_.query_gradient, sizes_.gradient_dtype, batch, head_q, rows.row));
+    kernels_.store_rows(sum, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_query_gradient,
+                        rows_at(call_.query_gradient, sizes_.query_gradient_dtype, batch, head_q, rows.row));
   }
 
   // dK and dV of one key tile, over all query heads of the group, and its parts of their dQ.
-  void key_tile(std::int64_t head, std::int64_t tile, std::int64_t slot) const {
+  void key_tile(std::int64_t head, std::int64_t tile, const Worker& worker) const {
     const auto [batch, head_kv] = head_at(head);
     const int keys = keys_in(batch, head_kv, tile);
     if (keys == 0) return;
     const std::int64_t item = head * sizes_.k_tiles() + tile;
     const Visitors visitors = pieces_.visitors[item];
-    float* key_gradient = pieces_.gradients + slot * 2 * pieces_.key_tile_floats;
+    float* key_gradient = pieces_.gradients + worker.slot * 2 * pieces_.key_tile_floats;
     float* value_gradient = key_gradient + pieces_.key_tile_floats;
     std::memset(key_gradient, 0, static_cast<std::size_t>(2 * pieces_.key_tile_floats) * sizeof(float));
     for (std::int64_t member = 0; member < group_; ++member) {
@@ -442,7 +479,7 @@ class BackwardWave {
                           .range = {},
                           .tile_key = static_cast<std::int32_t>(tile * kTileK),
                           .rule = rule_,
-                          .scratch = pieces_.scratch + slot * pieces_.scratch_floats,
+                          .scratch = pieces_.scratch + worker.slot * pieces_.scratch_floats,
                           .key_gradient = key_gradient,
                           .value_gradient = value_gradient,
                           .query_gradient = pieces_.query_gradient + offset};
@@ -453,7 +490,7 @@ class BackwardWave {
           pair.range = {std::max(seen.begin, pair.tile_key), std::min(seen.end, pair.tile_key + kTileK)};
           if (pair.range.begin >= pair.range.end) continue;
           kernels_.backward_key_value(pair);
-          if (!waited) wait_for_turn(pieces_.turns + query_item, turn);
+          if (!waited) wait_for_turn(pieces_.turns + query_item, turn, worker);
           waited = true;
           kernels_.backward_query(pair);
         }
@@ -462,12 +499,15 @@ class BackwardWave {
           store_query_gradient(pair.query_gradient, rows, batch, head_q);
         }
         std::atomic_ref<std::int32_t>(pieces_.turns[query_item]).store(turn + 1, std::memory_order_release);
+        worker.poll();
       }
     }
-    kernels_.store_rows(key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale, sizes_.add_gradients,
-                        rows_at(call_.key_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
-    kernels_.store_rows(value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_gradients,
-                        rows_at(call_.value_gradient, sizes_.gradient_dtype, batch, head_kv, tile * kTileK));
+    kernels_.store_rows(
+        key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale, sizes_.add_key_gradients,
+        rows_at(call_.key_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
+    kernels_.store_rows(
+        value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_key_gradients,
+        rows_at(call_.value_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
   }
 
   const AttentionBackwardCall& call_;

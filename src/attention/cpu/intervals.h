@@ -7,6 +7,7 @@
 #include <span>
 
 #include "attention/cpu/kernels.h"
+#include "headroom/core/checked.h"
 #include "headroom/core/stream.h"
 
 namespace headroom::cpu {
@@ -31,17 +32,26 @@ struct AttentionSizes {
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;  // divides heads_q
-  int head_dim = 0;           // a multiple of 8, 8 to 256
-  int tile_q = kTileQ;        // rows of a query tile, up to kTileQ; with key lists they belong to these tiles
-  DType dtype = DType::f32;   // of Q, K, V and dO
-  DType output_dtype = DType::f32;    // of O
-  DType gradient_dtype = DType::f32;  // of dQ, dK and dV
-  bool add_gradients = false;         // to what is there, f32, instead of writing them
-  int threads = 1;                    // of the pool the call will run on
+  std::int64_t heads_kv = 1;                // divides heads_q
+  int head_dim = 0;                         // a multiple of 8, 8 to 256
+  std::int64_t block_rows = 0;              // rows that share a list of key ranges; 0: there are no lists
+  DType dtype = DType::f32;                 // of Q, K, V and dO
+  DType output_dtype = DType::f32;          // of O
+  DType query_gradient_dtype = DType::f32;  // of dQ
+  DType key_gradient_dtype = DType::f32;    // of dK and dV
+  bool add_query_gradient = false;          // to what is there, f32, instead of writing it
+  bool add_key_gradients = false;
+  int threads = 1;  // of the pool the call will run on
 
-  [[nodiscard]] std::int64_t q_tiles() const { return (seq_q + tile_q - 1) / tile_q; }
-  [[nodiscard]] std::int64_t k_tiles() const { return (seq_k + kTileK - 1) / kTileK; }
+  // Query tiles are equal parts of a block, or kTileQ rows.
+  [[nodiscard]] std::int64_t parts() const { return block_rows == 0 ? 1 : divide_up(block_rows, kTileQ); }
+  [[nodiscard]] std::int64_t tile_q() const {
+    return block_rows == 0 ? kTileQ : divide_up(block_rows, parts());
+  }
+  [[nodiscard]] std::int64_t q_tiles() const {
+    return block_rows == 0 ? divide_up(seq_q, kTileQ) : divide_up(seq_q, block_rows) * parts();
+  }
+  [[nodiscard]] std::int64_t k_tiles() const { return divide_up(seq_k, kTileK); }
 };
 
 // Query row i sees keys [first[i], last[i]), 0 <= first, last <= seq_k, of those its tile's key list names.
@@ -55,8 +65,8 @@ struct IntervalMask {
   // heads_q + h]. Intervals and seq count these rows; heads_q is heads_kv then. Null: every row.
   const std::int32_t* rows = nullptr;
   const std::int32_t* counts = nullptr;
-  // Block sparsity: tile t = (b * heads_q + h) * q_tiles + i has ranges [range_starts[t], range_starts[t +
-  // 1]), rising, disjoint. Null: every key.
+  // Block sparsity: block r = (b * heads_q + h) * ceil(seq_q / block_rows) + i has ranges [range_starts[r],
+  // range_starts[r + 1]), rising, disjoint. Null: every key.
   const KeySpan* ranges = nullptr;
   const std::int64_t* range_starts = nullptr;
 };

@@ -7,12 +7,9 @@
 namespace headroom::cpu {
 
 template <class Vec>
-constexpr AttentionKernels make_attention_kernels(const char* name) {
-  return {.name = name,
-          .panel = kPanel<Vec>,
-          .columns = columns_of<Vec>,
-          .forward_scratch = forward_scratch<Vec>,
-          .backward_scratch = backward_scratch<Vec>,
+constexpr AttentionKernels make_attention_kernels() {
+  return {.lanes = Vec::kLanes,
+          .vectors = Vec::kColumns,
           .pack_rows = pack_rows<Vec>,
           .pack_transposed = pack_transposed<Vec>,
           .store_rows = store_tile<Vec>,

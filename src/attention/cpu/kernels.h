@@ -18,7 +18,6 @@ inline constexpr int kStrips = kTileQ / kStrip;
 // the same scores in panels along the keys and in strips of keys.
 inline constexpr int kTileK = 192;
 inline constexpr std::int64_t kTileScores = std::int64_t{kTileQ} * kTileK;
-inline constexpr int kMaxHeadDim = 256;
 
 // Keys [begin, end).
 struct KeySpan {
@@ -46,7 +45,7 @@ struct ForwardTile {
   ScoreRule rule;
   const float* sink;  // one logit, or null
   bool resume;        // the softmax goes on from the output and lse that are there
-  float* scratch;     // AttentionKernels::forward_scratch floats
+  float* scratch;     // forward_scratch floats
   RowsView output;    // [rows, head_dim]
   float* lse;         // of row i at output.index(i)
 };
@@ -68,7 +67,7 @@ struct BackwardTile {
   KeySpan range;          // absolute, inside the key tile
   std::int32_t tile_key;  // the key tile's first key
   ScoreRule rule;
-  float* scratch;         // AttentionKernels::backward_scratch floats
+  float* scratch;         // kBackwardScratch floats
   float* key_gradient;    // rows, accumulated
   float* value_gradient;  // rows, accumulated
   float* query_gradient;  // rows, accumulated
@@ -89,11 +88,8 @@ struct RowStatistics {
 };
 
 struct AttentionKernels {
-  const char* name;
-  int panel;  // rows of a transposed panel
-  Columns (*columns)(int head_dim);
-  std::int64_t (*forward_scratch)(int head_dim);   // floats
-  std::int64_t (*backward_scratch)(int head_dim);  // floats
+  int lanes;    // floats of a vector
+  int vectors;  // across a register tile
   // count <= tile_rows rows of src into one tile; the tile is filled up with zeros.
   void (*pack_rows)(const RowsView& src, int count, int tile_rows, int head_dim, float* dst);
   // count rows of src into ceil(count / panel) panels; the last one is filled up with zeros.
@@ -108,6 +104,13 @@ struct AttentionKernels {
   // dQ of the query tile += this key tile's part.
   void (*backward_query)(const BackwardTile& tile);
 };
+
+// What a tile needs to work in, in floats.
+[[nodiscard]] inline std::int64_t forward_scratch(const AttentionKernels& kernels, int head_dim) {
+  const std::int64_t padded = Columns::of(head_dim, kernels.lanes, kernels.vectors).padded();
+  return 2 * kTileQ * padded + kTileScores + kTileQ * (std::int64_t{kernels.lanes} + 2);
+}
+inline constexpr std::int64_t kBackwardScratch = 2 * kTileScores;
 
 [[nodiscard]] const AttentionKernels& attention_kernels_portable();
 [[nodiscard]] const AttentionKernels& attention_kernels_avx2();

@@ -4,7 +4,7 @@
 namespace headroom::cpu {
 
 const AttentionKernels& attention_kernels_avx2() {
-  static constexpr AttentionKernels kKernels = make_attention_kernels<avx2::Vec>("avx2");
+  static constexpr AttentionKernels kKernels = make_attention_kernels<avx2::Vec>();
   return kKernels;
 }
 

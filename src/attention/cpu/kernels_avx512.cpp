@@ -4,7 +4,7 @@
 namespace headroom::cpu {
 
 const AttentionKernels& attention_kernels_avx512() {
-  static constexpr AttentionKernels kKernels = make_attention_kernels<avx512::Vec>("avx512");
+  static constexpr AttentionKernels kKernels = make_attention_kernels<avx512::Vec>();
   return kKernels;
 }
 

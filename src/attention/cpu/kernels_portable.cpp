@@ -4,7 +4,7 @@
 namespace headroom::cpu {
 
 const AttentionKernels& attention_kernels_portable() {
-  static constexpr AttentionKernels kKernels = make_attention_kernels<portable::Vec>("portable");
+  static constexpr AttentionKernels kKernels = make_attention_kernels<portable::Vec>();
   return kKernels;
 }
 

@@ -21,6 +21,11 @@ struct StripBounds {
   [[nodiscard, gnu::always_inline]] KeySpan clip(KeySpan range) const {
     return {greater(min_first, range.begin), lesser(max_last, range.end)};
   }
+  // Whether some row sees one of the `count` keys from `key` on.
+  [[nodiscard, gnu::always_inline]] bool sees(KeySpan range, std::int32_t key, int count) const {
+    const KeySpan seen = clip(range);
+    return key < seen.end && seen.begin < key + count && seen.begin < seen.end;
+  }
   // Whether every row sees every key of [begin, end).
   [[nodiscard, gnu::always_inline]] bool covers(KeySpan range, std::int32_t begin, std::int32_t end) const {
     return greater(max_first, range.begin) <= begin && end <= lesser(min_last, range.end);
