@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "attention_cases.h"
@@ -14,6 +15,10 @@ class AttentionLevels : public testing::TestWithParam<const char*> {};
 
 // Every case on every SIMD level of the machine.
 TEST_P(AttentionLevels, WholeList) {
+  const SimdLevel wanted = GetParam() == std::string("avx512") ? SimdLevel::avx512
+                           : GetParam() == std::string("avx2") ? SimdLevel::avx2
+                                                               : SimdLevel::portable;
+  if (describe_cpu().simd < wanted) GTEST_SKIP() << "this CPU has " << name(describe_cpu().simd);
   setenv("HEADROOM_SIMD", GetParam(), 1);
   int served = 0;
   for (const AttentionCase& c : attention_cases()) {
@@ -27,34 +32,42 @@ TEST_P(AttentionLevels, WholeList) {
 
 INSTANTIATE_TEST_SUITE_P(Simd, AttentionLevels, testing::Values("portable", "avx2", "avx512"));
 
-// O and dQ of one row, from its definition, in double; D = dO is all ones, so dP is the sum of a value.
+// O, LSE and dQ of one row, from their definition, in double.
 struct OneRow {
   std::vector<double> output;
+  std::vector<double> query_gradient;
   double lse = 0;
 };
 
-OneRow row_in_double(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v,
-                     std::int64_t row, std::int64_t keys, std::int64_t d) {
-  std::vector<double> scores(static_cast<std::size_t>(keys));
+OneRow row_in_double(const std::vector<std::vector<float>>& tensors, std::int64_t row, std::int64_t keys,
+                     std::int64_t d) {
+  const auto element = [&](std::size_t tensor, std::int64_t r, std::int64_t c) {
+    return double{tensors[tensor][static_cast<std::size_t>(r * d + c)]};
+  };
+  const auto dot = [&](std::size_t a, std::size_t b, std::int64_t key) {
+    double sum = 0;
+    for (std::int64_t c = 0; c < d; ++c) sum += element(a, row, c) * element(b, key, c);
+    return sum;
+  };
+  const double scale = 1 / std::sqrt(static_cast<double>(d));
   double highest = -INFINITY;
-  for (std::int64_t j = 0; j < keys; ++j) {
-    double score = 0;
-    for (std::int64_t c = 0; c < d; ++c) {
-      score += double{q[static_cast<std::size_t>(row * d + c)]} * k[static_cast<std::size_t>(j * d + c)];
-    }
-    scores[static_cast<std::size_t>(j)] = score / std::sqrt(static_cast<double>(d));
-    highest = std::max(highest, scores[static_cast<std::size_t>(j)]);
-  }
-  OneRow result{std::vector<double>(static_cast<std::size_t>(d)), 0};
+  for (std::int64_t j = 0; j < keys; ++j) highest = std::max(highest, scale * dot(0, 1, j));
   double sum = 0;
-  for (const double score : scores) sum += std::exp(score - highest);
+  for (std::int64_t j = 0; j < keys; ++j) sum += std::exp(scale * dot(0, 1, j) - highest);
+  OneRow result{std::vector<double>(static_cast<std::size_t>(d)),
+                std::vector<double>(static_cast<std::size_t>(d)), highest + std::log(sum)};
+  double mean = 0;  // of dP: dO . O
   for (std::int64_t j = 0; j < keys; ++j) {
-    const double p = std::exp(scores[static_cast<std::size_t>(j)] - highest) / sum;
+    const double p = std::exp(scale * dot(0, 1, j) - result.lse);
+    mean += p * dot(4, 2, j);
+    for (std::int64_t c = 0; c < d; ++c) result.output[static_cast<std::size_t>(c)] += p * element(2, j, c);
+  }
+  for (std::int64_t j = 0; j < keys; ++j) {
+    const double ds = std::exp(scale * dot(0, 1, j) - result.lse) * (dot(4, 2, j) - mean);
     for (std::int64_t c = 0; c < d; ++c) {
-      result.output[static_cast<std::size_t>(c)] += p * v[static_cast<std::size_t>(j * d + c)];
+      result.query_gradient[static_cast<std::size_t>(c)] += scale * ds * element(1, j, c);
     }
   }
-  result.lse = highest + std::log(sum);
   return result;
 }
 
@@ -104,22 +117,28 @@ TEST(AttentionLong, PastTwoToThe31Scores) {
                   .sinks_gradient = {}},
                  workspace, stream);
   for (const std::int64_t row : {std::int64_t{0}, seq / 2, seq - 1}) {
-    const OneRow expected = row_in_double(tensors[0], tensors[1], tensors[2], row, seq, d);
+    const OneRow expected = row_in_double(tensors, row, seq, d);
     EXPECT_NEAR(lse[static_cast<std::size_t>(row)], expected.lse, 1e-5);
     for (std::int64_t c = 0; c < d; ++c) {
       EXPECT_NEAR(tensors[3][static_cast<std::size_t>(row * d + c)],
                   expected.output[static_cast<std::size_t>(c)], 1e-6);
+      EXPECT_NEAR(tensors[5][static_cast<std::size_t>(row * d + c)],
+                  expected.query_gradient[static_cast<std::size_t>(c)], 1e-5);
     }
   }
-  // Every row's probabilities sum to one, so dV summed over the keys is dO summed over the queries.
+  // Every row's probabilities sum to one, so dV summed over the keys is dO summed over the queries; and every
+  // row's dS sums to zero, so dK does.
   for (std::int64_t c = 0; c < d; ++c) {
     double into = 0;
     double out = 0;
+    double keys = 0;
     for (std::int64_t row = 0; row < seq; ++row) {
       into += tensors[4][static_cast<std::size_t>(row * d + c)];
       out += tensors[7][static_cast<std::size_t>(row * d + c)];
+      keys += tensors[6][static_cast<std::size_t>(row * d + c)];
     }
     EXPECT_NEAR(out, into, 1e-2);
+    EXPECT_NEAR(keys, 0, 1e-2);
   }
 }
 

@@ -270,6 +270,11 @@ TEST(Attention, RefusesViewsThatAreNotTheProblems) {
     EXPECT_THAT(refused([&](auto& v) { v.lse = wide.view().transpose(1, 2); }), HasSubstr("dense"));
     EXPECT_THAT(refused([&](auto& v) { v.output = half; }), HasSubstr("output holds bf16"));
     EXPECT_THAT(refused([&](auto& v) {
+                  v.output = TensorView(q.view().raw(), DType::f32, {1, 8, 2, 16},
+                                        std::vector<std::int64_t>{256, 0, 16, 1});
+                }),
+                HasSubstr("stride 0 in dimension 1"));
+    EXPECT_THAT(refused([&](auto& v) {
                   v.key = TensorView(q.view().raw(), DType::f32, {1, 8, 2, 16},
                                      std::vector<std::int64_t>{256, 1, 8, 16});
                 }),
@@ -279,6 +284,87 @@ TEST(Attention, RefusesViewsThatAreNotTheProblems) {
   for (const AttentionImplementation& row : attention_implementations()) {
     EXPECT_FALSE(row.supports(problem, gpu)) << row.name;
     EXPECT_FALSE(row.supports(problem, gpu).reason().empty());
+  }
+}
+
+TEST(Attention, RefusesMemoryThatIsTooSmall) {
+  const AttentionProblem problem{.seq_q = 100, .seq_k = 100, .head_dim = 8};
+  Context context(describe_cpu());
+  context.phase("step", [&] {
+    const Tensor q = context.allocate({.name = "q", .shape = {1, 100, 1, 8}});
+    const Tensor lse = context.allocate({.name = "lse", .shape = {1, 1, 100}});
+    const Tensor saved = context.allocate({.name = "saved", .dtype = DType::u8, .shape = {79'999}});
+    const AttentionForward views{.query = q,
+                                 .key = q,
+                                 .value = q,
+                                 .sinks = {},
+                                 .document_starts = {},
+                                 .blocks = {},
+                                 .output = q,
+                                 .lse = lse,
+                                 .saved = saved};
+    EXPECT_THAT(error_of([&] { attention_forward(context, problem, views, "naive"); }),
+                HasSubstr("naive keeps 80000 bytes for backward, saved holds 79999"));
+    EXPECT_EQ(error_of([&] { attention_forward(context, problem, views, "naive-recompute"); }), "");
+  });
+  // A workspace for one thread, a stream of four.
+  DeviceDescription device = describe_cpu();
+  const AttentionImplementation& tiled = attention_implementations().front();
+  device.cores = 1;
+  const std::int64_t bytes = tiled.workspace_bytes(problem, device, Pass::forward);
+  device.cores = 4;
+  const Stream stream{.device = &device, .pool = nullptr, .poll = {}, .native = nullptr};
+  EXPECT_THAT(error_of([&] { tiled.forward(problem, {}, TensorView(nullptr, DType::u8, {bytes}), stream); }),
+              HasSubstr("on 4 threads needs a workspace of"));
+}
+
+TEST(Attention, ASinkOfMinusInfinityIsNoSink) {
+  AttentionProblem problem{.seq_q = 4, .seq_k = 2, .head_dim = 8, .sinks = true};
+  problem.mask.causal = true;  // the first two rows see nothing
+  for (const AttentionImplementation& row : attention_implementations()) {
+    run_rehearsed([&](Context& context) {
+      context.phase("step", [&] {
+        const auto make = [&](const Shape& shape) {
+          return context.allocate({.name = "tensor", .shape = shape});
+        };
+        const Tensor q = make({1, 4, 1, 8}), k = make({1, 2, 1, 8}), o = make({1, 4, 1, 8}),
+                     dq = make({1, 4, 1, 8});
+        const Tensor dk = make({1, 2, 1, 8}), dv = make({1, 2, 1, 8}), lse = make({1, 1, 4});
+        const Tensor sink = make({1}), sink_gradient = make({1});
+        const Tensor saved =
+            context.allocate({.name = "saved", .dtype = DType::u8, .shape = {row.saved_bytes(problem)}});
+        context.run([&](const Stream&) {
+          for (const Tensor* tensor : {&q, &k})
+            std::fill_n(tensor->data<float>(), tensor->view().elements(), 1.0F);
+          sink.data<float>()[0] = -INFINITY;
+        });
+        const AttentionForward views{.query = q,
+                                     .key = k,
+                                     .value = k,
+                                     .sinks = sink,
+                                     .document_starts = {},
+                                     .blocks = {},
+                                     .output = o,
+                                     .lse = lse,
+                                     .saved = saved};
+        attention_forward(context, problem, views, row.name);
+        attention_backward(context, problem,
+                           {.forward = views,
+                            .output_gradient = q,
+                            .lse_gradient = {},
+                            .query_gradient = dq,
+                            .key_gradient = dk,
+                            .value_gradient = dv,
+                            .sinks_gradient = sink_gradient},
+                           row.name);
+        context.run([&](const Stream&) {
+          EXPECT_EQ(sink_gradient.data<float>()[0], 0) << row.name;
+          EXPECT_EQ(lse.data<float>()[0], -INFINITY) << row.name;
+          EXPECT_EQ(o.data<float>()[0], 0) << row.name;
+          EXPECT_NEAR(o.data<float>()[31], 1, 1e-6) << row.name;
+        });
+      });
+    });
   }
 }
 
@@ -347,8 +433,7 @@ class Buffer {
     for (const int tensor : {0, 1, 2, 4}) {
       for (std::int64_t row = 0; row < rows(); ++row) {
         for (std::int64_t i = 0; i < width(); ++i) {
-          view(tensor).data<BFloat16>()[row * row_stride_ + i] =
-              BFloat16(static_cast<float>(random.normal(count++)));
+          view(tensor).data<float>()[row * row_stride_ + i] = static_cast<float>(random.normal(count++));
         }
       }
     }
@@ -378,17 +463,17 @@ class Buffer {
     }
   }
 
-  // O, dQ, dK, dV, bit by bit, and LSE.
-  [[nodiscard]] std::vector<std::uint16_t> results() const {
-    std::vector<std::uint16_t> bits;
+  // O, dQ, dK, dV.
+  [[nodiscard]] std::vector<float> results() const {
+    std::vector<float> values;
     for (const int tensor : {3, 5, 6, 7}) {
       for (std::int64_t row = 0; row < rows(); ++row) {
         for (std::int64_t i = 0; i < width(); ++i) {
-          bits.push_back(view(tensor).data<BFloat16>()[row * row_stride_ + i].bits);
+          values.push_back(view(tensor).data<float>()[row * row_stride_ + i]);
         }
       }
     }
-    return bits;
+    return values;
   }
   [[nodiscard]] const std::vector<float>& lse() const { return lse_; }
 
@@ -398,10 +483,12 @@ class Buffer {
   [[nodiscard]] std::int64_t rows() const { return problem_.batch * problem_.seq_q; }
   [[nodiscard]] std::int64_t width() const { return width(problem_); }
   [[nodiscard]] TensorView view(int tensor) const {
-    const Shape shape{problem_.batch, problem_.seq_q, problem_.heads_q, problem_.head_dim};
+    const bool of_keys = tensor == 1 || tensor == 2 || tensor >= 6;
+    const Shape shape{problem_.batch, problem_.seq_q, of_keys ? problem_.heads_kv : problem_.heads_q,
+                      problem_.head_dim};
     const std::array strides = {problem_.seq_q * row_stride_, row_stride_, problem_.head_dim,
                                 std::int64_t{1}};
-    return {static_cast<BFloat16*>(data_) + tensor * width(), DType::bf16, shape, strides};
+    return {static_cast<float*>(data_) + tensor * width(), DType::f32, shape, strides};
   }
   AttentionForward forward() {
     return {.query = view(0),
@@ -426,24 +513,21 @@ class Buffer {
 };
 
 TEST(Attention, SameBitsOnAnyNumberOfThreadsAndEveryTime) {
-  AttentionProblem problem{.batch = 1,
-                           .seq_q = 700,
-                           .seq_k = 700,
-                           .heads_q = 1,
-                           .heads_kv = 1,
-                           .head_dim = 16,
-                           .dtype = DType::bf16};
-  problem.mask.causal = true;
-  AttentionProblem mixed = problem;
+  AttentionProblem one_head{
+      .batch = 1, .seq_q = 700, .seq_k = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 16};
+  one_head.mask.causal = true;
+  AttentionProblem grouped{
+      .batch = 2, .seq_q = 250, .seq_k = 250, .heads_q = 4, .heads_kv = 2, .head_dim = 24};
+  AttentionProblem mixed = one_head;
   mixed.mask.dilations = {Dilation{200, 1}, Dilation{700, 2}};
   mixed.mask.dilation_count = 2;
   mixed.mask.mix_dilations = true;
-  for (const AttentionProblem& p : {problem, mixed}) {
-    const std::int64_t stride = 8 * Buffer::width(p);
-    std::vector<BFloat16> memory(static_cast<std::size_t>(p.seq_q * stride));
-    Buffer buffer(p, stride, memory.data());
+  for (const AttentionProblem& problem : {one_head, grouped, mixed}) {
+    const std::int64_t stride = 8 * Buffer::width(problem);
+    std::vector<float> memory(static_cast<std::size_t>(problem.batch * problem.seq_q * stride));
+    Buffer buffer(problem, stride, memory.data());
     buffer.run("tiled", 1);
-    const std::vector<std::uint16_t> once = buffer.results();
+    const std::vector<float> once = buffer.results();
     const std::vector<float> lse = buffer.lse();
     for (int i = 0; i < 100; ++i) {
       const int threads = 1 << i % 3;  // 1, 2, 4
@@ -457,15 +541,15 @@ TEST(Attention, SameBitsOnAnyNumberOfThreadsAndEveryTime) {
 TEST(Attention, StridesPastTwoToThe31Elements) {
   // Five rows, 2^29 elements apart: the last begins past 2^31. Only the pages that are touched exist.
   const AttentionProblem problem{
-      .batch = 1, .seq_q = 5, .seq_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 16, .dtype = DType::bf16};
+      .batch = 1, .seq_q = 5, .seq_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
   constexpr std::int64_t kFar = (std::int64_t{1} << 29) + 64;
-  const std::size_t bytes = 5 * kFar * sizeof(BFloat16);
+  const std::size_t bytes = 5 * kFar * sizeof(float);
   void* far =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(far, MAP_FAILED);
   Buffer strided(problem, kFar, far);
   const std::int64_t near_stride = 8 * Buffer::width(problem);
-  std::vector<BFloat16> near(static_cast<std::size_t>(5 * near_stride));
+  std::vector<float> near(static_cast<std::size_t>(5 * near_stride));
   Buffer compact(problem, near_stride, near.data());
   for (const AttentionImplementation& row : attention_implementations()) {
     if (row.saved_bytes(problem) > 0) continue;

@@ -21,13 +21,13 @@ struct AttentionCase {
 
 [[nodiscard]] std::vector<AttentionCase> attention_cases();
 
-// How far an implementation is from the truth, over what a plain computation of the same precision is.
+// How far an implementation is from the truth, beside what is allowed.
 struct AttentionErrors {
-  // Largest absolute difference from the fp64 reference for each result: O, LSE, dQ, dK, dV, dSink.
+  // Of each result: O, LSE, dQ, dK, dV, dSink.
   static constexpr int kResults = 6;
-  double ours[kResults] = {};
-  double plain[kResults] = {};
-  bool canaries_alive = true;  // nothing was written outside the results
+  double ours[kResults] = {};     // largest absolute difference from the fp64 reference
+  double allowed[kResults] = {};  // twice (gradients three times) that of a plain computation, or the floor
+  bool canaries_alive = true;     // nothing was written outside the results and the workspace
 
   // The largest of ours over what is allowed: at most 1 passes.
   [[nodiscard]] double worst() const;
