@@ -32,6 +32,7 @@ check: test check-ci
 
 bench: build
 	@build/release/headroom bench memory --traces 1000
+	@build/release/headroom bench attention --seq 1024,4096 --head-dim 64,128 --mask full,causal --impl tiled
 	@build/release/headroom_microbench
 
 format: setup-checks
