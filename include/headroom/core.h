@@ -5,6 +5,7 @@
 #include "headroom/core/checked.h"
 #include "headroom/core/device.h"
 #include "headroom/core/dtype.h"
+#include "headroom/core/elements.h"
 #include "headroom/core/error.h"
 #include "headroom/core/kernel_family.h"
 #include "headroom/core/memory_status.h"

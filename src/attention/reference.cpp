@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/elements.h"
 #include "attention/implementations.h"
+#include "headroom/core/elements.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom {

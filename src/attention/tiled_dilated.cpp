@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/elements.h"
 #include "attention/tiled.h"
 #include "core/pieces.h"
+#include "headroom/core/elements.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "headroom/core/elements.h"
 #include "headroom/cpu.h"
 #include "headroom/ops.h"
 
@@ -299,29 +300,17 @@ class Guarded {
 
   void fill_normal(const Random& random, float spread) {
     std::uint64_t i = 0;
-    for_each([&](std::int64_t offset) { write(offset, static_cast<float>(random.normal(i++)) * spread); });
+    for_each([&](std::int64_t offset) { write_element(view_, offset, random.normal(i++) * spread); });
   }
 
   [[nodiscard]] std::vector<double> values() const {
     std::vector<double> result;
-    for_each([&](std::int64_t offset) { result.push_back(read(offset)); });
+    for_each([&](std::int64_t offset) { result.push_back(read_element(view_, offset)); });
     return result;
   }
 
  private:
   static constexpr std::uint8_t kCanary = 0xA5;
-
-  void write(std::int64_t offset, float value) {
-    if (view_.dtype() == DType::f32) view_.data<float>()[offset] = value;
-    if (view_.dtype() == DType::bf16) view_.data<BFloat16>()[offset] = BFloat16(value);
-    if (view_.dtype() == DType::f16) view_.data<Float16>()[offset] = Float16(value);
-  }
-  [[nodiscard]] double read(std::int64_t offset) const {
-    if (view_.dtype() == DType::f64) return view_.data<double>()[offset];
-    if (view_.dtype() == DType::bf16) return static_cast<float>(view_.data<BFloat16>()[offset]);
-    if (view_.dtype() == DType::f16) return static_cast<float>(view_.data<Float16>()[offset]);
-    return view_.data<float>()[offset];
-  }
 
   std::vector<std::uint8_t> bytes_;
   TensorView view_;

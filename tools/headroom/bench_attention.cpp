@@ -18,6 +18,7 @@
 #include "commit.h"
 #include "headroom/attention.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/elements.h"
 #include "headroom/cpu.h"
 #include "headroom/device.h"
 #include "headroom/ops.h"
@@ -269,17 +270,9 @@ class AttentionRun {
         const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
                                             (bits >> 48));
         const float value = (sum / 65536.0F - 2.0F) * 1.7320508F;
-        if (tensor.view().dtype() == DType::f32) tensor.data<float>()[i] = value;
-        if (tensor.view().dtype() == DType::bf16) tensor.data<BFloat16>()[i] = BFloat16(value);
-        if (tensor.view().dtype() == DType::f16) tensor.data<Float16>()[i] = Float16(value);
+        write_element(tensor, i, value);
       }
     });
-  }
-
-  static double read(const TensorView& view, std::int64_t offset) {
-    if (view.dtype() == DType::bf16) return static_cast<float>(view.data<BFloat16>()[offset]);
-    if (view.dtype() == DType::f16) return static_cast<float>(view.data<Float16>()[offset]);
-    return view.data<float>()[offset];
   }
 
   [[nodiscard]] double row_error(const MaskView& mask, std::int64_t h, std::int64_t q) const {
@@ -294,7 +287,8 @@ class AttentionRun {
       if (!mask.attends(q, k)) continue;
       double score = 0;
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        score += read(query_, query_.view().offset(b, q, h, c)) * read(key_, key_.view().offset(b, k, kv, c));
+        score += read_element(query_, query_.view().offset(b, q, h, c)) *
+                 read_element(key_, key_.view().offset(b, k, kv, c));
       }
       scores.emplace_back(k, score / std::sqrt(static_cast<double>(p.head_dim)));
       row_max = std::max(row_max, scores.back().second);
@@ -304,13 +298,13 @@ class AttentionRun {
     for (const auto& [k, score] : scores) {
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
         expected[static_cast<std::size_t>(c)] +=
-            std::exp(score - row_max) / row_sum * read(value_, value_.view().offset(b, k, kv, c));
+            std::exp(score - row_max) / row_sum * read_element(value_, value_.view().offset(b, k, kv, c));
       }
     }
     double worst = 0;
     for (std::int64_t c = 0; c < p.head_dim; ++c) {
       worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
-                                       read(output_, output_.view().offset(b, q, h, c))));
+                                       read_element(output_, output_.view().offset(b, q, h, c))));
     }
     return worst;
   }

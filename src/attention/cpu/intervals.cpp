@@ -90,7 +90,6 @@ float* statistics_of(const StatisticsView& view, const IntervalMask& mask, std::
 }
 
 ScoreRule score_rule(const AttentionForwardCall& call) {
-  constexpr float kLog2E = 1.44269504f;
   if (call.softcap == 0) return {.factor = call.scale * kLog2E};
   return {.factor = 1, .slope = call.scale / call.softcap, .cap = call.softcap * kLog2E};
 }

@@ -25,6 +25,8 @@ struct KeySpan {
   std::int32_t end = 0;
 };
 
+inline constexpr float kLog2E = 1.44269504f;
+
 // How scores q . k become exponents of 2: factor * s; with a softcap s <- cap * tanh(slope * s) first.
 struct ScoreRule {
   float factor = 1;  // log2(e) * scale, or 1 where there is a softcap

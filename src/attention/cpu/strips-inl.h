@@ -7,7 +7,6 @@
 
 namespace headroom::cpu {
 
-inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kLn2 = 0.693147181f;
 inline constexpr float kInfinity = __builtin_inff();
 // Extremes over the rows of a strip that see any key; padding rows see whatever the others see.

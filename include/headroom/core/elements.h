@@ -1,4 +1,5 @@
-// Elements of any dtype, one at a time, as double: for the implementations that are meant to be read.
+// Elements of any floating-point dtype, one at a time, as double: for code that is meant to be read, not
+// fast.
 #pragma once
 
 #include "headroom/core/error.h"
