@@ -110,7 +110,7 @@ struct AttentionKernels {
 // What a tile needs to work in, in floats.
 [[nodiscard]] inline std::int64_t forward_scratch(const AttentionKernels& kernels, int head_dim) {
   const std::int64_t padded = Columns::of(head_dim, kernels.lanes, kernels.vectors).padded();
-  return 2 * kTileQ * padded + kTileScores + kTileQ * (std::int64_t{kernels.lanes} + 2);
+  return padded * 2 * kTileQ + kTileScores + kTileQ * (std::int64_t{kernels.lanes} + 2);
 }
 inline constexpr std::int64_t kBackwardScratch = 2 * kTileScores;
 
