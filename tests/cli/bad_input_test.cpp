@@ -69,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
         attention("--preset", "grid", "grid"), attention("--budget", "0", "zero"),
         attention("--steps", "0", "--steps"), attention("--device", "cuda:77", "cuda:77"),
         Case{{"bench", "attention", "--json", "--csv"}, "--csv"},
+        Case{{"bench", "attention", "--preset", "seed-grid", "--head-dim", "64"}, "--head-dim"},
         Case{{"verify", "attention", "--impl", "fastest"}, "fastest"},
         // Numbers
         Case{{"verify", "memory", "--steps", "0"}, "--steps"},

@@ -639,8 +639,11 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
   app.add_option("--impl", options->implementation, "tiled, naive, naive-recompute, reference")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--preset", options->preset,
-                 "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, f32");
+  CLI::Option* preset = app.add_option("--preset", options->preset,
+                                       "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");
+  for (const char* given : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads", "--mask"}) {
+    preset->excludes(app.get_option(given));
+  }
   app.add_option("--warmup", options->warmup, "Runs before timing")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
