@@ -4,9 +4,10 @@
 // Scratch: parallel_for does not say which thread runs an item, so one item per thread is started and each
 // takes tiles from a counter; the item's index is its scratch slot.
 //
-// dQ without atomics or partial sums: a key tile's part is added to a query tile when all earlier key tiles
-// have added theirs (a counter per query tile says whose turn it is). Tiles are taken in rising order, so the
-// one waited for is always being worked on, and the order of additions never changes.
+// dQ without atomics: it has two sums, of the even and of the odd key tiles, so that two cores that work on
+// one head do not walk in step. A key tile's part is added to its sum when all earlier key tiles of that sum
+// have added theirs (a counter says whose turn it is). Tiles are taken in rising order, so the one waited for
+// is always being worked on, and the order of additions never changes.
 #include "attention/cpu/intervals.h"
 
 #include <algorithm>
@@ -133,8 +134,8 @@ class QueryTile {
   QueryTile(const QueryTile&) = delete;
   QueryTile& operator=(const QueryTile&) = delete;
 
-  // How many key tiles before `tile` add to this query tile.
-  [[nodiscard]] std::int32_t key_tiles_before(std::int64_t tile) const {
+  // How many key tiles before `tile` add to this query tile, of the even ones (sum 0) or the odd ones (1).
+  [[nodiscard]] std::int32_t key_tiles_before(std::int64_t tile, std::int64_t sum) const {
     std::int64_t count = 0;
     std::int64_t counted = 0;  // key tiles below this one have been counted
     for (const KeySpan& range : ranges) {
@@ -142,7 +143,7 @@ class QueryTile {
       if (seen.begin >= seen.end) continue;
       const std::int64_t begin = std::max<std::int64_t>(seen.begin / kTileK, counted);
       const std::int64_t end = std::min<std::int64_t>(divide_up(seen.end, kTileK), tile);
-      count += std::max<std::int64_t>(end - begin, 0);
+      if (begin < end) count += (end + 1 - sum) / 2 - (begin + 1 - sum) / 2;
       counted = std::max(counted, end);
     }
     return static_cast<std::int32_t>(count);
@@ -206,6 +207,12 @@ struct Visitors {
   std::int32_t end = 0;
 };
 
+// Key tiles that have added to each sum of a query tile's dQ, and sums that are complete.
+struct Turns {
+  std::int32_t added[2];
+  std::int32_t complete;
+};
+
 struct BackwardPieces {
   BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
     Pieces pieces(base);
@@ -223,10 +230,11 @@ struct BackwardPieces {
     values_transposed = pieces.take<float>(k_tiles * key_panel_floats);
     query = pieces.take<float>(q_tiles * query_tile_floats);
     output_gradient = pieces.take<float>(q_tiles * query_tile_floats);
-    query_gradient = pieces.take<float>(q_tiles * query_tile_floats);
+    query_gradient[0] = pieces.take<float>(q_tiles * query_tile_floats);
+    query_gradient[1] = pieces.take<float>(q_tiles * query_tile_floats);
     row_shift = pieces.take<float>(q_tiles * kTileQ);
     row_dot = pieces.take<float>(q_tiles * kTileQ);
-    turns = pieces.take<std::int32_t>(q_tiles);
+    turns = pieces.take<Turns>(q_tiles);
     hulls = pieces.take<KeySpan>(q_tiles);
     visitors = pieces.take<Visitors>(k_tiles);
     sink_gradient = pieces.take<float>(sizes.batch * sizes.heads_q * sizes.q_tiles());
@@ -238,14 +246,15 @@ struct BackwardPieces {
   std::int64_t heads;
   std::int64_t key_tile_floats, key_panel_floats, query_tile_floats, scratch_floats;
   float *keys, *keys_transposed, *values_transposed;  // per key tile of the wave
-  float *query, *output_gradient, *query_gradient;    // per query tile of the wave
+  float *query, *output_gradient;                     // per query tile of the wave
+  float* query_gradient[2];                           // likewise, the two sums
   float *row_shift, *row_dot;                         // [query tiles of the wave][kTileQ]
-  std::int32_t* turns;   // [query tiles of the wave] key tiles that have added to dQ
-  KeySpan* hulls;        // [query tiles of the wave]
-  Visitors* visitors;    // [key tiles of the wave]
-  float* sink_gradient;  // [batch, heads_q, query tiles]
-  float* scratch;        // [threads]
-  float* gradients;      // [threads] dK and dV of a key tile
+  Turns* turns;                                       // [query tiles of the wave]
+  KeySpan* hulls;                                     // [query tiles of the wave]
+  Visitors* visitors;                                 // [key tiles of the wave]
+  float* sink_gradient;                               // [batch, heads_q, query tiles]
+  float* scratch;                                     // [threads]
+  float* gradients;                                   // [threads] dK and dV of a key tile
   std::int64_t bytes;
 };
 
@@ -411,11 +420,13 @@ class BackwardWave {
                        sizes_.head_dim, pieces_.query + item * pieces_.query_tile_floats);
     kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim,
                        pieces_.output_gradient + item * pieces_.query_tile_floats);
-    pieces_.turns[item] = 0;
-    float* sum = pieces_.query_gradient + item * pieces_.query_tile_floats;
-    std::memset(sum, 0, static_cast<std::size_t>(pieces_.query_tile_floats) * sizeof(float));
-    // A tile that sees nothing gets its zeros here: no key tile will come to it.
-    if (rows.key_tiles_before(sizes_.k_tiles()) == 0) store_query_gradient(sum, rows, batch, head_q);
+    pieces_.turns[item] = {};
+    for (int sum = 0; sum < 2; ++sum) {
+      std::memset(query_gradient(item, sum), 0,
+                  static_cast<std::size_t>(pieces_.query_tile_floats) * sizeof(float));
+      // A sum that no key tile will come to is complete: zeros.
+      if (rows.key_tiles_before(sizes_.k_tiles(), sum) == 0) complete_sum(item, rows, batch, head_q);
+    }
   }
 
   // For each key tile the query tiles that may see it: found once from the tiles' ranges, so that a key tile
@@ -442,9 +453,18 @@ class BackwardWave {
     }
   }
 
-  void store_query_gradient(const float* sum, const QueryTile& rows, std::int64_t batch,
-                            std::int64_t head_q) const {
-    kernels_.store_rows(sum, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_query_gradient,
+  [[nodiscard]] float* query_gradient(std::int64_t item, std::int64_t sum) const {
+    return pieces_.query_gradient[sum] + item * pieces_.query_tile_floats;
+  }
+
+  // One sum of a query tile's dQ has its last part. The second to be complete stores both.
+  void complete_sum(std::int64_t item, const QueryTile& rows, std::int64_t batch, std::int64_t head_q) const {
+    const std::atomic_ref<std::int32_t> complete(pieces_.turns[item].complete);
+    if (complete.fetch_add(1, std::memory_order_acq_rel) == 0) return;
+    float* even = query_gradient(item, 0);
+    const float* odd = query_gradient(item, 1);
+    for (std::int64_t i = 0; i < pieces_.query_tile_floats; ++i) even[i] += odd[i];
+    kernels_.store_rows(even, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_query_gradient,
                         rows_at(call_.query_gradient, sizes_.query_gradient_dtype, batch, head_q, rows.row));
   }
 
@@ -481,23 +501,24 @@ class BackwardWave {
                           .scratch = pieces_.scratch + worker.slot * pieces_.scratch_floats,
                           .key_gradient = key_gradient,
                           .value_gradient = value_gradient,
-                          .query_gradient = pieces_.query_gradient + offset};
-        const std::int32_t turn = rows.key_tiles_before(tile);
+                          .query_gradient = query_gradient(query_item, tile % 2)};
+        std::int32_t* added = &pieces_.turns[query_item].added[tile % 2];
+        const std::int32_t turn = rows.key_tiles_before(tile, tile % 2);
         bool waited = false;
         for (const KeySpan& range : rows.ranges) {
           const KeySpan seen = rows.clip(range);
           pair.range = {std::max(seen.begin, pair.tile_key), std::min(seen.end, pair.tile_key + kTileK)};
           if (pair.range.begin >= pair.range.end) continue;
           kernels_.backward_key_value(pair);
-          if (!waited) wait_for_turn(pieces_.turns + query_item, turn, worker);
+          if (!waited) wait_for_turn(added, turn, worker);
           waited = true;
           kernels_.backward_query(pair);
         }
         if (!waited) continue;
-        if (rows.key_tiles_before(sizes_.k_tiles()) == turn + 1) {
-          store_query_gradient(pair.query_gradient, rows, batch, head_q);
+        if (rows.key_tiles_before(sizes_.k_tiles(), tile % 2) == turn + 1) {
+          complete_sum(query_item, rows, batch, head_q);
         }
-        std::atomic_ref<std::int32_t>(pieces_.turns[query_item]).store(turn + 1, std::memory_order_release);
+        std::atomic_ref<std::int32_t>(*added).store(turn + 1, std::memory_order_release);
         worker.poll();
       }
     }
