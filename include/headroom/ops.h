@@ -3,6 +3,7 @@
 
 #include "headroom/core/random.h"
 #include "headroom/memory/context.h"
+#include "headroom/ops/matmul.h"
 
 namespace headroom {
 

@@ -1,9 +1,6 @@
 // Waves of K/V heads: enough heads at once to keep every core busy, no more, so that a long sequence needs
 // packed copies of few heads. In a wave first everything is packed, then tiles are worked on.
 //
-// Scratch: parallel_for does not say which thread runs an item, so one item per thread is started and each
-// takes tiles from a counter; the item's index is its scratch slot.
-//
 // dQ without atomics: it has two sums, of the even and of the odd key tiles, so that two cores that work on
 // one head do not walk in step. A key tile's part is added to its sum when all earlier key tiles of that sum
 // have added theirs (a counter says whose turn it is). Tiles are taken in rising order, so the one waited for
@@ -17,7 +14,7 @@
 #include <thread>
 
 #include "core/pieces.h"
-#include "headroom/cpu/thread_pool.h"
+#include "cpu/workers.h"
 
 namespace headroom::cpu {
 
@@ -46,31 +43,6 @@ std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head
   const std::int64_t wanted = std::clamp<std::int64_t>(
       divide_up(tiles, std::max<std::int64_t>(tiles_per_head, 1)), 1, std::max<std::int64_t>(heads, 1));
   return divide_up(heads, std::max<std::int64_t>(divide_up(heads, wanted), 1));
-}
-
-// Who works on an item: its slot < threads is nobody else's meanwhile; the thread that called may poll.
-struct Worker {
-  std::int64_t slot;
-  bool calling;
-  const Stream& stream;
-
-  void poll() const {
-    if (calling) stream.poll();
-  }
-};
-
-// body(item, worker) for every item, taken in rising order.
-template <class Body>
-void for_each_in_order(const Stream& stream, int threads, std::int64_t count, const Body& body) {
-  std::atomic<std::int64_t> next{0};
-  const std::thread::id caller = std::this_thread::get_id();
-  parallel_for(stream, std::min<std::int64_t>(threads, count), [&](std::int64_t slot) {
-    const Worker worker{slot, std::this_thread::get_id() == caller, stream};
-    for (std::int64_t item = next.fetch_add(1); item < count; item = next.fetch_add(1)) {
-      body(item, worker);
-      worker.poll();
-    }
-  });
 }
 
 // Rows of one head, from `row` of those that take part.

@@ -1,0 +1,14 @@
+// C <- A B (+ C), f32 arithmetic over f32, bf16 and f16 tensors. A transpose is a view: x.transpose(0, 1).
+#pragma once
+
+#include "headroom/memory/context.h"
+
+namespace headroom {
+
+// a [m, k], b [k, n], c [m, n]; each of any dtype, with unit stride in one of its dimensions, c in the last.
+// The bits do not depend on the number of threads. Depths past 16,384 are summed in pieces in c, which has to
+// be f32 then.
+void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
+            bool add = false);
+
+}  // namespace headroom

@@ -1,0 +1,148 @@
+// Chunks of columns of the right operand are packed, by all threads; then the threads take items, tiles of C,
+// that share them. What is packed is bounded, so the workspace is small whatever the sizes.
+#include "ops/matmul.h"
+
+#include <algorithm>
+
+#include "core/pieces.h"
+#include "cpu/workers.h"
+#include "headroom/ops/matmul.h"
+#include "ops/cpu/matmul_kernels.h"
+
+namespace headroom {
+
+namespace cpu {
+
+const MatmulKernels& matmul_kernels(SimdLevel level) {
+  if (level == SimdLevel::avx512) return matmul_kernels_avx512();
+  if (level == SimdLevel::avx2) return matmul_kernels_avx2();
+  return matmul_kernels_portable();
+}
+
+}  // namespace cpu
+
+namespace {
+
+using cpu::kGroupColumns;
+using cpu::kTileM;
+
+constexpr std::int64_t kPackedFloats = 4 << 20;  // 16 MiB: one chunk at 2048^3
+constexpr std::int64_t kMaxDepth = 16384;
+
+struct Chunks {
+  std::int64_t depth;    // of one pass
+  std::int64_t columns;  // packed at a time, a multiple of kGroupColumns or one group
+};
+
+Chunks chunks(std::int64_t n, std::int64_t k) {
+  const std::int64_t depth = std::max<std::int64_t>(std::min(k, kMaxDepth), 1);
+  const std::int64_t fit = kPackedFloats / depth / kGroupColumns * kGroupColumns;
+  return {.depth = depth,
+          .columns = std::min(std::max<std::int64_t>(fit, kGroupColumns), round_up(n, kGroupColumns))};
+}
+
+struct MatmulPieces {
+  MatmulPieces(std::int64_t n, std::int64_t k, int threads, std::byte* base) {
+    Pieces pieces(base);
+    const Chunks sizes = chunks(n, k);
+    const std::int64_t columns = std::min(sizes.columns, round_up(n, 64));
+    packed = pieces.take<float>(columns * sizes.depth);
+    scratch = pieces.take<float>(threads * cpu::kMatmulScratch);
+    bytes = pieces.bytes();
+  }
+
+  float* packed;   // [columns / panel][depth][panel]
+  float* scratch;  // [threads]
+  std::int64_t bytes;
+};
+
+cpu::Matrix matrix(const TensorView& view, std::int64_t row, std::int64_t column) {
+  return {.data = static_cast<std::byte*>(view.raw()) + view.offset(row, column) * size_bytes(view.dtype()),
+          .row_stride = view.stride(0),
+          .column_stride = view.stride(1),
+          .dtype = view.dtype()};
+}
+
+void check_operand(const TensorView& view, std::string_view what) {
+  check(view.rank() == 2, "{} of a product has shape {}, not two dimensions", what, to_string(view.shape()));
+  check(view.dtype() == DType::f32 || view.dtype() == DType::bf16 || view.dtype() == DType::f16,
+        "{} of a product holds {}; f32, bf16 and f16 can be multiplied", what, name(view.dtype()));
+  const bool contiguous = view.stride(0) == 1 || view.stride(1) == 1 || view.elements() == 0 ||
+                          view.extent(0) == 1 || view.extent(1) == 1;
+  check(contiguous, "{} of a product has strides {} and {}, one has to be 1", what, view.stride(0),
+        view.stride(1));
+}
+
+void check_views(const TensorView& a, const TensorView& b, const TensorView& c) {
+  check_operand(a, "the left operand");
+  check_operand(b, "the right operand");
+  check_operand(c, "the result");
+  check(a.extent(1) == b.extent(0) && c.extent(0) == a.extent(0) && c.extent(1) == b.extent(1),
+        "a product of {} and {} does not give {}", to_string(a.shape()), to_string(b.shape()),
+        to_string(c.shape()));
+  check(c.stride(1) == 1 || c.extent(1) <= 1, "the result of a product has stride {} in its last dimension",
+        c.stride(1));
+  check(a.extent(1) <= kMaxDepth || c.dtype() == DType::f32,
+        "a product of depth {} is summed in pieces in its result, which has to be f32, not {}", a.extent(1),
+        name(c.dtype()));
+}
+
+}  // namespace
+
+std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device) {
+  return MatmulPieces(n, k, device.cores, nullptr).bytes;
+}
+
+void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
+            const Stream& stream) {
+  check_views(a, b, c);
+  const std::int64_t m = c.extent(0);
+  const std::int64_t n = c.extent(1);
+  const std::int64_t k = a.extent(1);
+  const int threads = stream.pool == nullptr ? 1 : stream.pool->threads();
+  const MatmulPieces pieces(n, k, threads, static_cast<std::byte*>(workspace.raw()));
+  check(workspace.bytes() >= pieces.bytes, "a product on {} threads needs a workspace of {} bytes, not {}",
+        threads, pieces.bytes, workspace.bytes());
+  const cpu::MatmulKernels& kernels = cpu::matmul_kernels(stream.device->simd);
+  const Chunks sizes = chunks(n, k);
+  const std::int64_t tiles = divide_up(m, kTileM);
+
+  for (std::int64_t depth0 = 0; depth0 < std::max<std::int64_t>(k, 1); depth0 += sizes.depth) {
+    const std::int64_t depth = std::min(sizes.depth, k - depth0);
+    for (std::int64_t column0 = 0; column0 < n; column0 += sizes.columns) {
+      const std::int64_t columns = std::min(sizes.columns, n - column0);
+      const std::int64_t panels = divide_up(columns, kernels.panel);
+      parallel_for(stream, panels, [&](std::int64_t panel) {
+        const std::int64_t column = panel * kernels.panel;
+        kernels.pack_panel(matrix(b, depth0, column0 + column), depth,
+                           static_cast<int>(std::min<std::int64_t>(kernels.panel, columns - column)),
+                           pieces.packed + column * depth);
+      });
+      const std::int64_t groups = divide_up(columns, kGroupColumns);
+      // Neighbours in the order share a group of panels.
+      cpu::for_each_in_order(stream, threads, groups * tiles, [&](std::int64_t i, const cpu::Worker& worker) {
+        const std::int64_t row = i % tiles * kTileM;
+        const std::int64_t column = i / tiles * kGroupColumns;
+        kernels.multiply(
+            {.left = matrix(a, row, depth0),
+             .right = pieces.packed + column * depth,
+             .result = matrix(c, row, column0 + column),
+             .rows = static_cast<int>(std::min<std::int64_t>(kTileM, m - row)),
+             .columns = static_cast<int>(std::min<std::int64_t>(kGroupColumns, columns - column)),
+             .depth = depth,
+             .add = add || depth0 > 0,
+             .scratch = pieces.scratch + worker.slot * cpu::kMatmulScratch});
+      });
+    }
+  }
+}
+
+void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, bool add) {
+  check_views(a, b, c);
+  const std::int64_t bytes = matmul_workspace_bytes(c.extent(1), a.extent(1), context.description());
+  const Tensor workspace = context.allocate(
+      {.name = "product workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
+  context.run([&](const Stream& stream) { matmul(a, b, c, add, workspace, stream); });
+}
+
+}  // namespace headroom
