@@ -1,0 +1,37 @@
+// The rows of the loss table, and what they share.
+#pragma once
+
+#include "headroom/loss.h"
+
+namespace headroom {
+
+[[nodiscard]] const LossImplementation& fused_loss();
+[[nodiscard]] const LossImplementation& chunked_recomputing_loss();
+[[nodiscard]] const LossImplementation& chunked_loss();
+[[nodiscard]] const LossImplementation& standard_loss();
+[[nodiscard]] const LossImplementation& reference_loss();
+
+// Which label judges a token, and by how much it counts.
+class TokenTargets {
+ public:
+  TokenTargets(const LossProblem& problem, const LossForward& views);
+
+  // -1 where the token counts for nothing.
+  [[nodiscard]] std::int64_t label(std::int64_t token) const;
+  // Of the token's loss in the whole; 0 where it counts for nothing. A mean over nothing is 0.
+  [[nodiscard]] double weight(std::int64_t token) const;
+  // Whether some token of [begin, end) counts.
+  [[nodiscard]] bool any(std::int64_t begin, std::int64_t end) const;
+
+ private:
+  [[nodiscard]] double own_weight(std::int64_t token) const {
+    return weights_ == nullptr ? 1.0 : weights_[token];
+  }
+
+  const LossProblem& problem_;
+  const std::int32_t* labels_;
+  const float* weights_;
+  double divisor_ = 1;
+};
+
+}  // namespace headroom

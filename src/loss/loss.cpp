@@ -1,0 +1,128 @@
+#include "headroom/loss.h"
+
+#include <array>
+
+#include "loss/implementations.h"
+
+namespace headroom {
+namespace {
+
+void check_view(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
+  check(view.shape() == shape, "{} has shape {}, the problem says {}", what, to_string(view.shape()),
+        to_string(shape));
+  check(view.dtype() == dtype, "{} holds {}, the problem says {}", what, name(view.dtype()), name(dtype));
+  check(view.is_dense(), "{} has to be dense", what);
+}
+
+Shape loss_shape(const LossProblem& problem) {
+  return {problem.reduction == Reduction::none ? problem.tokens : 1};
+}
+
+void check_views(const LossProblem& problem, const LossForward& views) {
+  check_view(views.hidden, {problem.tokens, problem.hidden}, problem.dtype, "hidden");
+  check_view(views.weight, {problem.vocab, problem.hidden}, problem.dtype, "weight");
+  check_view(views.labels, {problem.tokens}, DType::i32, "labels");
+  if (problem.token_weights) check_view(views.token_weights, {problem.tokens}, DType::f32, "token_weights");
+  check_view(views.loss, loss_shape(problem), DType::f32, "loss");
+}
+
+void check_saved(const LossProblem& problem, const LossForward& views, const LossImplementation& chosen) {
+  const std::int64_t needed = chosen.saved_bytes(problem);
+  if (needed == 0) return;
+  check(views.saved.dtype() == DType::u8 && views.saved.is_dense() && views.saved.elements() >= needed,
+        "{} keeps {} bytes for backward, saved holds {}", chosen.name, needed, views.saved.bytes());
+}
+
+// Before kernels use them as indices.
+void check_labels(const LossProblem& problem, const LossForward& views) {
+  const std::int32_t* labels = views.labels.data<std::int32_t>();
+  for (std::int64_t i = 0; i < problem.tokens; ++i) {
+    check(labels[i] == problem.ignore_index || (labels[i] >= 0 && labels[i] < problem.vocab),
+          "label {} of token {} is neither in 0 to {} nor {}, which is ignored", labels[i], i,
+          problem.vocab - 1, problem.ignore_index);
+  }
+}
+
+const LossImplementation& pick(const LossProblem& problem, const DeviceDescription& device,
+                               std::string_view pinned) {
+  const auto choice = choose(loss_implementations(), problem, device, pinned);
+  if (choice.implementation != nullptr) return *choice.implementation;
+  fail(ErrorKind::input, "no implementation of the loss serves this problem: {}: {}",
+       choice.refusals.front().implementation, choice.refusals.front().reason);
+}
+
+Tensor take_workspace(Context& context, const LossProblem& problem, const LossImplementation& chosen,
+                      Pass pass) {
+  const std::int64_t bytes = chosen.workspace_bytes(problem, context.description(), pass);
+  return context.allocate(
+      {.name = "loss workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
+}
+
+}  // namespace
+
+std::span<const LossImplementation> loss_implementations() {
+  static const std::array kTable = {fused_loss(), chunked_recomputing_loss(), chunked_loss(), standard_loss(),
+                                    reference_loss()};
+  return kTable;
+}
+
+void loss_forward(Context& context, const LossProblem& problem, const LossForward& views,
+                  std::string_view pinned) {
+  validate(problem);
+  check_views(problem, views);
+  const LossImplementation& chosen = pick(problem, context.description(), pinned);
+  check_saved(problem, views, chosen);
+  const Tensor workspace = take_workspace(context, problem, chosen, Pass::forward);
+  context.run([&](const Stream& stream) {
+    check_labels(problem, views);
+    chosen.forward(problem, views, workspace, stream);
+  });
+}
+
+void loss_backward(Context& context, const LossProblem& problem, const LossBackward& views,
+                   std::string_view pinned) {
+  validate(problem);
+  check_views(problem, views.forward);
+  check_view(views.loss_gradient, loss_shape(problem), DType::f32, "loss_gradient");
+  check_view(views.hidden_gradient, {problem.tokens, problem.hidden}, problem.dtype, "hidden_gradient");
+  check_view(views.weight_gradient, {problem.vocab, problem.hidden}, DType::f32, "weight_gradient");
+  const LossImplementation& chosen = pick(problem, context.description(), pinned);
+  check_saved(problem, views.forward, chosen);
+  const Tensor workspace = take_workspace(context, problem, chosen, Pass::backward);
+  context.run([&](const Stream& stream) {
+    check_labels(problem, views.forward);
+    chosen.backward(problem, views, workspace, stream);
+  });
+}
+
+TokenTargets::TokenTargets(const LossProblem& problem, const LossForward& views)
+    : problem_(problem),
+      labels_(views.labels.data<std::int32_t>()),
+      weights_(problem.token_weights ? views.token_weights.data<float>() : nullptr) {
+  if (problem.reduction != Reduction::mean) return;
+  divisor_ = 0;
+  for (std::int64_t token = 0; token < problem.tokens; ++token) {
+    if (label(token) >= 0) divisor_ += own_weight(token);
+  }
+}
+
+std::int64_t TokenTargets::label(std::int64_t token) const {
+  if (problem_.shift) {
+    const std::int64_t sequence = problem_.sequence_tokens == 0 ? problem_.tokens : problem_.sequence_tokens;
+    if (++token % sequence == 0) return -1;
+  }
+  return labels_[token] == problem_.ignore_index ? -1 : labels_[token];
+}
+
+double TokenTargets::weight(std::int64_t token) const {
+  return label(token) < 0 || divisor_ == 0 ? 0 : own_weight(token) / divisor_;
+}
+
+bool TokenTargets::any(std::int64_t begin, std::int64_t end) const {
+  for (std::int64_t token = begin; token < end; ++token) {
+    if (weight(token) != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace headroom
