@@ -3,7 +3,16 @@
 
 #include "headroom/core/random.h"
 #include "headroom/memory/context.h"
+#include "headroom/ops/adamw.h"
+#include "headroom/ops/elementwise.h"
+#include "headroom/ops/embedding.h"
+#include "headroom/ops/gradient_norm.h"
 #include "headroom/ops/matmul.h"
+#include "headroom/ops/mlp.h"
+#include "headroom/ops/rms_norm.h"
+#include "headroom/ops/rope.h"
+#include "headroom/ops/store.h"
+#include "headroom/ops/swiglu.h"
 
 namespace headroom {
 

@@ -105,6 +105,9 @@ inline Vec magnitude(Vec a) {
 inline Vec with_sign(Vec a, Vec sign) {
   return {_mm256_or_ps(a.v, _mm256_and_ps(sign.v, _mm256_set1_ps(-0.0f)))};
 }
+inline Vec square_root(Vec a) {
+  return {_mm256_sqrt_ps(a.v)};
+}
 
 // 2^x for x below 128. At -127 the exponent field becomes 0, so everything below, -inf too, gives exactly 0;
 // the order of the maximum's operands lets NaN through. Minimax of degree 6 on [-1/2, 1/2] with 2^0 = 1:

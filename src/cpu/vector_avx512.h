@@ -107,6 +107,9 @@ inline Vec magnitude(Vec a) {
 inline Vec with_sign(Vec a, Vec sign) {
   return {_mm512_or_ps(a.v, _mm512_and_ps(sign.v, _mm512_set1_ps(-0.0f)))};
 }
+inline Vec square_root(Vec a) {
+  return {_mm512_sqrt_ps(a.v)};
+}
 
 // 2^x. Splitting at floor(x) lets scalef take x itself: no integer arithmetic, and -inf gives 0 unasked. The
 // polynomial is the minimax of degree 6 on [0, 1) with 2^0 = 1: within 8e-8 relative, rounding included.

@@ -101,6 +101,10 @@ inline Vec magnitude(Vec a) {
 inline Vec with_sign(Vec a, Vec sign) {
   return Vec::choose(sign.v < 0.0f, {-a.v}, a);
 }
+inline Vec square_root(Vec a) {
+  for (int i = 0; i < Vec::kLanes; ++i) a.v[i] = __builtin_sqrtf(a.v[i]);
+  return a;
+}
 
 // 2^x for x below 128; below -126.5 exactly 0. Adding 1.5 * 2^23 rounds to a whole number that then stands in
 // the low bits. Minimax of degree 6 on [-1/2, 1/2] with 2^0 = 1: within 8e-8 relative, rounding included.

@@ -1,0 +1,19 @@
+// Embedding: rows of a table by token.
+#pragma once
+
+#include "headroom/memory/context.h"
+
+namespace headroom {
+
+// x[t] <- table[ids[t]]
+//   table  [vocabulary, dim] f32, bf16 or f16
+//   ids    [tokens] i32; one outside of the table is an error that names it
+//   x      [tokens, dim], the table's dtype
+void embedding_forward(Context& context, const TensorView& table, const TensorView& ids, const TensorView& x);
+
+// table_gradient[ids[t]] += dx[t], repeated tokens in their order
+//   table_gradient  [vocabulary, dim] f32
+void embedding_backward(Context& context, const TensorView& ids, const TensorView& x_gradient,
+                        const TensorView& table_gradient);
+
+}  // namespace headroom

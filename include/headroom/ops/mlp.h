@@ -1,0 +1,32 @@
+// The SwiGLU MLP, y = (silu(x gate^T) * (x up^T)) down^T, a tile of tokens at a time: what is as wide as the
+// MLP exists for one tile only, unless it is kept. The bits do not depend on the tile.
+#pragma once
+
+#include "headroom/memory/context.h"
+
+namespace headroom {
+
+struct MlpWeights {
+  TensorView gate;  // [mlp, hidden]
+  TensorView up;    // [mlp, hidden]
+  TensorView down;  // [hidden, mlp]
+};
+
+struct MlpForward {
+  TensorView x;  // [tokens, hidden]
+  MlpWeights weights;
+  TensorView y;     // [tokens, hidden]
+  TensorView gate;  // [tokens, mlp], kept for backward; empty: made again there
+  TensorView up;    // likewise
+};
+void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens);
+
+struct MlpBackward {
+  MlpForward forward;     // its inputs and what was kept; y is not read
+  TensorView y_gradient;  // [tokens, hidden]
+  TensorView x_gradient;  // [tokens, hidden], overwritten
+  MlpWeights gradients;   // f32, added to
+};
+void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens);
+
+}  // namespace headroom

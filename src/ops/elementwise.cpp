@@ -1,0 +1,79 @@
+#include "headroom/ops/elementwise.h"
+
+#include <cstring>
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/cpu/spans.h"
+
+namespace headroom {
+
+void add(Context& context, const TensorView& a, const TensorView& b, const TensorView& y) {
+  const Arguments arguments(context, "add");
+  arguments.floating(a, "a");
+  arguments.dtype(b, a.dtype(), "b");
+  arguments.shape(b, a.shape(), "b");
+  arguments.dtype(y, a.dtype(), "y");
+  arguments.shape(y, a.shape(), "y");
+  if (!a.is_dense() || !b.is_dense() || !y.is_dense()) {
+    arguments.rank(a, 2, 2, "a, which is not dense or is added to what is not,");
+    arguments.rows(a, "a");
+    arguments.rows(b, "b");
+    arguments.written_rows(y, "y");
+  }
+  context.run([&](const Stream& stream) { cpu::add(a, b, y, stream); });
+}
+
+void fill(Context& context, const TensorView& view, float value) {
+  const Arguments arguments(context, "fill");
+  arguments.floating(view, "the view");
+  arguments.dense(view, "the view");
+  context.run([&](const Stream& stream) { cpu::fill(view, value, stream); });
+}
+
+void zero(Context& context, const TensorView& view) {
+  Arguments(context, "zero").dense(view, "the view");
+  context.run([&](const Stream& stream) { cpu::zero(view, stream); });
+}
+
+void convert(Context& context, const TensorView& from, const TensorView& to) {
+  const Arguments arguments(context, "convert");
+  arguments.floating(from, "from");
+  arguments.floating(to, "to");
+  arguments.shape(to, from.shape(), "to");
+  arguments.dense(from, "from");
+  arguments.dense(to, "to");
+  context.run([&](const Stream& stream) { cpu::convert(from, to, stream); });
+}
+
+namespace cpu {
+
+void add(const TensorView& a, const TensorView& b, const TensorView& y, const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_each_span(std::array{a, b, y}, stream, [&](const std::array<void*, 3>& pointers, std::int64_t count) {
+    kernels.add(a.dtype(), pointers[0], pointers[1], pointers[2], count);
+  });
+}
+
+void fill(const TensorView& view, float value, const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_each_span(std::array{view}, stream, [&](const std::array<void*, 1>& pointers, std::int64_t count) {
+    kernels.fill(view.dtype(), pointers[0], value, count);
+  });
+}
+
+void zero(const TensorView& view, const Stream& stream) {
+  for_each_span(std::array{view}, stream, [&](const std::array<void*, 1>& pointers, std::int64_t count) {
+    std::memset(pointers[0], 0, static_cast<std::size_t>(count * size_bytes(view.dtype())));
+  });
+}
+
+void convert(const TensorView& from, const TensorView& to, const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_each_span(std::array{from, to}, stream, [&](const std::array<void*, 2>& pointers, std::int64_t count) {
+    kernels.convert(from.dtype(), pointers[0], to.dtype(), pointers[1], count);
+  });
+}
+
+}  // namespace cpu
+}  // namespace headroom

@@ -1,0 +1,95 @@
+#include "headroom/ops/embedding.h"
+
+#include <cstring>
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/cpu/spans.h"
+
+namespace headroom {
+namespace {
+
+// Backward is cut into columns and into groups of ids: no two items write one element, and each takes its
+// tokens in order. Finding them costs every item a walk over the ids, so columns are wide.
+constexpr std::int64_t kColumns = 512;
+constexpr std::int32_t kGroups = 16;
+
+void check_rows(const Arguments& arguments, const TensorView& table, const TensorView& ids,
+                const TensorView& x, std::string_view table_name, std::string_view x_name) {
+  arguments.rank(table, 2, 2, table_name);
+  arguments.rows(table, table_name);
+  arguments.rank(ids, 1, 1, "ids");
+  arguments.vector(ids, DType::i32, {ids.extent(0)}, "ids");
+  arguments.floating(x, x_name);
+  arguments.shape(x, {ids.extent(0), table.extent(1)}, x_name);
+  arguments.rows(x, x_name);
+}
+
+}  // namespace
+
+void embedding_forward(Context& context, const TensorView& table, const TensorView& ids,
+                       const TensorView& x) {
+  const Arguments arguments(context, "embedding");
+  check_rows(arguments, table, ids, x, "table", "x");
+  arguments.dtype(x, table.dtype(), "x");
+  arguments.written_rows(x, "x");
+  context.run([&](const Stream& stream) {
+    cpu::check_ids(ids, table.extent(0));
+    cpu::embedding_forward(table, ids, x, stream);
+  });
+}
+
+void embedding_backward(Context& context, const TensorView& ids, const TensorView& x_gradient,
+                        const TensorView& table_gradient) {
+  const Arguments arguments(context, "embedding");
+  check_rows(arguments, table_gradient, ids, x_gradient, "table_gradient", "x_gradient");
+  arguments.dtype(table_gradient, DType::f32, "table_gradient");
+  arguments.written_rows(table_gradient, "table_gradient");
+  context.run([&](const Stream& stream) {
+    cpu::check_ids(ids, table_gradient.extent(0));
+    cpu::embedding_backward(ids, x_gradient, table_gradient, stream);
+  });
+}
+
+namespace cpu {
+
+void check_ids(const TensorView& ids, std::int64_t vocabulary) {
+  const auto* id = ids.data<std::int32_t>();
+  for (std::int64_t i = 0; i < ids.elements(); ++i) {
+    check(id[i] >= 0 && id[i] < vocabulary, "token {} has id {}; the vocabulary has {} entries, from 0", i,
+          id[i], vocabulary);
+  }
+}
+
+void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x,
+                       const Stream& stream) {
+  const auto* id = ids.data<std::int32_t>();
+  const std::int64_t dim = table.extent(1);
+  const auto row_bytes = static_cast<std::size_t>(dim * size_bytes(table.dtype()));
+  for_row_chunks(ids.elements(), dim, stream, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::memcpy(at(x, t * x.stride(0)), at(table, id[t] * table.stride(0)), row_bytes);
+    }
+  });
+}
+
+void embedding_backward(const TensorView& ids, const TensorView& x_gradient, const TensorView& table_gradient,
+                        const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  const std::int64_t dim = x_gradient.extent(1);
+  parallel_for(stream, divide_up(dim, kColumns) * kGroups, [&](std::int64_t item) {
+    const std::int64_t column = item / kGroups * kColumns;
+    kernels.scatter_add({.x = rows_of(x_gradient),
+                         .ids = ids.data<std::int32_t>(),
+                         .tokens = ids.elements(),
+                         .group = static_cast<std::int32_t>(item % kGroups),
+                         .groups = kGroups,
+                         .column = column,
+                         .columns = std::min(kColumns, dim - column),
+                         .table = table_gradient.data<float>(),
+                         .table_stride = table_gradient.stride(0)});
+  });
+}
+
+}  // namespace cpu
+}  // namespace headroom

@@ -1,0 +1,135 @@
+#include "headroom/ops/mlp.h"
+
+#include <algorithm>
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/matmul.h"
+
+namespace headroom {
+namespace {
+
+// The buffers of one tile, taken before the loop over tiles.
+class Tile {
+ public:
+  Tile(Context& context, const MlpForward& views, std::int64_t tile_tokens, Pass pass) : views_(views) {
+    const Arguments arguments(context, "mlp");
+    arguments.rank(views.x, 2, 2, "x");
+    const std::int64_t hidden = views.x.extent(1);
+    const std::int64_t mlp = views.weights.gate.extent(0);
+    arguments.shape(views.weights.gate, {mlp, hidden}, "gate weight");
+    arguments.shape(views.weights.up, {mlp, hidden}, "up weight");
+    arguments.shape(views.weights.down, {hidden, mlp}, "down weight");
+    if (keeps()) {
+      arguments.shape(views.gate, {views.x.extent(0), mlp}, "kept gate");
+      arguments.shape(views.up, {views.x.extent(0), mlp}, "kept up");
+    }
+    check(tile_tokens >= 0, "mlp: a tile of {} tokens is negative; 0 takes all at once", tile_tokens);
+    const std::int64_t tokens = std::max<std::int64_t>(views.x.extent(0), 1);
+    tokens_ = tile_tokens == 0 ? tokens : std::min(tile_tokens, tokens);
+    const auto take = [&](std::string_view what) {
+      return context.allocate(
+          {.name = what, .category = Category::workspace, .dtype = views.x.dtype(), .shape = {tokens_, mlp}});
+    };
+    if (!keeps() || pass == Pass::backward) {
+      gate_ = take("mlp gate tile");
+      up_ = take("mlp up tile");
+    }
+    if (pass == Pass::backward || keeps()) act_ = take("mlp activation tile");
+    const DeviceDescription& device = context.description();
+    std::int64_t bytes =
+        std::max(matmul_workspace_bytes(mlp, hidden, device), matmul_workspace_bytes(hidden, mlp, device));
+    if (pass == Pass::backward) {
+      bytes = std::max({bytes, matmul_workspace_bytes(mlp, tokens_, device),
+                        matmul_workspace_bytes(hidden, tokens_, device)});
+    }
+    workspace_ = context.allocate({.name = "mlp product workspace",
+                                   .category = Category::workspace,
+                                   .dtype = DType::u8,
+                                   .shape = {bytes}});
+  }
+
+  // body(first token, count) for every tile.
+  template <class Body>
+  void for_each(const Body& body) const {
+    for (std::int64_t begin = 0; begin < views_.x.extent(0); begin += tokens_) {
+      body(begin, std::min(tokens_, views_.x.extent(0) - begin));
+    }
+  }
+  [[nodiscard]] bool keeps() const { return views_.gate.elements() > 0; }
+
+  // a b into c, all of one tile or a weight.
+  void product(const TensorView& a, const TensorView& b, const TensorView& c, bool add,
+               const Stream& stream) const {
+    matmul(a, b, c, add, workspace_, stream);
+  }
+  // gate and up of a tile, where forward keeps them or in the tile's own buffers.
+  void make(std::int64_t begin, std::int64_t count, const TensorView& gate, const TensorView& up,
+            const Stream& stream) const {
+    const TensorView x = views_.x.slice(0, begin, count);
+    product(x, views_.weights.gate.transpose(0, 1), gate, false, stream);
+    product(x, views_.weights.up.transpose(0, 1), up, false, stream);
+  }
+  [[nodiscard]] TensorView gate(std::int64_t count) const { return gate_.view().slice(0, 0, count); }
+  [[nodiscard]] TensorView up(std::int64_t count) const { return up_.view().slice(0, 0, count); }
+  [[nodiscard]] TensorView act(std::int64_t count) const { return act_.view().slice(0, 0, count); }
+
+ private:
+  const MlpForward& views_;
+  std::int64_t tokens_ = 0;
+  Tensor gate_, up_, act_;  // [tokens_, mlp]
+  Tensor workspace_;
+};
+
+}  // namespace
+
+void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens) {
+  const Tile tile(context, views, tile_tokens, Pass::forward);
+  context.run([&](const Stream& stream) {
+    tile.for_each([&](std::int64_t begin, std::int64_t count) {
+      const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
+      const TensorView up = tile.keeps() ? views.up.slice(0, begin, count) : tile.up(count);
+      const TensorView act = tile.keeps() ? tile.act(count) : gate;
+      tile.make(begin, count, gate, up, stream);
+      cpu::swiglu_forward(gate, up, act, stream);
+      tile.product(act, views.weights.down.transpose(0, 1), views.y.slice(0, begin, count), false, stream);
+    });
+  });
+}
+
+void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens) {
+  const MlpForward& forward = views.forward;
+  const Tile tile(context, forward, tile_tokens, Pass::backward);
+  context.run([&](const Stream& stream) {
+    tile.for_each([&](std::int64_t begin, std::int64_t count) {
+      const TensorView x = forward.x.slice(0, begin, count);
+      const TensorView dy = views.y_gradient.slice(0, begin, count);
+      const TensorView dx = views.x_gradient.slice(0, begin, count);
+      TensorView gate = tile.gate(count);
+      TensorView up = tile.up(count);
+      if (tile.keeps()) {
+        gate = forward.gate.slice(0, begin, count);
+        up = forward.up.slice(0, begin, count);
+      } else {
+        tile.make(begin, count, gate, up, stream);
+      }
+      const TensorView act = tile.act(count);
+      // dDown <- dDown + dy^T act
+      cpu::swiglu_forward(gate, up, act, stream);
+      tile.product(dy.transpose(0, 1), act, views.gradients.down, true, stream);
+      // dact <- dy down, and through the gate
+      tile.product(dy, forward.weights.down, act, false, stream);
+      const TensorView dgate = tile.gate(count);
+      const TensorView dup = tile.up(count);
+      cpu::swiglu_backward(
+          {.gate = gate, .up = up, .act_gradient = act, .gate_gradient = dgate, .up_gradient = dup}, stream);
+      tile.product(dgate.transpose(0, 1), x, views.gradients.gate, true, stream);
+      tile.product(dup.transpose(0, 1), x, views.gradients.up, true, stream);
+      // dx <- dgate gate + dup up
+      tile.product(dgate, forward.weights.gate, dx, false, stream);
+      tile.product(dup, forward.weights.up, dx, true, stream);
+    });
+  });
+}
+
+}  // namespace headroom

@@ -1,0 +1,121 @@
+#include "headroom/ops/rms_norm.h"
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/cpu/spans.h"
+
+namespace headroom {
+namespace {
+
+// Chunks of rows whose parts of the weight's gradient are summed in order: enough for any number of cores,
+// few enough that the parts are small beside the rows.
+constexpr std::int64_t kMaxChunks = 128;
+constexpr std::int64_t kMinChunkRows = 16;
+constexpr std::int64_t kColumns = 512;  // of the weight's gradient, per work item of the last sum
+
+std::int64_t dim_of(const Shape& x) {
+  return x[x.rank() - 1];
+}
+std::int64_t rows_of(const Shape& x) {
+  return x.rank() == 3 ? x[0] * x[1] : x[0];
+}
+std::int64_t chunk_rows(std::int64_t rows) {
+  return std::max(kMinChunkRows, divide_up(rows, kMaxChunks));
+}
+
+Shape statistics_shape(const Shape& x) {
+  return x.rank() == 3 ? Shape{x[0], x[1]} : Shape{x[0]};
+}
+
+void check_inputs(const Arguments& arguments, const TensorView& x, const TensorView& weight,
+                  const TensorView& rstd) {
+  arguments.floating(x, "x");
+  arguments.rank(x, 2, 3, "x");
+  arguments.rows(x, "x");
+  check(dim_of(x.shape()) >= 1, "rms_norm: x of shape {} has rows of no elements", to_string(x.shape()));
+  arguments.shape(weight, {dim_of(x.shape())}, "weight");
+  arguments.dense(weight, "weight");
+  if (weight.dtype() != DType::f32) arguments.dtype(weight, x.dtype(), "weight");
+  arguments.vector(rstd, DType::f32, statistics_shape(x.shape()), "rstd");
+}
+
+void check_like_x(const Arguments& arguments, const TensorView& view, const TensorView& x,
+                  std::string_view what) {
+  arguments.dtype(view, x.dtype(), what);
+  arguments.shape(view, x.shape(), what);
+}
+
+}  // namespace
+
+void rms_norm_forward(Context& context, const RmsNormForward& views, float epsilon) {
+  const Arguments arguments(context, "rms_norm");
+  check_inputs(arguments, views.x, views.weight, views.rstd);
+  check_like_x(arguments, views.y, views.x, "y");
+  arguments.written_rows(views.y, "y");
+  check(epsilon >= 0, "rms_norm: epsilon is {}; it has to be at least 0", epsilon);
+  context.run([&](const Stream& stream) { cpu::rms_norm_forward(views, epsilon, stream); });
+}
+
+void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient) {
+  const Arguments arguments(context, "rms_norm");
+  check_inputs(arguments, views.x, views.weight, views.rstd);
+  check_like_x(arguments, views.y_gradient, views.x, "y_gradient");
+  arguments.rows(views.y_gradient, "y_gradient");
+  check_like_x(arguments, views.x_gradient, views.x, "x_gradient");
+  arguments.written_rows(views.x_gradient, "x_gradient");
+  arguments.vector(views.weight_gradient, DType::f32, views.weight.shape(), "weight_gradient");
+  const Tensor workspace = context.allocate({.name = "rms_norm workspace",
+                                             .category = Category::workspace,
+                                             .shape = cpu::rms_norm_workspace(views.x.shape())});
+  context.run([&](const Stream& stream) { cpu::rms_norm_backward(views, x_gradient, workspace, stream); });
+}
+
+namespace cpu {
+
+void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& stream) {
+  const std::int64_t dim = dim_of(views.x.shape());
+  const RmsNormForwardRows rows{.x = rows_of(views.x),
+                                .y = rows_of(views.y),
+                                .weight = views.weight.raw(),
+                                .weight_dtype = views.weight.dtype(),
+                                .rstd = views.rstd.data<float>(),
+                                .dim = dim,
+                                .epsilon = epsilon};
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_row_chunks(headroom::rows_of(views.x.shape()), dim, stream,
+                 [&](std::int64_t begin, std::int64_t end) { kernels.rms_norm_forward(rows, begin, end); });
+}
+
+Shape rms_norm_workspace(const Shape& x) {
+  const std::int64_t rows = headroom::rows_of(x);
+  return {divide_up(rows, chunk_rows(rows)), dim_of(x)};
+}
+
+void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const TensorView& workspace,
+                       const Stream& stream) {
+  const std::int64_t dim = dim_of(views.x.shape());
+  const std::int64_t count = headroom::rows_of(views.x.shape());
+  const RmsNormBackwardRows rows{.x = rows_of(views.x),
+                                 .y_gradient = rows_of(views.y_gradient),
+                                 .x_gradient = rows_of(views.x_gradient),
+                                 .weight = views.weight.raw(),
+                                 .weight_dtype = views.weight.dtype(),
+                                 .rstd = views.rstd.data<float>(),
+                                 .dim = dim,
+                                 .add = x_gradient == Store::add};
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  auto* parts = workspace.data<float>();
+  const std::int64_t chunk = chunk_rows(count);
+  const std::int64_t chunks = divide_up(count, chunk);
+  parallel_for(stream, chunks, [&](std::int64_t item) {
+    kernels.rms_norm_backward(rows, item * chunk, std::min(count, (item + 1) * chunk), parts + item * dim);
+  });
+  auto* sums = views.weight_gradient.data<float>();
+  parallel_for(stream, divide_up(dim, kColumns), [&](std::int64_t item) {
+    const std::int64_t column = item * kColumns;
+    kernels.add_parts(parts + column, chunks, dim, std::min(kColumns, dim - column), sums + column);
+  });
+}
+
+}  // namespace cpu
+}  // namespace headroom

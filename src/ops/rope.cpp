@@ -1,0 +1,39 @@
+#include "headroom/ops/rope.h"
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/cpu/spans.h"
+
+namespace headroom {
+
+void rope(Context& context, const TensorView& x, const TensorView& positions,
+          const RopeFrequencies& frequencies, Pass pass) {
+  const Arguments arguments(context, "rope");
+  arguments.floating(x, "x");
+  arguments.rank(x, 3, 3, "x");
+  arguments.written_rows(x, "x");
+  check(x.extent(2) == 2 * std::int64_t{frequencies.half},
+        "rope: x has heads of {} elements, the frequencies are for {}", x.extent(2), 2 * frequencies.half);
+  arguments.vector(positions, DType::i32, {x.extent(0)}, "positions");
+  context.run([&](const Stream& stream) { cpu::rope(x, positions, frequencies, pass, stream); });
+}
+
+namespace cpu {
+
+void rope(const TensorView& x, const TensorView& positions, const RopeFrequencies& frequencies, Pass pass,
+          const Stream& stream) {
+  const RopeTokens tokens{.x = x.raw(),
+                          .dtype = x.dtype(),
+                          .token_stride = x.stride(0),
+                          .head_stride = x.stride(1),
+                          .heads = x.extent(1),
+                          .positions = positions.data<std::int32_t>(),
+                          .frequencies = &frequencies,
+                          .backward = pass == Pass::backward};
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_row_chunks(x.extent(0), x.extent(1) * x.extent(2), stream,
+                 [&](std::int64_t begin, std::int64_t end) { kernels.rope(tokens, begin, end); });
+}
+
+}  // namespace cpu
+}  // namespace headroom

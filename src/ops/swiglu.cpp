@@ -1,0 +1,72 @@
+#include "headroom/ops/swiglu.h"
+
+#include "ops/arguments.h"
+#include "ops/cpu/ops.h"
+#include "ops/cpu/spans.h"
+
+namespace headroom {
+namespace {
+
+void check_gate(const Arguments& arguments, const TensorView& gate) {
+  arguments.floating(gate, "gate");
+  arguments.rank(gate, 2, 2, "gate");
+  arguments.rows(gate, "gate");
+}
+
+void check_like_gate(const Arguments& arguments, const TensorView& view, const TensorView& gate,
+                     std::string_view what) {
+  arguments.dtype(view, gate.dtype(), what);
+  arguments.shape(view, gate.shape(), what);
+  arguments.rows(view, what);
+}
+
+}  // namespace
+
+void swiglu_forward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& act) {
+  const Arguments arguments(context, "swiglu");
+  check_gate(arguments, gate);
+  check_like_gate(arguments, up, gate, "up");
+  check_like_gate(arguments, act, gate, "act");
+  arguments.written_rows(act, "act");
+  context.run([&](const Stream& stream) { cpu::swiglu_forward(gate, up, act, stream); });
+}
+
+void swiglu_backward(Context& context, const SwigluBackward& views) {
+  const Arguments arguments(context, "swiglu");
+  check_gate(arguments, views.gate);
+  check_like_gate(arguments, views.up, views.gate, "up");
+  check_like_gate(arguments, views.act_gradient, views.gate, "act_gradient");
+  check_like_gate(arguments, views.gate_gradient, views.gate, "gate_gradient");
+  arguments.written_rows(views.gate_gradient, "gate_gradient");
+  check_like_gate(arguments, views.up_gradient, views.gate, "up_gradient");
+  arguments.written_rows(views.up_gradient, "up_gradient");
+  context.run([&](const Stream& stream) { cpu::swiglu_backward(views, stream); });
+}
+
+namespace cpu {
+
+void swiglu_forward(const TensorView& gate, const TensorView& up, const TensorView& act,
+                    const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_each_span(std::array{gate, up, act}, stream,
+                [&](const std::array<void*, 3>& pointers, std::int64_t count) {
+                  kernels.swiglu_forward(gate.dtype(), pointers[0], pointers[1], pointers[2], count);
+                });
+}
+
+void swiglu_backward(const SwigluBackward& views, const Stream& stream) {
+  const OpKernels& kernels = op_kernels(stream.device->simd);
+  for_each_span(std::array{views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient},
+                stream, [&](const std::array<void*, 5>& pointers, std::int64_t count) {
+                  kernels.swiglu_backward({.dtype = views.gate.dtype(),
+                                           .gate = pointers[0],
+                                           .up = pointers[1],
+                                           .act_gradient = pointers[2],
+                                           .gate_gradient = pointers[3],
+                                           .up_gradient = pointers[4]},
+                                          count);
+                });
+}
+
+}  // namespace cpu
+}  // namespace headroom
