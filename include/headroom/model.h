@@ -1,10 +1,14 @@
-// Strategy: how a training step trades memory for time. A plain value: the planner searches it, flags pin
-// parts of it, a rehearsal says to the byte what it takes.
+// The model: its configuration, its parameters, its files; and Strategy: how a training step trades memory
+// for time. A plain value: the planner searches it, flags pin parts of it, a rehearsal says to the byte what
+// it takes.
 #pragma once
 
 #include <cstdint>
 
 #include "headroom/core/dtype.h"
+#include "headroom/model/config.h"
+#include "headroom/model/parameters.h"
+#include "headroom/model/safetensors.h"
 
 namespace headroom {
 

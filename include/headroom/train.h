@@ -1,0 +1,4 @@
+// Training: checkpoints.
+#pragma once
+
+#include "headroom/train/checkpoint.h"
