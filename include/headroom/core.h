@@ -1,4 +1,5 @@
-// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, random numbers, kernel families.
+// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, files, random numbers, kernel
+// families.
 #pragma once
 
 #include "headroom/core/bytes.h"
@@ -7,6 +8,7 @@
 #include "headroom/core/dtype.h"
 #include "headroom/core/elements.h"
 #include "headroom/core/error.h"
+#include "headroom/core/files.h"
 #include "headroom/core/kernel_family.h"
 #include "headroom/core/memory_status.h"
 #include "headroom/core/random.h"

@@ -18,6 +18,6 @@ namespace headroom {
 
 // element i <- low + (high - low) * random.uniform(i), in the order of a dense f32 tensor. The bits are the
 // same on every device and with any number of threads.
-void random_fill(Context& context, const Tensor& tensor, Random random, float low, float high);
+void random_fill(Context& context, const TensorView& view, Random random, float low, float high);
 
 }  // namespace headroom

@@ -1,5 +1,6 @@
+#include "headroom/model/strategy.h"
+
 #include "headroom/core/error.h"
-#include "headroom/model.h"
 
 namespace headroom {
 

@@ -23,7 +23,7 @@ struct RmsNormBackward {
   TensorView weight;
   TensorView rstd;
   TensorView y_gradient;       // as x
-  TensorView x_gradient;       // as x; overwritten, or added to where it holds a residual's gradient
+  TensorView x_gradient;       // as x; overwritten (may be y_gradient itself), or added to
   TensorView weight_gradient;  // [dim] f32, always added to
 };
 void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient);

@@ -1,0 +1,111 @@
+// The one way to a file. What is written appears whole, under its name, or not at all: bytes go to a
+// temporary name beside it and are synced before the rename, the folder after it. A writer that is killed at
+// any moment leaves what was there before and a temporary that the next writer of that name takes over.
+// Errors name path and reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace headroom {
+
+// The temporary name beside a path: folder/.NAME.tmp
+[[nodiscard]] std::filesystem::path temporary_path(const std::filesystem::path& path);
+
+// An open file or folder, closed when it goes.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor();
+
+  [[nodiscard]] int number() const { return number_; }
+  [[nodiscard]] explicit operator bool() const { return number_ >= 0; }
+
+ private:
+  int number_ = -1;
+};
+
+// One file in the making; without commit it was never there. Two writers of one name: the second is refused.
+class FileWriter {
+ public:
+  explicit FileWriter(std::filesystem::path path);
+  FileWriter(FileWriter&&) noexcept = default;
+  FileWriter& operator=(FileWriter&&) = delete;
+  ~FileWriter();
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void commit();  // synced, renamed to its name, and the name synced
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+};
+
+void write_file(const std::filesystem::path& path, std::string_view text);
+
+// One folder in the making: files go into folder() and appear together. A folder that has the name already is
+// exchanged for the new one in a single step, then removed.
+class FolderWriter {
+ public:
+  explicit FolderWriter(std::filesystem::path path);
+  FolderWriter(FolderWriter&&) noexcept = default;
+  FolderWriter& operator=(FolderWriter&&) = delete;
+  ~FolderWriter();
+
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  void commit();  // every file within synced, then the folder, renamed, and the name synced
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path folder_;
+  Descriptor lock_;
+};
+
+// Removes a folder in such an order that no part of it is ever left under its name.
+void remove_folder(const std::filesystem::path& path);
+
+// Removes what a killed writer left behind under temporary_path(path); nothing where a live one is at work.
+void remove_leftover(const std::filesystem::path& path);
+
+// A file's bytes, read on demand. Whoever shortens the file meanwhile ends the reader: files that are
+// replaced as above never shrink.
+class MappedFile {
+ public:
+  explicit MappedFile(std::filesystem::path path);
+  MappedFile(MappedFile&& other) noexcept
+      : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MappedFile();
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+  // These bytes were read and leave this process's memory; reading them again brings them back.
+  void release(std::span<const std::byte> part) const;
+
+ private:
+  std::filesystem::path path_;
+  std::span<const std::byte> bytes_;
+};
+
+// The whole of a file that is meant to be small; a larger one is refused.
+[[nodiscard]] std::string read_small_file(const std::filesystem::path& path, std::int64_t max_bytes);
+
+}  // namespace headroom

@@ -1,0 +1,71 @@
+// A decoder's step, written out: embedding, layers, loss, and the same way back. Ordinary code over a
+// Context: on a phantom it is the plan, on a device it is the run. What layers keep for backward is the
+// strategy's business; whatever they keep, the gradients have the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "headroom/attention.h"
+#include "headroom/memory/context.h"
+#include "headroom/model/config.h"
+#include "headroom/model/parameters.h"
+#include "headroom/model/strategy.h"
+#include "headroom/ops/rope_frequencies.h"
+
+namespace headroom {
+
+struct StepSizes {
+  std::int64_t batch = 1;          // sequences
+  std::int64_t seq = 0;            // tokens of each
+  std::int64_t max_documents = 0;  // packed into a sequence; 0: it is one document
+
+  bool operator==(const StepSizes&) const = default;
+};
+
+struct StepBatch {
+  TensorView tokens;           // [batch, seq] i32
+  TensorView labels;           // [batch, seq] i32: what a token is to predict; -100: nothing
+  TensorView positions;        // [batch, seq] i32
+  TensorView document_starts;  // [batch, max_documents + 1] i32, where sizes have documents
+};
+
+// Flat buffers of the parameter table.
+struct StepBuffers {
+  TensorView weights;    // in the strategy's compute dtype
+  TensorView gradients;  // f32, added to
+};
+
+class Decoder {
+ public:
+  // `mask` is what every layer sees by; a layer that slides by its configuration sees its window of that.
+  Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask);
+
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const ParameterTable& parameters() const { return parameters_; }
+  [[nodiscard]] const Strategy& strategy() const { return strategy_; }
+  [[nodiscard]] const StepSizes& sizes() const { return sizes_; }
+  // Which keys a layer's queries see.
+  [[nodiscard]] Mask layer_mask(std::int64_t layer) const;
+
+  // gradients <- gradients + loss_gradient * d(mean loss); loss [1] f32, loss_gradient [1] f32.
+  void train(Context& context, const StepBatch& batch, const StepBuffers& buffers, const TensorView& loss,
+             const TensorView& loss_gradient) const;
+
+  // The mean loss alone. `inspect` sees every layer's result by its name, to find where numbers go wrong.
+  using Inspect = std::function<void(std::string_view name, const TensorView& view)>;
+  void evaluate(Context& context, const StepBatch& batch, const TensorView& weights, const TensorView& loss,
+                const Inspect& inspect = {}) const;
+
+ private:
+  ModelConfig config_;
+  ParameterTable parameters_;
+  Strategy strategy_;
+  StepSizes sizes_;
+  Mask mask_;
+  RopeFrequencies rope_;
+};
+
+}  // namespace headroom

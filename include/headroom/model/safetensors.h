@@ -1,0 +1,79 @@
+// Safetensors: eight bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, then the
+// data without holes. The reader trusts nothing: whatever a file says is checked against the file before a
+// byte of data is touched. Tensors are copied out in bounded pieces, so reading a model takes no memory
+// besides its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headroom/core/files.h"
+#include "headroom/core/tensor_view.h"
+#include "headroom/model/parameters.h"
+
+namespace headroom {
+
+struct SafetensorsEntry {
+  std::string name;
+  std::string_view type;       // as the file says: F32, BF16, I64, ...
+  std::optional<DType> dtype;  // nothing where the format knows the type and Headroom does not compute on it
+  Shape shape;
+  std::int64_t begin = 0;  // bytes from the start of the data
+  std::int64_t end = 0;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  // in the order of their data
+  std::vector<std::size_t> by_name;       // the same, as indices, in the order of their names
+  std::map<std::string, std::string> metadata;
+  std::int64_t data_offset = 0;  // bytes from the start of the file
+
+  [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const;  // null where there is none
+};
+
+// The header of a whole file in memory; throws where anything in it is not so. `source` opens every message.
+[[nodiscard]] SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string_view source);
+
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  [[nodiscard]] std::span<const SafetensorsEntry> entries() const { return header_.entries; }
+  [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const { return header_.find(name); }
+  [[nodiscard]] std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+
+  // Copies a tensor into a dense view of its shape in host memory, f32, bf16 or f16; converts between
+  // floating-point types.
+  void read_into(const SafetensorsEntry& entry, const TensorView& destination) const;
+
+  // The same by name: missing, or of another shape, is an error that says so.
+  void read_into(std::string_view name, const TensorView& destination) const;
+
+ private:
+  MappedFile file_;
+  SafetensorsHeader header_;
+};
+
+struct NamedView {
+  std::string name;
+  TensorView view;  // dense, in host memory
+};
+
+// Writes the tensors in this order, each straight from its memory, to a file that appears whole or not at
+// all.
+void write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors);
+
+// A model's weights from DIRECTORY/model.safetensors, or from the shards of model.safetensors.index.json,
+// into a flat buffer of the table, f32, bf16 or f16. Every parameter has to be there in its shape; further
+// tensors are left alone (also lm_head.weight where the model ties it to the embedding).
+void load_weights(const std::filesystem::path& directory, const ParameterTable& table,
+                  const TensorView& flat);
+
+}  // namespace headroom

@@ -1,0 +1,43 @@
+// Strategy: how a training step trades memory for time. A plain value: the planner searches it, flags pin
+// parts of it, a rehearsal says to the byte what it takes.
+#pragma once
+
+#include <cstdint>
+
+#include "headroom/core/dtype.h"
+
+namespace headroom {
+
+enum class Sharding : std::uint8_t { none, optimizer, full };
+
+// Layers are counted from the first: so many of the first kind, then of the second, ...; the counts add up to
+// the model's layers. What a kind does not keep is recomputed in backward.
+struct LayerPolicy {
+  std::int64_t keep_all = 0;        // every activation stays
+  std::int64_t keep_attention = 0;  // attention output and LSE stay, the rest is recomputed
+  std::int64_t recompute = 0;       // only layer inputs stay
+  std::int64_t offload = 0;         // layer inputs move to host memory and come back in time
+  std::int64_t input_every = 1;     // of the recomputed layers, every how many-th keeps its input
+
+  bool operator==(const LayerPolicy&) const = default;
+};
+
+struct Strategy {
+  LayerPolicy layers;
+  std::int64_t loss_chunk_tokens = 0;  // 0: all at once
+  std::int64_t loss_chunk_vocab = 0;
+  std::int64_t mlp_tile_tokens = 0;
+  std::int64_t accumulation = 1;   // micro-steps per update
+  bool offload_optimizer = false;  // optimizer state lives in host memory
+  std::int64_t ring_ranks = 1;
+  Sharding sharding = Sharding::none;
+  DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read
+  DType master_dtype = DType::f32;   // of the weights that the optimizer updates
+
+  bool operator==(const Strategy&) const = default;
+};
+
+// Throws with the value that is wrong for a model of that many layers.
+void validate(const Strategy& strategy, std::int64_t layers);
+
+}  // namespace headroom

@@ -1,0 +1,84 @@
+// Training as named phases over one Context: load, micro-step, update, evaluate. The trainer holds what lives
+// as long as the run; a rehearsal runs the same functions on a phantom, once each.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "headroom/memory/context.h"
+#include "headroom/model/decoder.h"
+#include "headroom/train/checkpoint.h"
+
+namespace headroom {
+
+struct OptimizerSettings {
+  double learning_rate = 3e-4;  // after warm-up
+  double final_fraction = 0.1;  // of it, at the end of the cosine
+  std::int64_t warmup_steps = 0;
+  std::int64_t steps = 1;  // of the whole run
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // of matrices; norm weights have none
+  double max_norm = 1.0;      // of the gradients; infinity clips nothing
+};
+
+// Throws with the value that is wrong.
+void validate(const OptimizerSettings& settings);
+
+// Of step 1, 2, ...: rises in a line to its height, then falls as half a cosine.
+[[nodiscard]] double learning_rate(const OptimizerSettings& settings, std::int64_t step);
+
+class Trainer {
+ public:
+  Trainer(Decoder decoder, const OptimizerSettings& optimizer);
+
+  [[nodiscard]] const Decoder& decoder() const { return decoder_; }
+
+  // Phase load: takes what lives as long as the run, and calls body() to fill it; see buffers().
+  void load(Context& context, const std::function<void()>& body);
+  // Random weights: normal layers' scale of 0.02, norms 1. To be called in load's body.
+  void initialize(Context& context, std::uint64_t seed) const;
+  // In host memory; valid after load, on devices whose memory the host can read.
+  [[nodiscard]] TrainBuffers buffers() const;
+  [[nodiscard]] TensorView gradients() const { return gradients_; }
+
+  // One batch: body(views in host memory) fills it. Adds the gradients of its mean loss over `accumulation`
+  // (the strategy's) and returns the loss.
+  using FillBatch = std::function<void(const StepBatch& batch)>;
+  double micro_step(Context& context, const FillBatch& fill);
+
+  // Clips, updates the weights unless the norm is not finite, clears the gradients; returns the norm.
+  double update(Context& context, std::int64_t step);
+
+  // The mean loss of a batch.
+  double evaluate(Context& context, const FillBatch& fill, const Decoder::Inspect& inspect = {});
+
+ private:
+  [[nodiscard]] Tensor take(Context& context, std::string_view name, Category category, DType dtype,
+                            const Shape& shape, Space space = Space::device) const;
+  // A batch from the host's buffers to the device's, for the rest of the phase.
+  struct DeviceBatch {
+    Tensor tokens, labels, positions, document_starts;
+
+    [[nodiscard]] StepBatch views() const;
+  };
+  [[nodiscard]] DeviceBatch send(Context& context, const FillBatch& fill) const;
+  // A value that the device made, on the host.
+  double read_back(Context& context, const Tensor& value) const;
+
+  Decoder decoder_;
+  OptimizerSettings optimizer_;
+  Tensor weights_;        // flat, compute dtype
+  Tensor master_;         // flat f32, where the weights are 16-bit
+  Tensor gradients_;      // flat f32
+  Tensor first_moment_;   // flat f32
+  Tensor second_moment_;  // flat f32
+  DeviceBatch host_batch_;
+  Tensor host_value_;  // [1] f32
+};
+
+}  // namespace headroom

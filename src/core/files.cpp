@@ -1,0 +1,234 @@
+#include "headroom/core/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+// Reading what a person named is their mistake; failing to write is the system's.
+[[noreturn]] void fail_to(std::string_view what, const fs::path& path, int error,
+                          ErrorKind kind = ErrorKind::runtime) {
+  fail(kind, "cannot {} {}: {}", what, path.string(), reason(error));
+}
+
+template <class Call>
+auto retried(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+Descriptor open_file(const fs::path& path, int flags) {
+  return Descriptor(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
+}
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+void sync(const Descriptor& file, const fs::path& path) {
+  if (retried([&] { return ::fsync(file.number()); }) != 0) fail_to("sync", path, errno);
+}
+
+void sync_path(const fs::path& path) {
+  const Descriptor file = open_file(path, O_RDONLY);
+  if (!file) fail_to("open", path, errno);
+  sync(file, path);
+}
+
+struct stat status_of(const Descriptor& file, const fs::path& path) {
+  struct stat status {};
+  if (::fstat(file.number(), &status) != 0) fail_to("read", path, errno);
+  return status;
+}
+
+// The lock goes with its process, so a leftover is told from work in progress. File systems without locks
+// go without.
+bool lock(const Descriptor& file) {
+  return retried([&] { return ::flock(file.number(), LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
+}
+
+bool still_named(const Descriptor& file, const fs::path& path) {
+  struct stat named {};
+  if (::lstat(path.c_str(), &named) != 0) return false;
+  const struct stat held = status_of(file, path);
+  return named.st_ino == held.st_ino && named.st_dev == held.st_dev;
+}
+
+[[noreturn]] void fail_taken(const fs::path& path) {
+  fail(ErrorKind::runtime, "cannot write {}: another process is writing it now", path.string());
+}
+
+void remove_quietly(const fs::path& path) noexcept {
+  std::error_code ignored;  // the next writer of the name takes the leftover over
+  fs::remove_all(path, ignored);
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_to("remove", path, error.value());
+}
+
+}  // namespace
+
+fs::path temporary_path(const fs::path& path) {
+  return folder_of(path) / fmt::format(".{}.tmp", path.filename().string());
+}
+
+Descriptor::~Descriptor() {
+  if (number_ >= 0) ::close(number_);
+}
+
+FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
+  check(path_.has_filename(), "'{}' names no file", path_.string());
+  const fs::path temporary = temporary_path(path_);
+  // Somebody may rename the file between our open and our lock: then the lock is of another file, try again.
+  do {
+    file_ = open_file(temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
+    if (!file_) fail_to("write", path_, errno);
+    if (!lock(file_)) {
+      file_ = Descriptor();
+      fail_taken(path_);
+    }
+  } while (!still_named(file_, temporary));
+  if (::ftruncate(file_.number(), 0) != 0) fail_to("write", path_, errno);
+}
+
+FileWriter::~FileWriter() {
+  if (file_) remove_quietly(temporary_path(path_));
+}
+
+void FileWriter::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = retried([&] { return ::write(file_.number(), bytes.data(), bytes.size()); });
+    if (written < 0) fail_to("write", path_, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+void FileWriter::commit() {
+  sync(file_, path_);
+  if (::rename(temporary_path(path_).c_str(), path_.c_str()) != 0) fail_to("write", path_, errno);
+  file_ = Descriptor();
+  sync_path(folder_of(path_));
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+  FileWriter file(path);
+  file.write(text);
+  file.commit();
+}
+
+FolderWriter::FolderWriter(fs::path path) : path_(std::move(path)), folder_(temporary_path(path_)) {
+  check(path_.has_filename(), "'{}' names no folder", path_.string());
+  remove_leftover(path_);
+  if (::mkdir(folder_.c_str(), 0777) != 0) {
+    if (errno == EEXIST) fail_taken(path_);
+    fail_to("write", path_, errno);
+  }
+  lock_ = open_file(folder_, O_RDONLY | O_DIRECTORY);
+  if (!lock_) fail_to("write", path_, errno);
+  if (!lock(lock_) || !still_named(lock_, folder_)) {
+    lock_ = Descriptor();
+    fail_taken(path_);
+  }
+}
+
+FolderWriter::~FolderWriter() {
+  if (lock_) remove_quietly(folder_);
+}
+
+void FolderWriter::commit() {
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(folder_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    sync_path(entry->path());
+  }
+  if (error) fail_to("read", folder_, error.value());
+  sync(lock_, folder_);
+  const bool replaces = fs::exists(fs::symlink_status(path_, error));
+  const int renamed = replaces
+                          ? ::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE)
+                          : ::rename(folder_.c_str(), path_.c_str());
+  if (renamed != 0) fail_to(replaces ? "replace" : "write", path_, errno);
+  lock_ = Descriptor();
+  sync_path(folder_of(path_));
+  if (replaces) remove_tree(folder_);
+}
+
+void remove_folder(const fs::path& path) {
+  remove_leftover(path);
+  const fs::path leftover = temporary_path(path);
+  if (::rename(path.c_str(), leftover.c_str()) != 0) fail_to("remove", path, errno);
+  remove_tree(leftover);
+}
+
+void remove_leftover(const fs::path& path) {
+  const fs::path leftover = temporary_path(path);
+  const Descriptor held = open_file(leftover, O_RDONLY | O_NOFOLLOW);
+  if (held && !lock(held)) return;
+  remove_tree(leftover);
+}
+
+MappedFile::MappedFile(fs::path path) : path_(std::move(path)) {
+  const Descriptor file = open_file(path_, O_RDONLY);
+  if (!file) fail_to("read", path_, errno, ErrorKind::input);
+  const struct stat status = status_of(file, path_);
+  check(S_ISREG(status.st_mode), "cannot read {}: it is no regular file", path_.string());
+  if (status.st_size == 0) return;
+  const auto size = static_cast<std::size_t>(status.st_size);
+  void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.number(), 0);
+  if (memory == MAP_FAILED) fail_to("map", path_, errno);
+  bytes_ = {static_cast<const std::byte*>(memory), size};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+void MappedFile::release(std::span<const std::byte> part) const {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = static_cast<std::size_t>(part.data() - bytes_.data());
+  const std::size_t begin = (first + page - 1) / page * page;
+  const std::size_t end = (first + part.size()) / page * page;
+  // Advice: the pages are still in the file, so nothing is lost where it is not taken.
+  if (begin < end) ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+}
+
+std::string read_small_file(const fs::path& path, std::int64_t max_bytes) {
+  const Descriptor file = open_file(path, O_RDONLY);
+  if (!file) fail_to("read", path, errno, ErrorKind::input);
+  check(S_ISREG(status_of(file, path).st_mode), "cannot read {}: it is no regular file", path.string());
+  std::string text;
+  constexpr std::size_t kPiece = 1 << 16;
+  for (;;) {
+    const std::size_t before = text.size();
+    text.resize(before + kPiece);
+    const ssize_t got = retried([&] { return ::read(file.number(), text.data() + before, kPiece); });
+    if (got < 0) fail_to("read", path, errno, ErrorKind::input);
+    text.resize(before + static_cast<std::size_t>(got));
+    check(static_cast<std::int64_t>(text.size()) <= max_bytes, "cannot read {}: it is larger than {}",
+          path.string(), format_bytes(max_bytes));
+    if (got == 0) return text;
+  }
+}
+
+}  // namespace headroom

@@ -1,0 +1,81 @@
+// The one table of what a layer makes: name, shape, dtype, and which ways of keeping keep it for backward.
+// What is not kept is made again there, by the same kernels, so every way gives the same bits.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "headroom/memory/context.h"
+#include "headroom/model/decoder.h"
+
+namespace headroom {
+
+enum class Activation : std::uint8_t {
+  input,
+  norm1,
+  norm1_rstd,
+  query_raw,
+  query_rstd,
+  key_raw,
+  key_rstd,
+  query,
+  key,
+  value,
+  output,
+  lse,
+  middle,
+  norm2,
+  norm2_rstd,
+  gate,
+  up,
+};
+inline constexpr std::size_t kActivations = 17;
+
+// What a layer leaves for backward.
+enum class Keeping : std::uint8_t {
+  all,
+  attention,  // its input, and what attention alone can make
+  input,
+  nothing,  // its input is made again from an earlier layer's
+  rebuild,  // backward's own: all but what the MLP makes tile by tile
+};
+
+struct ActivationRow {
+  Activation activation;
+  std::string_view name;
+  Category category;
+  bool statistics;  // f32; otherwise in the dtype that the model computes in
+  Shape (*shape)(const ModelConfig&, const StepSizes&);
+  bool qk_norm;    // made only by models that have one
+  bool attention;  // kept by Keeping::attention
+  bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP
+};
+
+[[nodiscard]] std::span<const ActivationRow, kActivations> activation_table();
+
+[[nodiscard]] bool keeps(Keeping keeping, Activation activation);
+
+// The activations of one layer that exist.
+class LayerActivations {
+ public:
+  [[nodiscard]] bool has(Activation activation) const { return live_[index(activation)]; }
+  [[nodiscard]] const Tensor& operator[](Activation activation) const { return tensors_[index(activation)]; }
+
+  // Allocates it where it does not exist.
+  const Tensor& make(Context& context, Activation activation, const ModelConfig& config,
+                     const StepSizes& sizes, DType dtype);
+  void put(Activation activation, Tensor tensor);
+  [[nodiscard]] Tensor take(Activation activation);
+  void drop(Activation activation);  // nothing where it does not exist
+  // What the way of keeping does not keep.
+  void drop_unless_kept(std::initializer_list<Activation> activations, Keeping keeping);
+
+ private:
+  static std::size_t index(Activation activation) { return static_cast<std::size_t>(activation); }
+
+  std::array<Tensor, kActivations> tensors_;
+  std::array<bool, kActivations> live_{};
+};
+
+}  // namespace headroom

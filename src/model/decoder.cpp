@@ -1,0 +1,324 @@
+#include "headroom/model/decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "headroom/loss.h"
+#include "headroom/ops.h"
+#include "model/layer.h"
+
+namespace headroom {
+namespace {
+
+// What layer `layer` keeps; LayerPolicy says the order of the kinds.
+Keeping keeping_of(const LayerPolicy& policy, std::int64_t layer) {
+  if (layer < policy.keep_all) return Keeping::all;
+  layer -= policy.keep_all;
+  if (layer < policy.keep_attention) return Keeping::attention;
+  layer -= policy.keep_attention;
+  if (layer >= policy.recompute) return Keeping::input;  // on the host
+  return layer % policy.input_every == 0 ? Keeping::input : Keeping::nothing;
+}
+
+bool offloads(const LayerPolicy& policy, std::int64_t layer) {
+  return layer >= policy.keep_all + policy.keep_attention + policy.recompute;
+}
+
+// A layer's input on the host, or on its way there or back.
+struct Offloaded {
+  Tensor host;
+  Tensor device;  // while a copy is under way
+  Ticket copied;
+};
+
+// One step of the decoder on one batch.
+class Step {
+ public:
+  Step(Context& context, const Decoder& decoder, const RopeFrequencies& rope, const StepBatch& batch,
+       const StepBuffers& buffers)
+      : context_(context),
+        decoder_(decoder),
+        policy_(decoder.strategy().layers),
+        buffers_(buffers),
+        shared_{decoder.config(), decoder.sizes(), decoder.strategy(), rope, batch} {}
+
+  void train(const TensorView& loss, const TensorView& loss_gradient) {
+    kept_.resize(static_cast<std::size_t>(layers()));
+    offloaded_.resize(static_cast<std::size_t>(layers()));
+    Tensor x;
+    {
+      const auto stage = context_.stage("forward");
+      x = embed();
+      for (std::int64_t layer = 0; layer < layers(); ++layer) {
+        const auto layer_stage = context_.stage("layer", layer);
+        kept(layer).put(Activation::input, std::move(x));
+        x = run_layer(layer, keeping_of(policy_, layer));
+        settle_offload(layer - 1);
+        start_offload(layer);
+      }
+      settle_offload(layers() - 1);
+    }
+    Tensor gradient = hidden_tensor("hidden gradient");
+    judge(std::move(x), gradient, loss, loss_gradient);
+    const auto stage = context_.stage("backward");
+    start_return(layers() - 1);
+    for (std::int64_t layer = layers() - 1; layer >= 0; --layer) {
+      const auto layer_stage = context_.stage("layer", layer);
+      finish_return(layer);
+      start_return(layer - 1);
+      rebuild(layer);
+      with_layer(layer, [&](const Layer& run) {
+        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, config(), layer));
+      });
+    }
+    if (std::any_of(offloaded_.begin(), offloaded_.end(),
+                    [](const auto& o) { return o.host.view().elements() > 0; })) {
+      context_.synchronize();  // host memory is freed when the streams are done with it
+    }
+    for (Offloaded& input : offloaded_) {
+      if (input.host.view().elements() > 0) input.host.free();
+    }
+    embedding_backward(context_, tokens(), gradient,
+                       parameter("model.embed_tokens.weight", buffers_.gradients));
+  }
+
+  void evaluate(const TensorView& loss, const Decoder::Inspect& inspect) {
+    const auto look = [&](std::string_view name, const TensorView& view) {
+      if (inspect) context_.run([&](const Stream&) { inspect(name, view); });
+    };
+    kept_.resize(static_cast<std::size_t>(layers()));
+    const auto stage = context_.stage("forward");
+    Tensor x = embed();
+    look("embedding", x);
+    for (std::int64_t layer = 0; layer < layers(); ++layer) {
+      const auto layer_stage = context_.stage("layer", layer);
+      kept(layer).put(Activation::input, std::move(x));
+      x = run_layer(layer, Keeping::nothing);
+      look(fmt::format("layer {}", layer), x);
+    }
+    const Tensor normed = final_norm(x, hidden_rows("final norm rstd"));
+    look("final norm", normed);
+    loss_forward(context_, loss_problem(), loss_views(normed, loss));
+  }
+
+ private:
+  [[nodiscard]] const ModelConfig& config() const { return decoder_.config(); }
+  [[nodiscard]] const ParameterTable& parameters() const { return decoder_.parameters(); }
+  [[nodiscard]] std::int64_t layers() const { return config().layers; }
+  [[nodiscard]] LayerActivations& kept(std::int64_t layer) { return kept_[static_cast<std::size_t>(layer)]; }
+  [[nodiscard]] TensorView parameter(std::string_view name, const TensorView& flat) const {
+    return parameters().view(flat, parameters().at(name));
+  }
+  [[nodiscard]] TensorView tokens() const { return shared_.batch.tokens.reshape({shared_.tokens()}); }
+  [[nodiscard]] std::string_view output_name() const {
+    return config().tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+  }
+  [[nodiscard]] Tensor hidden_tensor(std::string_view name) const {
+    return context_.allocate({.name = name,
+                              .category = Category::activations,
+                              .dtype = decoder_.strategy().compute_dtype,
+                              .shape = {shared_.tokens(), config().hidden}});
+  }
+  [[nodiscard]] Tensor hidden_rows(std::string_view name) const {
+    return context_.allocate({.name = name, .category = Category::activations, .shape = {shared_.tokens()}});
+  }
+
+  [[nodiscard]] Tensor embed() const {
+    const auto stage = context_.stage("embedding");
+    Tensor x = hidden_tensor("layer input");
+    embedding_forward(context_, parameter("model.embed_tokens.weight", buffers_.weights), tokens(), x);
+    return x;
+  }
+
+  template <class Body>
+  void with_layer(std::int64_t layer, const Body& body) const {
+    const LayerWeights weights(parameters(), buffers_.weights, config(), layer);
+    const Mask mask = decoder_.layer_mask(layer);
+    body(Layer(context_, shared_, weights, mask));
+  }
+
+  // From the layer's input to the next one's.
+  Tensor run_layer(std::int64_t layer, Keeping keeping) {
+    Tensor next;
+    with_layer(layer, [&](const Layer& run) {
+      run.attend(kept(layer), keeping);
+      if (keeping == Keeping::nothing) kept(layer).drop(Activation::input);
+      next = run.feed_forward(kept(layer), keeping);
+    });
+    return next;
+  }
+
+  // Makes again what backward of this layer needs and forward did not keep.
+  void rebuild(std::int64_t layer) {
+    std::int64_t from = layer;
+    while (!kept(from).has(Activation::input)) --from;
+    for (; from < layer; ++from) {
+      // Inputs between stay: the layers before this one need them next.
+      const auto stage = context_.stage("again");
+      kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
+    }
+    if (keeping_of(policy_, layer) == Keeping::all) return;
+    with_layer(layer, [&](const Layer& run) { run.attend(kept(layer), Keeping::rebuild); });
+  }
+
+  Tensor final_norm(const Tensor& x, const Tensor& rstd) const {
+    Tensor normed = hidden_tensor("final norm");
+    rms_norm_forward(
+        context_,
+        {.x = x, .weight = parameter("model.norm.weight", buffers_.weights), .y = normed, .rstd = rstd},
+        static_cast<float>(config().rms_epsilon));
+    return normed;
+  }
+
+  // The loss, and the gradient of the last layer's result.
+  void judge(Tensor x, const Tensor& gradient, const TensorView& loss,
+             const TensorView& loss_gradient) const {
+    const auto stage = context_.stage("loss");
+    const Tensor rstd = hidden_rows("final norm rstd");
+    const Tensor normed = final_norm(x, rstd);
+    loss_backward(context_, loss_problem(),
+                  {.forward = loss_views(normed, loss),
+                   .loss_gradient = loss_gradient,
+                   .hidden_gradient = gradient,
+                   .weight_gradient = parameter(output_name(), buffers_.gradients)});
+    rms_norm_backward(context_,
+                      {.x = x,
+                       .weight = parameter("model.norm.weight", buffers_.weights),
+                       .rstd = rstd,
+                       .y_gradient = gradient,
+                       .x_gradient = gradient,
+                       .weight_gradient = parameter("model.norm.weight", buffers_.gradients)},
+                      Store::overwrite);
+  }
+
+  [[nodiscard]] LossProblem loss_problem() const {
+    return {.tokens = shared_.tokens(),
+            .hidden = config().hidden,
+            .vocab = config().vocab,
+            .dtype = decoder_.strategy().compute_dtype,
+            .chunk_tokens = decoder_.strategy().loss_chunk_tokens,
+            .chunk_vocab = decoder_.strategy().loss_chunk_vocab};
+  }
+  [[nodiscard]] LossForward loss_views(const Tensor& normed, const TensorView& loss) const {
+    return {.hidden = normed,
+            .weight = parameter(output_name(), buffers_.weights),
+            .labels = shared_.batch.labels.reshape({shared_.tokens()}),
+            .token_weights = {},
+            .loss = loss,
+            .saved = {}};
+  }
+
+  // Offloading: a layer's input goes to the host while the next layer runs, and comes back while the layer
+  // after it is in backward.
+  void start_offload(std::int64_t layer) {
+    if (!offloads(policy_, layer)) return;
+    Offloaded& input = offloaded_[static_cast<std::size_t>(layer)];
+    input.device = kept(layer).take(Activation::input);
+    input.host = context_.allocate({.name = "layer input on the host",
+                                    .category = Category::staging,
+                                    .dtype = decoder_.strategy().compute_dtype,
+                                    .shape = input.device.view().shape(),
+                                    .space = Space::host});
+    copy(input.host, input.device, input);
+  }
+  void settle_offload(std::int64_t layer) {
+    if (layer < 0 || !offloads(policy_, layer)) return;
+    Offloaded& input = offloaded_[static_cast<std::size_t>(layer)];
+    context_.wait(StreamId::main, input.copied);
+    input.device.free();
+  }
+  void start_return(std::int64_t layer) {
+    if (layer < 0 || !offloads(policy_, layer)) return;
+    Offloaded& input = offloaded_[static_cast<std::size_t>(layer)];
+    input.device = hidden_tensor("layer input");
+    copy(input.device, input.host, input);
+  }
+  void finish_return(std::int64_t layer) {
+    if (!offloads(policy_, layer)) return;
+    Offloaded& input = offloaded_[static_cast<std::size_t>(layer)];
+    context_.wait(StreamId::main, input.copied);
+    kept(layer).put(Activation::input, std::move(input.device));
+  }
+  void copy(const Tensor& to, const Tensor& from, Offloaded& input) {
+    context_.wait(StreamId::copy, context_.record(StreamId::main));
+    context_.copy(StreamId::copy, to, from);
+    input.copied = context_.record(StreamId::copy);
+  }
+
+  Context& context_;
+  const Decoder& decoder_;
+  const LayerPolicy& policy_;
+  StepBuffers buffers_;
+  LayerStep shared_;
+  std::vector<LayerActivations> kept_;
+  std::vector<Offloaded> offloaded_;
+};
+
+RopeSettings rope_settings(const RopeConfig& rope) {
+  RopeSettings settings{.theta = rope.theta,
+                        .kind = static_cast<RopeKind>(rope.kind),
+                        .factor = rope.factor,
+                        .original_positions = rope.original_positions,
+                        .low_frequency_factor = rope.low_freq_factor,
+                        .high_frequency_factor = rope.high_freq_factor,
+                        .beta_fast = rope.beta_fast,
+                        .beta_slow = rope.beta_slow,
+                        .attention_factor = rope.attention_factor,
+                        .truncate = rope.truncate};
+  return settings;
+}
+
+void check_batch(const Decoder& decoder, const StepBatch& batch) {
+  const StepSizes& sizes = decoder.sizes();
+  const auto dense = [](const TensorView& view, const Shape& shape, std::string_view what) {
+    check(view.shape() == shape && view.dtype() == DType::i32 && view.is_dense(),
+          "{} of a batch are {} of {}; they have to be dense i32 of {}", what, name(view.dtype()),
+          to_string(view.shape()), to_string(shape));
+  };
+  dense(batch.tokens, {sizes.batch, sizes.seq}, "tokens");
+  dense(batch.labels, {sizes.batch, sizes.seq}, "labels");
+  dense(batch.positions, {sizes.batch, sizes.seq}, "positions");
+  if (sizes.max_documents > 0) {
+    dense(batch.document_starts, {sizes.batch, sizes.max_documents + 1}, "document starts");
+  }
+}
+
+}  // namespace
+
+Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
+    : config_(std::move(config)),
+      parameters_(config_),
+      strategy_(strategy),
+      sizes_(sizes),
+      mask_(mask),
+      rope_(rope_frequencies(rope_settings(config_.rope), config_.head_dim)) {
+  validate(config_);
+  validate(strategy, config_.layers);
+  check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
+        sizes.seq);
+  mask_.max_documents = sizes.max_documents;
+}
+
+Mask Decoder::layer_mask(std::int64_t layer) const {
+  Mask mask = mask_;
+  const bool slides = config_.sliding_window > 0 && config_.sliding_layers[static_cast<std::size_t>(layer)];
+  if (slides) mask.window_left = std::min(mask.window_left, config_.sliding_window - 1);
+  return mask;
+}
+
+void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers& buffers,
+                    const TensorView& loss, const TensorView& loss_gradient) const {
+  check_batch(*this, batch);
+  Step(context, *this, rope_, batch, buffers).train(loss, loss_gradient);
+}
+
+void Decoder::evaluate(Context& context, const StepBatch& batch, const TensorView& weights,
+                       const TensorView& loss, const Inspect& inspect) const {
+  check_batch(*this, batch);
+  Step(context, *this, rope_, batch, {.weights = weights, .gradients = {}}).evaluate(loss, inspect);
+}
+
+}  // namespace headroom

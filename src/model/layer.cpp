@@ -1,0 +1,220 @@
+#include "model/layer.h"
+
+#include <fmt/format.h>
+
+#include "headroom/ops.h"
+
+namespace headroom {
+
+LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, const ModelConfig& config,
+                           std::int64_t layer) {
+  const auto at = [&](std::string_view name) {
+    return table.view(flat, table.at(fmt::format("model.layers.{}.{}.weight", layer, name)));
+  };
+  norm1 = at("input_layernorm");
+  query = at("self_attn.q_proj");
+  key = at("self_attn.k_proj");
+  value = at("self_attn.v_proj");
+  if (config.qk_norm) {
+    query_norm = at("self_attn.q_norm");
+    key_norm = at("self_attn.k_norm");
+  }
+  output = at("self_attn.o_proj");
+  norm2 = at("post_attention_layernorm");
+  mlp = {.gate = at("mlp.gate_proj"), .up = at("mlp.up_proj"), .down = at("mlp.down_proj")};
+}
+
+Tensor Layer::temporary(std::string_view name, Category category, const Shape& shape) const {
+  return context_.allocate(
+      {.name = name, .category = category, .dtype = step_.strategy.compute_dtype, .shape = shape});
+}
+
+TensorView Layer::sequences(const TensorView& view) const {
+  return view.reshape({step_.sizes.batch, step_.sizes.seq, view.extent(1), view.extent(2)});
+}
+
+TensorView Layer::rows(const TensorView& view) const {
+  return view.reshape({view.extent(0), view.extent(1) * view.extent(2)});
+}
+
+AttentionProblem Layer::attention_problem() const {
+  return {.batch = step_.sizes.batch,
+          .seq_q = step_.sizes.seq,
+          .seq_k = step_.sizes.seq,
+          .heads_q = step_.config.heads_q,
+          .heads_kv = step_.config.heads_kv,
+          .head_dim = step_.config.head_dim,
+          .dtype = step_.strategy.compute_dtype,
+          .mask = mask_};
+}
+
+AttentionForward Layer::attention_views(const LayerActivations& acts) const {
+  return {.query = sequences(acts[Activation::query]),
+          .key = sequences(acts[Activation::key]),
+          .value = sequences(acts[Activation::value]),
+          .sinks = {},
+          .document_starts = step_.batch.document_starts,
+          .blocks = {},
+          .output = sequences(acts[Activation::output]),
+          .lse = acts[Activation::lse],
+          .saved = {}};
+}
+
+// result <- rope(norm(norm1 weight^T)); without QK-norm there is no raw tensor.
+void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Activation result,
+                    const TensorView& weight, const TensorView& norm) const {
+  const Tensor& rotated = make(acts, result);
+  const bool normed = step_.config.qk_norm;
+  const Tensor& projected = normed ? make(acts, raw) : rotated;
+  matmul(context_, acts[Activation::norm1], weight.transpose(0, 1), rows(projected));
+  if (normed) {
+    rms_norm_forward(context_, {.x = projected, .weight = norm, .y = rotated, .rstd = make(acts, rstd)},
+                     static_cast<float>(step_.config.rms_epsilon));
+  }
+  rope(context_, rotated, step_.batch.positions.reshape({step_.tokens()}), step_.rope, Pass::forward);
+}
+
+void Layer::attend(LayerActivations& acts, Keeping keeping) const {
+  using enum Activation;
+  const auto stage = context_.stage("attention");
+  const auto epsilon = static_cast<float>(step_.config.rms_epsilon);
+  rms_norm_forward(
+      context_,
+      {.x = acts[input], .weight = weights_.norm1, .y = make(acts, norm1), .rstd = make(acts, norm1_rstd)},
+      epsilon);
+  project(acts, query_raw, query_rstd, query, weights_.query, weights_.query_norm);
+  acts.drop_unless_kept({query_raw, query_rstd}, keeping);
+  project(acts, key_raw, key_rstd, key, weights_.key, weights_.key_norm);
+  acts.drop_unless_kept({key_raw, key_rstd}, keeping);
+  matmul(context_, acts[norm1], weights_.value.transpose(0, 1), rows(make(acts, value)));
+  acts.drop_unless_kept({norm1, norm1_rstd}, keeping);
+  if (!acts.has(output)) {
+    make(acts, output);
+    make(acts, lse);
+    attention_forward(context_, attention_problem(), attention_views(acts));
+  }
+  acts.drop_unless_kept({query, key, value, lse}, keeping);
+  // middle <- input + output Wo^T
+  const Tensor& after = make(acts, middle);
+  matmul(context_, rows(acts[output]), weights_.output.transpose(0, 1), after);
+  add(context_, acts[input], after, after);
+  acts.drop_unless_kept({output}, keeping);
+  rms_norm_forward(
+      context_,
+      {.x = after, .weight = weights_.norm2, .y = make(acts, norm2), .rstd = make(acts, norm2_rstd)},
+      epsilon);
+}
+
+Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
+  using enum Activation;
+  const auto stage = context_.stage("mlp");
+  acts.drop_unless_kept({norm2_rstd}, keeping);
+  MlpForward views{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
+  if (keeps(keeping, gate)) {
+    views.gate = make(acts, gate);
+    views.up = make(acts, up);
+  }
+  Tensor next = temporary("layer input", Category::activations, {step_.tokens(), step_.config.hidden});
+  views.y = next;
+  mlp_forward(context_, views, step_.strategy.mlp_tile_tokens);
+  acts.drop_unless_kept({norm2}, keeping);
+  // next <- middle + mlp
+  add(context_, acts[middle], next, next);
+  acts.drop_unless_kept({middle}, keeping);
+  return next;
+}
+
+// gradient <- that of the raw projection, from that of the rotated one.
+void Layer::project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
+                             const TensorView& norm, const TensorView& norm_gradient) const {
+  rope(context_, gradient, step_.batch.positions.reshape({step_.tokens()}), step_.rope, Pass::backward);
+  if (!step_.config.qk_norm) return;
+  rms_norm_backward(context_,
+                    {.x = acts[raw],
+                     .weight = norm,
+                     .rstd = acts[rstd],
+                     .y_gradient = gradient,
+                     .x_gradient = gradient,
+                     .weight_gradient = norm_gradient},
+                    Store::overwrite);
+  acts.drop(raw);
+  acts.drop(rstd);
+}
+
+void Layer::backward(LayerActivations& acts, const TensorView& gradient,
+                     const LayerWeights& gradients) const {
+  using enum Activation;
+  const Shape hidden_shape{step_.tokens(), step_.config.hidden};
+  {
+    const auto stage = context_.stage("mlp");
+    const Tensor norm2_gradient = temporary("norm 2 gradient", Category::activations, hidden_shape);
+    MlpForward forward{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
+    if (acts.has(gate)) {
+      forward.gate = acts[gate];
+      forward.up = acts[up];
+    }
+    mlp_backward(context_,
+                 {.forward = forward,
+                  .y_gradient = gradient,
+                  .x_gradient = norm2_gradient,
+                  .gradients = gradients.mlp},
+                 step_.strategy.mlp_tile_tokens);
+    acts.drop(gate);
+    acts.drop(up);
+    acts.drop(norm2);
+    rms_norm_backward(context_,
+                      {.x = acts[middle],
+                       .weight = weights_.norm2,
+                       .rstd = acts[norm2_rstd],
+                       .y_gradient = norm2_gradient,
+                       .x_gradient = gradient,
+                       .weight_gradient = gradients.norm2},
+                      Store::add);
+    acts.drop(middle);
+    acts.drop(norm2_rstd);
+  }
+  const auto stage = context_.stage("attention");
+  // dWo <- dWo + gradient^T output, and what of it is the output's
+  matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients.output, true);
+  Tensor output_gradient = temporary("output gradient", Category::attention, acts[output].view().shape());
+  matmul(context_, gradient, weights_.output, rows(output_gradient));
+  Tensor query_gradient = temporary("query gradient", Category::attention, acts[query].view().shape());
+  Tensor key_gradient = temporary("key gradient", Category::attention, acts[key].view().shape());
+  Tensor value_gradient = temporary("value gradient", Category::attention, acts[key].view().shape());
+  attention_backward(context_, attention_problem(),
+                     {.forward = attention_views(acts),
+                      .output_gradient = sequences(output_gradient),
+                      .lse_gradient = {},
+                      .query_gradient = sequences(query_gradient),
+                      .key_gradient = sequences(key_gradient),
+                      .value_gradient = sequences(value_gradient),
+                      .sinks_gradient = {}});
+  output_gradient.free();
+  for (const Activation used : {query, key, value, output, lse}) acts.drop(used);
+  project_backward(acts, query_raw, query_rstd, query_gradient, weights_.query_norm, gradients.query_norm);
+  project_backward(acts, key_raw, key_rstd, key_gradient, weights_.key_norm, gradients.key_norm);
+
+  Tensor norm1_gradient = temporary("norm 1 gradient", Category::activations, hidden_shape);
+  const auto through = [&](Tensor& projected, const TensorView& weight, const TensorView& weight_gradient,
+                           bool add) {
+    matmul(context_, rows(projected).transpose(0, 1), acts[norm1], weight_gradient, true);
+    matmul(context_, rows(projected), weight, norm1_gradient, add);
+    projected.free();
+  };
+  through(query_gradient, weights_.query, gradients.query, false);
+  through(key_gradient, weights_.key, gradients.key, true);
+  through(value_gradient, weights_.value, gradients.value, true);
+  acts.drop(norm1);
+  rms_norm_backward(context_,
+                    {.x = acts[input],
+                     .weight = weights_.norm1,
+                     .rstd = acts[norm1_rstd],
+                     .y_gradient = norm1_gradient,
+                     .x_gradient = gradient,
+                     .weight_gradient = gradients.norm1},
+                    Store::add);
+  acts.drop(norm1_rstd);
+  acts.drop(input);
+}
+
+}  // namespace headroom

@@ -1,0 +1,73 @@
+// One layer of the decoder, forward and backward.
+//
+//   middle <- input + attention(rope(norm(norm1 Wq^T)), rope(norm(norm1 Wk^T)), norm1 Wv^T) Wo^T
+//   next   <- middle + mlp(norm2)
+#pragma once
+
+#include "headroom/model/decoder.h"
+#include "headroom/ops/mlp.h"
+#include "model/activations.h"
+
+namespace headroom {
+
+// A layer's parameters in one flat buffer: its weights, or their gradients.
+struct LayerWeights {
+  LayerWeights(const ParameterTable& table, const TensorView& flat, const ModelConfig& config,
+               std::int64_t layer);
+
+  TensorView norm1;                 // [hidden]
+  TensorView query, key, value;     // [heads * head_dim, hidden]
+  TensorView query_norm, key_norm;  // [head_dim], where the model has them
+  TensorView output;                // [hidden, heads_q * head_dim]
+  TensorView norm2;                 // [hidden]
+  MlpWeights mlp;
+};
+
+// What all layers of a step share.
+struct LayerStep {
+  const ModelConfig& config;
+  const StepSizes& sizes;
+  const Strategy& strategy;
+  const RopeFrequencies& rope;
+  const StepBatch& batch;
+
+  [[nodiscard]] std::int64_t tokens() const { return sizes.batch * sizes.seq; }
+};
+
+class Layer {
+ public:
+  Layer(Context& context, const LayerStep& step, const LayerWeights& weights, const Mask& mask)
+      : context_(context), step_(step), weights_(weights), mask_(mask) {}
+
+  // From the input to norm2. Attention itself is left out where its output is there. Drops on the way what
+  // the way of keeping does not keep and nothing later needs.
+  void attend(LayerActivations& acts, Keeping keeping) const;
+  // From norm2 to the next layer's input. Drops the rest.
+  [[nodiscard]] Tensor feed_forward(LayerActivations& acts, Keeping keeping) const;
+
+  // gradient [tokens, hidden]: of the next layer's input on entry, of this layer's on return. Everything that
+  // attend makes is there, and is dropped when it has been used.
+  void backward(LayerActivations& acts, const TensorView& gradient, const LayerWeights& gradients) const;
+
+ private:
+  const Tensor& make(LayerActivations& acts, Activation activation) const {
+    return acts.make(context_, activation, step_.config, step_.sizes, step_.strategy.compute_dtype);
+  }
+  [[nodiscard]] Tensor temporary(std::string_view name, Category category, const Shape& shape) const;
+  void project(LayerActivations& acts, Activation raw, Activation rstd, Activation result,
+               const TensorView& weight, const TensorView& norm) const;
+  void project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
+                        const TensorView& norm, const TensorView& norm_gradient) const;
+  [[nodiscard]] AttentionProblem attention_problem() const;
+  [[nodiscard]] AttentionForward attention_views(const LayerActivations& acts) const;
+  // [tokens, heads, head_dim] as [batch, seq, heads, head_dim], and as [tokens, heads * head_dim].
+  [[nodiscard]] TensorView sequences(const TensorView& view) const;
+  [[nodiscard]] TensorView rows(const TensorView& view) const;
+
+  Context& context_;
+  const LayerStep& step_;
+  const LayerWeights& weights_;
+  const Mask& mask_;
+};
+
+}  // namespace headroom

@@ -1,0 +1,201 @@
+#include "headroom/train/trainer.h"
+
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "headroom/ops.h"
+
+namespace headroom {
+
+void validate(const OptimizerSettings& settings) {
+  const auto in = [](double value, double low, double high, std::string_view what) {
+    check(value >= low && value <= high, "{} {} is not in {} to {}", what, value, low, high);
+  };
+  check(std::isfinite(settings.learning_rate) && settings.learning_rate >= 0,
+        "learning rate {} has to be at least 0", settings.learning_rate);
+  in(settings.final_fraction, 0, 1, "final fraction of the learning rate");
+  check(settings.steps >= 1, "{} steps are none", settings.steps);
+  check(settings.warmup_steps >= 0 && settings.warmup_steps <= settings.steps,
+        "{} steps of warm-up are not in 0 to {}, the steps of the run", settings.warmup_steps,
+        settings.steps);
+  in(settings.beta1, 0, 1, "beta1");
+  in(settings.beta2, 0, 1, "beta2");
+  check(settings.epsilon > 0, "epsilon {} has to be above 0", settings.epsilon);
+  check(settings.weight_decay >= 0, "weight decay {} has to be at least 0", settings.weight_decay);
+  check(settings.max_norm > 0, "the gradients' norm is clipped to {}, which has to be above 0",
+        settings.max_norm);
+}
+
+double learning_rate(const OptimizerSettings& settings, std::int64_t step) {
+  const auto at = static_cast<double>(step);
+  const auto warmup = static_cast<double>(settings.warmup_steps);
+  if (at <= warmup) return settings.learning_rate * at / warmup;
+  const double span = std::max(static_cast<double>(settings.steps) - warmup, 1.0);
+  const double through = std::min((at - warmup - 1) / span, 1.0);
+  const double cosine = 0.5 * (1 + std::cos(std::numbers::pi * through));
+  return settings.learning_rate * (settings.final_fraction + (1 - settings.final_fraction) * cosine);
+}
+
+Trainer::Trainer(Decoder decoder, const OptimizerSettings& optimizer)
+    : decoder_(std::move(decoder)), optimizer_(optimizer) {
+  validate(optimizer);
+}
+
+Tensor Trainer::take(Context& context, std::string_view name, Category category, DType dtype,
+                     const Shape& shape, Space space) const {
+  return context.allocate({.name = name,
+                           .category = category,
+                           .dtype = dtype,
+                           .shape = shape,
+                           .space = space,
+                           .lifetime = Lifetime::run});
+}
+
+void Trainer::load(Context& context, const std::function<void()>& body) {
+  context.phase("load", [&] {
+    const Shape flat{decoder_.parameters().elements()};
+    const DType compute = decoder_.strategy().compute_dtype;
+    const StepSizes& sizes = decoder_.sizes();
+    weights_ = take(context, "weights", Category::parameters, compute, flat);
+    if (compute != DType::f32)
+      master_ = take(context, "master weights", Category::parameters, DType::f32, flat);
+    gradients_ = take(context, "gradients", Category::gradients, DType::f32, flat);
+    first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat);
+    second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat);
+    const auto staging = [&](std::string_view name, const Shape& shape) {
+      return take(context, name, Category::staging, DType::i32, shape, Space::host);
+    };
+    host_batch_.tokens = staging("tokens on the host", {sizes.batch, sizes.seq});
+    host_batch_.labels = staging("labels on the host", {sizes.batch, sizes.seq});
+    host_batch_.positions = staging("positions on the host", {sizes.batch, sizes.seq});
+    if (sizes.max_documents > 0) {
+      host_batch_.document_starts =
+          staging("document starts on the host", {sizes.batch, sizes.max_documents + 1});
+    }
+    host_value_ = take(context, "value on the host", Category::staging, DType::f32, {1}, Space::host);
+    for (const Tensor* zeros : {&weights_, &gradients_, &first_moment_, &second_moment_})
+      zero(context, *zeros);
+    if (compute != DType::f32) zero(context, master_);
+    body();
+  });
+}
+
+void Trainer::initialize(Context& context, std::uint64_t seed) const {
+  constexpr float kDeviation = 0.02F;
+  const float reach = kDeviation * std::numbers::sqrt3_v<float>;  // a uniform of that deviation
+  const ParameterTable& table = decoder_.parameters();
+  const Tensor& exact = decoder_.strategy().compute_dtype == DType::f32 ? weights_ : master_;
+  std::uint64_t stream = 0;
+  for (const Parameter& parameter : table.entries()) {
+    const TensorView view = table.view(exact, parameter);
+    if (parameter.decays) {
+      random_fill(context, view, Random(seed, ++stream), -reach, reach);
+    } else {
+      fill(context, view, 1);
+    }
+  }
+  if (&exact == &master_) convert(context, master_, weights_);
+}
+
+TrainBuffers Trainer::buffers() const {
+  return {
+      .weights = weights_, .master = master_, .first_moment = first_moment_, .second_moment = second_moment_};
+}
+
+StepBatch Trainer::DeviceBatch::views() const {
+  return {.tokens = tokens, .labels = labels, .positions = positions, .document_starts = document_starts};
+}
+
+Trainer::DeviceBatch Trainer::send(Context& context, const FillBatch& fill) const {
+  context.synchronize();  // the host's buffers are free to be written
+  context.run([&](const Stream&) { fill(host_batch_.views()); });
+  const auto copied = [&](std::string_view name, const Tensor& host) {
+    Tensor device = context.allocate(
+        {.name = name, .category = Category::activations, .dtype = DType::i32, .shape = host.view().shape()});
+    context.copy(StreamId::main, device, host);
+    return device;
+  };
+  DeviceBatch batch;
+  batch.tokens = copied("tokens", host_batch_.tokens);
+  batch.labels = copied("labels", host_batch_.labels);
+  batch.positions = copied("positions", host_batch_.positions);
+  if (decoder_.sizes().max_documents > 0) {
+    batch.document_starts = copied("document starts", host_batch_.document_starts);
+  }
+  return batch;
+}
+
+double Trainer::read_back(Context& context, const Tensor& value) const {
+  context.copy(StreamId::main, host_value_, value);
+  context.synchronize();
+  double result = 0;
+  context.run([&](const Stream&) { result = static_cast<double>(*host_value_.data<float>()); });
+  return result;
+}
+
+double Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
+  double loss_value = 0;
+  context.phase("micro-step", [&] {
+    const DeviceBatch batch = send(context, fill_batch);
+    const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
+    const Tensor loss_gradient =
+        context.allocate({.name = "loss gradient", .category = Category::activations, .shape = {1}});
+    fill(context, loss_gradient, 1.0F / static_cast<float>(decoder_.strategy().accumulation));
+    decoder_.train(context, batch.views(), {.weights = weights_, .gradients = gradients_}, loss,
+                   loss_gradient);
+    loss_value = read_back(context, loss);
+  });
+  return loss_value;
+}
+
+double Trainer::update(Context& context, std::int64_t step) {
+  double norm_value = 0;
+  context.phase("update", [&] {
+    const auto value = [&](std::string_view name, DType dtype) {
+      return context.allocate({.name = name, .category = Category::optimizer, .dtype = dtype, .shape = {1}});
+    };
+    const Tensor sum = value("sum of squares", DType::f64);
+    const Tensor norm = value("gradient norm", DType::f32);
+    const Tensor factor = value("clip factor", DType::f32);
+    const Tensor finite = value("finite", DType::i32);
+    sum_of_squares(context, gradients_, sum, Store::overwrite);
+    clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
+                optimizer_.max_norm);
+    const ParameterTable& table = decoder_.parameters();
+    const bool exact = decoder_.strategy().compute_dtype == DType::f32;
+    AdamW settings{.learning_rate = learning_rate(optimizer_, step),
+                   .beta1 = optimizer_.beta1,
+                   .beta2 = optimizer_.beta2,
+                   .epsilon = optimizer_.epsilon,
+                   .weight_decay = 0,
+                   .step = step};
+    for (const Parameter& parameter : table.entries()) {
+      settings.weight_decay = parameter.decays ? optimizer_.weight_decay : 0;
+      adamw(context,
+            {.master = table.view(exact ? weights_ : master_, parameter),
+             .gradient = table.view(gradients_, parameter),
+             .first = table.view(first_moment_, parameter),
+             .second = table.view(second_moment_, parameter),
+             .weight = table.view(weights_, parameter),
+             .factor = factor},
+            settings);
+    }
+    zero(context, gradients_);
+    norm_value = read_back(context, norm);
+  });
+  return norm_value;
+}
+
+double Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Decoder::Inspect& inspect) {
+  double loss_value = 0;
+  context.phase("evaluate", [&] {
+    const DeviceBatch batch = send(context, fill_batch);
+    const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
+    decoder_.evaluate(context, batch.views(), weights_, loss, inspect);
+    loss_value = read_back(context, loss);
+  });
+  return loss_value;
+}
+
+}  // namespace headroom
