@@ -10,3 +10,4 @@
 #include "headroom/model.h"
 #include "headroom/ops.h"
 #include "headroom/report.h"
+#include "headroom/train.h"

@@ -1,0 +1,4 @@
+// Training: where its samples come from.
+#pragma once
+
+#include "headroom/train/data.h"
