@@ -35,7 +35,9 @@ TEST(DataFlat, TextIsWindowsOfBytesWithLabelsOneLater) {
     EXPECT_NE(text.find(window), std::string::npos) << index;
     for (std::size_t i = 0; i < 37; ++i) {
       EXPECT_EQ(sample.positions[i], i);
-      if (i > 0) EXPECT_EQ(sample.labels[i - 1], sample.tokens[i]);
+      if (i > 0) {
+        EXPECT_EQ(sample.labels[i - 1], sample.tokens[i]);
+      }
       EXPECT_GE(sample.tokens[i], 0);
       EXPECT_LT(sample.tokens[i], 256);
     }

@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <thread>
@@ -82,7 +81,23 @@ TEST(Data, TheSeedChangesTheOrder) {
 TEST(Data, SamplesStayWhatTheyAre) {
   const DataOptions options{.context = 16, .seed = 1};
   const Sample sample = sample_of(Data::open("recall:keys=3,values=4", options), options, 5);
-  EXPECT_EQ(sample.tokens, (std::vector<std::int32_t>{}));
+  EXPECT_EQ(sample.tokens, (std::vector<std::int32_t>{15, 17, 9, 7, 7, 7, 7, 7, 2, 1, 0, 0, 2, 0, 0, 2}));
+
+  const Folder folder;
+  const std::string text = folder.write("text.txt", "abcdefghijklmnop");
+  std::filesystem::create_directory(folder.path() + "/many");
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) folder.write(fmt::format("many/{}", name), name);
+  const DataOptions pairs{.context = 2, .seed = 1, .max_documents = 2};
+  std::string windows;
+  std::string documents;
+  for (std::int64_t i = 0; i < 14; ++i) {
+    windows += static_cast<char>(sample_of(Data::open(text, pairs), pairs, i).tokens[0]);
+    for (const std::int32_t token : sample_of(Data::open(folder.path() + "/many", pairs), pairs, i).tokens) {
+      documents += static_cast<char>(token);
+    }
+  }
+  EXPECT_EQ(windows, "lbhjnfdndblfjh");
+  EXPECT_EQ(documents, "fadbcecfdbaeecfbadafdebcbdef");
 }
 
 TEST(Data, FillingTakesNoHeap) {
