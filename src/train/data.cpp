@@ -60,8 +60,9 @@ Source open_source(std::string_view spec, const DataOptions& options) {
   const fs::file_status status = fs::status(file.path, error);
   check(status.type() != fs::file_type::not_found, "data '{}' names nothing that exists; {}", spec,
         kAccepted);
-  check(::access(file.path.c_str(), R_OK) == 0, "data '{}' cannot be read: {}; {}", spec,
-        std::strerror(errno), kAccepted);
+  if (::access(file.path.c_str(), R_OK) != 0) {
+    fail(ErrorKind::input, "data '{}' cannot be read: {}; {}", spec, std::strerror(errno), kAccepted);
+  }
   if (fs::is_directory(status)) {
     check(!file.type_given,
           "'{}' is a directory, whose documents are bytes; leave out what follows the colon", file.path);

@@ -37,8 +37,10 @@ void fill_piece(const Documents& source, const Documents::File& document, const 
   auto* labels = views.labels.data<std::int32_t>() + piece.position;
   auto* positions = views.positions.data<std::int32_t>() + piece.position;
   const FileDescriptor file(::openat(source.directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
-  check(file.number() >= 0, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
-        std::strerror(errno));
+  if (file.number() < 0) {
+    fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
+         std::strerror(errno));
+  }
   // The last token of a piece predicts the document's next byte, though that stands in the next sequence.
   const std::int64_t end = std::min(piece.tokens + 1, document.bytes - piece.offset);
   labels[piece.tokens - 1] = kIgnore;
@@ -100,8 +102,9 @@ void Documents::list_files() {
     struct stat status {};
     const bool there = ::fstatat(directory.number(), name.c_str(), &status, 0) == 0;
     if (there ? !S_ISREG(status.st_mode) : errno == ENOENT) continue;  // a link may lead nowhere
-    check(there && ::faccessat(directory.number(), name.c_str(), R_OK, 0) == 0,
-          "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
+    if (!there || ::faccessat(directory.number(), name.c_str(), R_OK, 0) != 0) {
+      fail(ErrorKind::input, "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
+    }
     const std::int64_t file_bytes = status.st_size;
     check(file_bytes <= std::numeric_limits<std::int32_t>::max(),
           "document '{}' of '{}' has {} bytes; positions count to {}", name, path, format_count(file_bytes),

@@ -42,7 +42,8 @@ class MappedFile {
     const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     check(file.number() >= 0, "'{}' cannot be read: {}", path, std::strerror(errno));
     struct stat status {};
-    check(::fstat(file.number(), &status) == 0, "'{}' cannot be read: {}", path, std::strerror(errno));
+    const bool known = ::fstat(file.number(), &status) == 0;
+    check(known, "'{}' cannot be read: {}", path, std::strerror(errno));
     if (status.st_size == 0) return;  // no pages to map
     const auto bytes = static_cast<std::size_t>(status.st_size);
     void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.number(), 0);
