@@ -1,5 +1,6 @@
-// Training: checkpoints, the phases of a run.
+// Training: what it reads, the phases of a run, checkpoints.
 #pragma once
 
 #include "headroom/train/checkpoint.h"
+#include "headroom/train/data.h"
 #include "headroom/train/trainer.h"

@@ -1,0 +1,143 @@
+// From a spec to its source; checks what all sources share.
+#include "headroom/train/data.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <utility>
+#include <variant>
+
+#include "train/data_documents.h"
+#include "train/data_flat.h"
+#include "train/data_recall.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Source = std::variant<FlatFile, Documents, Recall>;
+
+constexpr std::string_view kAccepted =
+    "give a text file, a file.bin of 16-bit tokens (file.bin:uint32 for 32), a directory of documents, or "
+    "recall:keys=K,values=V";
+
+struct FileSpec {
+  std::string path;
+  TokenType type = TokenType::byte;
+  bool type_given = false;
+};
+
+// "file.bin", "file.bin:uint32", or anything else.
+FileSpec parse_file(std::string_view spec) {
+  constexpr std::string_view kMark = ".bin:";
+  const std::size_t mark = spec.rfind(kMark);
+  if (mark == std::string_view::npos || spec.find('/', mark) != std::string_view::npos) {
+    return {.path = std::string(spec), .type = spec.ends_with(".bin") ? TokenType::uint16 : TokenType::byte};
+  }
+  const std::string_view type = spec.substr(mark + kMark.size());
+  check(type == "uint16" || type == "uint32", "token type '{}' of data '{}' is unknown; use uint16 or uint32",
+        type, spec);
+  return {.path = std::string(spec.substr(0, mark + kMark.size() - 1)),
+          .type = type == "uint16" ? TokenType::uint16 : TokenType::uint32,
+          .type_given = true};
+}
+
+Source open_source(std::string_view spec, const DataOptions& options) {
+  constexpr std::string_view kRecall = "recall";
+  if (spec == kRecall) return Recall(spec, {}, options);
+  if (spec.starts_with(kRecall) && spec.substr(kRecall.size()).starts_with(':')) {
+    const std::string_view text = spec.substr(kRecall.size() + 1);
+    check(!text.empty(), "data '{}' has no options after the colon; write recall or recall:keys=K,values=V",
+          spec);
+    return Recall(spec, text, options);
+  }
+  FileSpec file = parse_file(spec);
+  std::error_code error;
+  const fs::file_status status = fs::status(file.path, error);
+  check(status.type() != fs::file_type::not_found, "data '{}' names nothing that exists; {}", spec,
+        kAccepted);
+  if (::access(file.path.c_str(), R_OK) != 0) {
+    fail(ErrorKind::input, "data '{}' cannot be read: {}; {}", spec, std::strerror(errno), kAccepted);
+  }
+  if (fs::is_directory(status)) {
+    check(!file.type_given,
+          "'{}' is a directory, whose documents are bytes; leave out what follows the colon", file.path);
+    return Documents(std::move(file.path), options);
+  }
+  check(fs::is_regular_file(status), "data '{}' is neither a file nor a directory; {}", spec, kAccepted);
+  return FlatFile(std::move(file.path), file.type, options);
+}
+
+void check_view(const TensorView& view, std::string_view name, std::int64_t extent) {
+  check(view.dtype() == DType::i32 && view.shape() == Shape{extent} && view.is_dense(),
+        "the view of {} is {} of {}; a sample needs [{}] of i32, dense", name, to_string(view.shape()),
+        headroom::name(view.dtype()), extent);
+  check(view.raw() != nullptr, "the view of {} has no memory to write to", name);
+}
+
+}  // namespace
+
+struct Data::State {
+  DataOptions options;
+  Source source;
+};
+
+Data Data::open(std::string_view spec, const DataOptions& options) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  check(options.context >= 1 && options.context <= kMost, "a context of {} is impossible; use 1 to {}",
+        options.context, kMost);
+  check(options.vocab >= 0 && options.vocab <= kMost, "a vocabulary of {} is impossible; use 1 to {}",
+        options.vocab, kMost);
+  Data data(std::make_unique<const State>(State{.options = options, .source = open_source(spec, options)}));
+  check(options.vocab == 0 || options.vocab >= data.vocab_needed(),
+        "a vocabulary of {} is too small for data '{}'; the least is {}", options.vocab, spec,
+        data.vocab_needed());
+  return data;
+}
+
+Data::Data(std::unique_ptr<const State> state) : state_(std::move(state)) {}
+Data::Data(Data&&) noexcept = default;
+Data& Data::operator=(Data&&) noexcept = default;
+Data::~Data() = default;
+
+std::int64_t Data::vocab_needed() const {
+  return std::visit([](const auto& source) { return source.vocab_needed(); }, state_->source);
+}
+
+bool Data::documents() const {
+  return std::visit([](const auto& source) { return source.kDocuments; }, state_->source);
+}
+
+std::optional<std::int64_t> Data::samples_per_epoch() const {
+  return std::visit([](const auto& source) { return source.samples_per_epoch(); }, state_->source);
+}
+
+std::optional<double> Data::floor() const {
+  return std::visit([](const auto& source) { return source.floor(); }, state_->source);
+}
+
+std::string Data::describe() const {
+  return std::visit([](const auto& source) { return source.describe(); }, state_->source);
+}
+
+void Data::fill(std::int64_t index, const SampleViews& views) const {
+  const DataOptions& options = state_->options;
+  check(index >= 0, "sample {} does not exist; the first is 0", index);
+  check_view(views.tokens, "tokens", options.context);
+  check_view(views.labels, "labels", options.context);
+  check_view(views.positions, "positions", options.context);
+  if (documents()) {
+    check_view(views.document_starts, "document starts", options.max_documents + 1);
+  } else {
+    check(views.document_starts.elements() == 0,
+          "the view of document starts is {}; this source has no boundaries, so it has to be empty",
+          to_string(views.document_starts.shape()));
+  }
+  std::visit([&](const auto& source) { source.fill(index, views); }, state_->source);
+}
+
+}  // namespace headroom

@@ -1,0 +1,175 @@
+#include "train/data_documents.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
+#include "train/source_seed.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Part of one document at its place in a sequence.
+struct Piece {
+  std::int64_t offset = 0;    // of its first byte in the document
+  std::int64_t tokens = 0;    // in this sequence
+  std::int64_t position = 0;  // of its first token in the sequence
+};
+
+// A system call that may be interrupted; 0 at the end of the file.
+std::int64_t read_some(int file, std::uint8_t* into, std::int64_t bytes, std::int64_t offset) {
+  while (true) {
+    const ssize_t got = ::pread(file, into, static_cast<std::size_t>(bytes), offset);
+    if (got >= 0 || errno != EINTR) return got;
+  }
+}
+
+// One file is open at a time, for as long as its piece is read.
+void fill_piece(const Documents& source, const Documents::File& document, const Piece& piece,
+                const SampleViews& views) {
+  auto* tokens = views.tokens.data<std::int32_t>() + piece.position;
+  auto* labels = views.labels.data<std::int32_t>() + piece.position;
+  auto* positions = views.positions.data<std::int32_t>() + piece.position;
+  const FileDescriptor file(::openat(source.directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.number() < 0) {
+    fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
+         std::strerror(errno));
+  }
+  // The last token of a piece predicts the document's next byte, though that stands in the next sequence.
+  const std::int64_t end = std::min(piece.tokens + 1, document.bytes - piece.offset);
+  labels[piece.tokens - 1] = kIgnore;
+  std::array<std::uint8_t, 16 * kKiB> buffer;
+  for (std::int64_t done = 0; done < end;) {
+    const std::int64_t wanted = std::min<std::int64_t>(end - done, buffer.size());
+    const std::int64_t got = read_some(file.number(), buffer.data(), wanted, piece.offset + done);
+    if (got < 0) {
+      fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
+           std::strerror(errno));
+    }
+    if (got == 0) {
+      fail(ErrorKind::runtime, "document '{}' of '{}' had {} bytes when it was opened and now ends at {}",
+           document.name, source.path, document.bytes, piece.offset + done);
+    }
+    for (std::int64_t j = 0; j < got; ++j) {
+      const std::int64_t i = done + j;
+      const std::int32_t token = buffer[static_cast<std::size_t>(j)];
+      if (i > 0) labels[i - 1] = token;
+      if (i == piece.tokens) break;
+      tokens[i] = token;
+      positions[i] = static_cast<std::int32_t>(piece.offset + i);
+    }
+    done += got;
+  }
+}
+
+// One more document of zeros that predict nothing.
+void fill_padding(std::int64_t begin, std::int64_t context, const SampleViews& views) {
+  for (std::int64_t i = begin; i < context; ++i) {
+    views.tokens.data<std::int32_t>()[i] = 0;
+    views.labels.data<std::int32_t>()[i] = kIgnore;
+    views.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i - begin);
+  }
+}
+
+}  // namespace
+
+Documents::Documents(std::string directory_path, const DataOptions& options)
+    : path(std::move(directory_path)),
+      directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
+      context(options.context),
+      max_documents(options.max_documents),
+      seed(source_seed(options.seed, SourceSeed::documents)),
+      starts(std::make_unique<Starts>()) {
+  check(directory.number() >= 0, "directory '{}' cannot be read: {}", path, std::strerror(errno));
+  check(max_documents >= 1 && max_documents < std::numeric_limits<std::int32_t>::max(),
+        "{} documents in a sequence are impossible; max_documents is 1 or more", max_documents);
+  list_files();
+  sequences = divide_up(bytes, context);
+  starts->begin.resize(files.size());
+}
+
+void Documents::list_files() {
+  std::error_code error;
+  std::int64_t empty = 0;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    struct stat status {};
+    const bool there = ::fstatat(directory.number(), name.c_str(), &status, 0) == 0;
+    if (there ? !S_ISREG(status.st_mode) : errno == ENOENT) continue;  // a link may lead nowhere
+    if (!there || ::faccessat(directory.number(), name.c_str(), R_OK, 0) != 0) {
+      fail(ErrorKind::input, "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
+    }
+    const std::int64_t file_bytes = status.st_size;
+    check(file_bytes <= std::numeric_limits<std::int32_t>::max(),
+          "document '{}' of '{}' has {} bytes; positions count to {}", name, path, format_count(file_bytes),
+          format_count(std::numeric_limits<std::int32_t>::max()));
+    if (file_bytes == 0) {
+      ++empty;
+      continue;
+    }
+    files.push_back({.name = name, .bytes = file_bytes});
+    bytes = checked_add(bytes, file_bytes);
+  }
+  check(!error, "directory '{}' cannot be read: {}", path, error.message());
+  check(!files.empty(), "directory '{}' holds {}; it needs a file with a byte in it", path,
+        empty == 0 ? "no files" : "only empty files");
+  std::ranges::sort(files, {}, &File::name);
+}
+
+std::string Documents::describe() const {
+  return fmt::format("documents {}, {} files, {} bytes as tokens", path,
+                     format_count(static_cast<std::int64_t>(files.size())), format_count(bytes));
+}
+
+Permutation Documents::order(std::int64_t epoch) const {
+  return {Random(seed, static_cast<std::uint64_t>(epoch)), static_cast<std::int64_t>(files.size())};
+}
+
+Documents::Place Documents::find(std::int64_t epoch, std::int64_t byte) const {
+  const std::lock_guard lock(starts->mutex);
+  std::vector<std::int64_t>& begin = starts->begin;
+  if (starts->epoch != epoch) {
+    const Permutation document = order(epoch);
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < begin.size(); ++i) {
+      begin[i] = sum;
+      sum += files[static_cast<std::size_t>(document(static_cast<std::int64_t>(i)))].bytes;
+    }
+    starts->epoch = epoch;
+  }
+  // The last that does not begin after the byte; none is empty, so starts differ.
+  const auto after = std::ranges::upper_bound(begin, byte);
+  return {.document = after - begin.begin() - 1, .offset = byte - *(after - 1)};
+}
+
+void Documents::fill(std::int64_t index, const SampleViews& views) const {
+  const std::int64_t epoch = index / sequences;
+  const Permutation document = order(epoch);
+  auto* document_starts = views.document_starts.data<std::int32_t>();
+  Place place = find(epoch, index % sequences * context);
+  std::int64_t pieces = 0;
+  std::int64_t filled = 0;
+  while (filled < context && pieces < max_documents && place.document < std::ssize(files)) {
+    const File& file = files[static_cast<std::size_t>(document(place.document))];
+    const Piece piece{.offset = place.offset,
+                      .tokens = std::min(file.bytes - place.offset, context - filled),
+                      .position = filled};
+    fill_piece(*this, file, piece, views);
+    document_starts[pieces++] = static_cast<std::int32_t>(filled);
+    filled += piece.tokens;
+    place = {.document = place.document + 1, .offset = 0};
+  }
+  fill_padding(filled, context, views);
+  // The padding, where there is any, is one document more: it begins where the last piece ends.
+  document_starts[pieces] = static_cast<std::int32_t>(filled);
+  std::fill(document_starts + pieces + 1, document_starts + max_documents + 1,
+            static_cast<std::int32_t>(context));
+}
+
+}  // namespace headroom

@@ -1,0 +1,85 @@
+#include "train/data_flat.h"
+
+#include <utility>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
+#include "train/permutation.h"
+#include "train/source_seed.h"
+
+namespace headroom {
+namespace {
+
+constexpr std::uint64_t kBeginDraw = std::uint64_t{1} << 40;  // past what the permutation draws
+
+std::int64_t token_bytes(TokenType type) {
+  return type == TokenType::byte ? 1 : type == TokenType::uint16 ? 2 : 4;
+}
+
+// A type of few values can stand in for a vocabulary that is not known.
+std::int64_t vocab_of(const std::string& path, TokenType type, std::int64_t given) {
+  if (type == TokenType::byte) return 256;
+  if (given > 0) return given;
+  check(type == TokenType::uint16,
+        "'{}' holds tokens of 32 bits and does not say how many there are; give the vocabulary", path);
+  return 65'536;
+}
+
+template <class T>
+void fill_window(const FlatFile& source, std::int64_t begin, const SampleViews& views) {
+  const T* window = source.file.as<T>() + begin;  // [context + 1]
+  auto* tokens = views.tokens.data<std::int32_t>();
+  auto* labels = views.labels.data<std::int32_t>();
+  auto* positions = views.positions.data<std::int32_t>();
+  for (std::int64_t i = 0; i <= source.context; ++i) {
+    const std::int64_t token = window[i];
+    check(token < source.vocab, "token {} at index {} of '{}' is not below the vocabulary of {}", token,
+          begin + i, source.path, source.vocab);
+    if (i > 0) labels[i - 1] = static_cast<std::int32_t>(token);
+    if (i == source.context) break;
+    tokens[i] = static_cast<std::int32_t>(token);
+    positions[i] = static_cast<std::int32_t>(i);
+  }
+}
+
+}  // namespace
+
+FlatFile::FlatFile(std::string file_path, TokenType token_type, const DataOptions& options)
+    : path(std::move(file_path)),
+      type(token_type),
+      file(path),
+      context(options.context),
+      vocab(vocab_of(path, type, options.vocab)),
+      seed(source_seed(options.seed, SourceSeed::flat)) {
+  const std::int64_t size = token_bytes(type);
+  check(file.bytes() > 0, "'{}' is empty; a sequence of {} needs {} tokens", path, context, context + 1);
+  check(file.bytes() % size == 0, "'{}' has {} bytes, no multiple of the {} that a token takes", path,
+        file.bytes(), size);
+  tokens = file.bytes() / size;
+  check(tokens > context, "'{}' has {} tokens, a context of {} needs at least {}", path, tokens, context,
+        context + 1);
+  windows = (tokens - 1) / context;
+}
+
+std::string FlatFile::describe() const {
+  if (type == TokenType::byte) return fmt::format("text {}, {} bytes as tokens", path, format_count(tokens));
+  return fmt::format("tokens {}, {} of {} bits", path, format_count(tokens), 8 * token_bytes(type));
+}
+
+std::int64_t FlatFile::window_begin(std::int64_t index) const {
+  const Random random(seed, static_cast<std::uint64_t>(index / windows));
+  const auto room = static_cast<std::uint64_t>((tokens - 1) % context);
+  const auto first = static_cast<std::int64_t>(random.below(kBeginDraw, room + 1));
+  return first + Permutation(random, windows)(index % windows) * context;
+}
+
+void FlatFile::fill(std::int64_t index, const SampleViews& views) const {
+  const std::int64_t begin = window_begin(index);
+  switch (type) {
+    case TokenType::byte: return fill_window<std::uint8_t>(*this, begin, views);
+    case TokenType::uint16: return fill_window<std::uint16_t>(*this, begin, views);
+    case TokenType::uint32: return fill_window<std::uint32_t>(*this, begin, views);
+  }
+}
+
+}  // namespace headroom

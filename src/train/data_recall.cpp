@@ -1,0 +1,91 @@
+#include "train/data_recall.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
+#include "train/permutation.h"
+#include "train/source_seed.h"
+
+namespace headroom {
+namespace {
+
+constexpr std::int64_t kMost = 30'000;  // of keys and of values: their product stays a token
+
+}  // namespace
+
+Recall::Recall(std::string_view spec, std::string_view text, const DataOptions& options)
+    : context(options.context), seed(source_seed(options.seed, SourceSeed::recall)) {
+  bool keys_given = false;
+  bool values_given = false;
+  for (bool more = !text.empty(); more;) {
+    const std::size_t comma = text.find(',');
+    const std::string_view option = text.substr(0, comma);
+    more = comma != std::string_view::npos;
+    text = more ? text.substr(comma + 1) : std::string_view{};
+
+    const std::size_t equals = option.find('=');
+    const std::string_view name = option.substr(0, equals);
+    check(equals != std::string_view::npos && (name == "keys" || name == "values"),
+          "option '{}' of data '{}' is not understood; write recall:keys=K,values=V", option, spec);
+    bool& given = name == "keys" ? keys_given : values_given;
+    check(!given, "data '{}' says {} twice", spec, name);
+    given = true;
+
+    const std::string_view digits = option.substr(equals + 1);
+    const std::int64_t least = name == "keys" ? 1 : 2;
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    check(error == std::errc{} && end == digits.data() + digits.size() && number >= least && number <= kMost,
+          "{} '{}' of data '{}' has to be a number from {} to {}", name, digits, spec, least, kMost);
+    (name == "keys" ? keys : values) = number;
+  }
+  check(context >= 2 * keys, "a context of {} is too short for data '{}' with {} keys; the least is {}",
+        context, spec, keys, 2 * keys);
+}
+
+std::optional<double> Recall::floor() const {
+  return std::log(static_cast<double>(values));
+}
+
+std::string Recall::describe() const {
+  return fmt::format("recall, {} keys with one of {} values each, asked for up to {} tokens later",
+                     format_count(keys), format_count(values), format_count(context - 1));
+}
+
+void Recall::fill(std::int64_t index, const SampleViews& views) const {
+  auto* tokens = views.tokens.data<std::int32_t>();
+  auto* labels = views.labels.data<std::int32_t>();
+  auto* positions = views.positions.data<std::int32_t>();
+  // Draws 0 .. keys - 1 are the values, draw keys + i belongs to position i.
+  const Random draw(seed, 2 * static_cast<std::uint64_t>(index));
+  const Permutation order(Random(seed, 2 * static_cast<std::uint64_t>(index) + 1), keys);
+  const auto value_of = [&](std::int64_t key) {
+    return static_cast<std::int64_t>(
+        draw.below(static_cast<std::uint64_t>(key), static_cast<std::uint64_t>(values)));
+  };
+  const auto random_key = [&](std::int64_t position) {
+    return static_cast<std::int64_t>(
+        draw.below(static_cast<std::uint64_t>(keys + position), static_cast<std::uint64_t>(keys)));
+  };
+
+  const std::int64_t assignments = std::max(keys, context / 16);
+  for (std::int64_t i = 0; i < context; ++i) {
+    std::int64_t token = filler_token();
+    std::int64_t label = kIgnore;
+    if (i < assignments) {
+      const std::int64_t key = i < keys ? order(i) : random_key(i);
+      token = assignment_token(key, value_of(key));
+    } else if (i >= context / 2) {
+      token = random_key(i);
+      label = value_token(value_of(token));
+    }
+    tokens[i] = static_cast<std::int32_t>(token);
+    labels[i] = static_cast<std::int32_t>(label);
+    positions[i] = static_cast<std::int32_t>(i);
+  }
+}
+
+}  // namespace headroom

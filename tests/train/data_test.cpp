@@ -1,0 +1,194 @@
+// What holds for every source.
+#include "headroom/train/data.h"
+
+#include <gmock/gmock.h>
+
+#include <sys/stat.h>
+
+#include <thread>
+
+#include "memory/heap_counter.h"
+#include "train/samples.h"
+
+namespace headroom {
+namespace {
+
+using testing::HasSubstr;
+
+// One of each kind.
+struct Sources {
+  Sources() {
+    std::string text;
+    for (int i = 0; i < 3000; ++i) text += static_cast<char>(i * i % 251);
+    folder.write("text.txt", text);
+    folder.write("tokens.bin", text);
+    std::filesystem::create_directory(folder.path() + "/many");
+    for (int d = 0; d < 30; ++d) {
+      folder.write(fmt::format("many/{}", d), text.substr(static_cast<std::size_t>(d), d * d % 170));
+    }
+  }
+  [[nodiscard]] std::vector<std::string> specs() const {
+    return {folder.path() + "/text.txt", folder.path() + "/tokens.bin", folder.path() + "/many", "recall"};
+  }
+
+  Folder folder;
+};
+
+TEST(Data, ASampleIsAFunctionOfItsIndex) {
+  const Sources sources;
+  const DataOptions options{.context = 64, .seed = 77, .max_documents = 4};
+  for (const std::string& spec : sources.specs()) {
+    const Data data = Data::open(spec, options);
+    constexpr std::int64_t kSamples = 150;  // some epochs
+    std::vector<Sample> forward;
+    for (std::int64_t i = 0; i < kSamples; ++i) forward.push_back(sample_of(data, options, i));
+    EXPECT_NE(forward[0], forward[1]) << spec;
+    const Data again = Data::open(spec, options);
+    for (std::int64_t i = kSamples - 1; i >= 0; i -= 7) {
+      EXPECT_EQ(sample_of(again, options, i), forward[static_cast<std::size_t>(i)]) << spec;
+    }
+    // Two threads in different epochs of one object.
+    std::vector<Sample> found(kSamples);
+    const auto every_other = [&](std::int64_t first) {
+      for (std::int64_t i = 0; i < kSamples; i += 2) {
+        const std::int64_t index = first == 0 ? i : kSamples - 1 - i;
+        found[static_cast<std::size_t>(index)] = sample_of(data, options, index);
+      }
+    };
+    {
+      const std::jthread one(every_other, 0);
+      const std::jthread two(every_other, 1);
+    }
+    EXPECT_EQ(found, forward) << spec;
+  }
+}
+
+TEST(Data, TheSeedChangesTheOrder) {
+  const Sources sources;
+  const DataOptions options{.context = 64, .seed = 1, .max_documents = 4};
+  const DataOptions other{.context = 64, .seed = 2, .max_documents = 4};
+  for (const std::string& spec : sources.specs()) {
+    const Data data = Data::open(spec, options);
+    const Data different = Data::open(spec, other);
+    int same = 0;
+    for (std::int64_t i = 0; i < 20; ++i)
+      same += sample_of(data, options, i) == sample_of(different, other, i);
+    EXPECT_LT(same, 10) << spec;
+  }
+}
+
+// A change of these numbers changes the samples of every saved run.
+TEST(Data, SamplesStayWhatTheyAre) {
+  const DataOptions options{.context = 16, .seed = 1};
+  const Sample sample = sample_of(Data::open("recall:keys=3,values=4", options), options, 5);
+  EXPECT_EQ(sample.tokens, (std::vector<std::int32_t>{15, 17, 9, 7, 7, 7, 7, 7, 2, 1, 0, 0, 2, 0, 0, 2}));
+
+  const Folder folder;
+  const std::string text = folder.write("text.txt", "abcdefghijklmnop");
+  std::filesystem::create_directory(folder.path() + "/many");
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) folder.write(fmt::format("many/{}", name), name);
+  const DataOptions pairs{.context = 2, .seed = 1, .max_documents = 2};
+  std::string windows;
+  std::string documents;
+  for (std::int64_t i = 0; i < 14; ++i) {
+    windows += static_cast<char>(sample_of(Data::open(text, pairs), pairs, i).tokens[0]);
+    for (const std::int32_t token : sample_of(Data::open(folder.path() + "/many", pairs), pairs, i).tokens) {
+      documents += static_cast<char>(token);
+    }
+  }
+  EXPECT_EQ(windows, "lbhjnfdndblfjh");
+  EXPECT_EQ(documents, "fadbcecfdbaeecfbadafdebcbdef");
+}
+
+TEST(Data, FillingTakesNoHeap) {
+#if HEADROOM_HEAP_COUNTED
+  const Sources sources;
+  const DataOptions options{.context = 64, .seed = 1, .max_documents = 4};
+  for (const std::string& spec : sources.specs()) {
+    const Data data = Data::open(spec, options);
+    Sample sample = poisoned_sample(data, options);
+    const SampleViews views = views_of(sample);
+    const std::int64_t before = heap_bytes;
+    heap_peak_bytes = before;
+    for (std::int64_t i = 0; i < 100; ++i) data.fill(i, views);
+    EXPECT_EQ(heap_peak_bytes, before) << spec;
+  }
+#else
+  GTEST_SKIP() << "the sanitizer has its own malloc";
+#endif
+}
+
+TEST(Data, SpecsThatNameNothingAreRefused) {
+  const Folder folder;
+  const DataOptions options{.context = 8};
+  for (const std::string& spec :
+       {std::string(), folder.path() + "/missing.txt", folder.path() + "/missing.bin",
+        folder.path() + "/missing.bin:uint32", std::string("recal")}) {
+    const std::string message = refusal(spec, options);
+    EXPECT_THAT(message, HasSubstr(fmt::format("data '{}' names nothing that exists", spec)));
+    EXPECT_THAT(message, HasSubstr("recall:keys=K,values=V"));
+  }
+  EXPECT_THAT(refusal("/dev/null", options),
+              HasSubstr("'/dev/null' is neither a file nor a directory; give"));
+  std::filesystem::create_directory(folder.path() + "/folder.bin");
+  EXPECT_THAT(refusal(folder.path() + "/folder.bin:uint32", options), HasSubstr("is a directory"));
+  EXPECT_THAT(refusal(folder.path() + "/folder.bin", options), HasSubstr("holds no files"));
+}
+
+TEST(Data, WhatMayNotBeReadIsRefused) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  const Folder folder;
+  const std::string path = folder.write("secret.txt", "0123456789");
+  chmod(path.c_str(), 0);
+  EXPECT_THAT(refusal(path, {.context = 4}), HasSubstr("cannot be read: Permission denied; give"));
+  EXPECT_THAT(refusal(folder.path(), {.context = 4}), HasSubstr("cannot be read: Permission denied"));
+}
+
+TEST(Data, OptionsOutOfRangeAreRefused) {
+  for (const std::int64_t context : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{1} << 31}) {
+    EXPECT_THAT(refusal("recall", {.context = context}),
+                HasSubstr(fmt::format("a context of {} is impossible; use 1 to 2147483647", context)));
+  }
+  EXPECT_THAT(refusal("recall", {.context = 64, .vocab = -1}), HasSubstr("a vocabulary of -1"));
+}
+
+std::string fill_refusal(const Data& data, std::int64_t index, const SampleViews& views) {
+  try {
+    data.fill(index, views);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(Data, ViewsOfAnotherShapeAreRefused) {
+  const DataOptions options{.context = 64};
+  const Data data = Data::open("recall", options);
+  Sample sample = poisoned_sample(data, options);
+  const SampleViews good = views_of(sample);
+  EXPECT_EQ(fill_refusal(data, 0, good), "");
+  EXPECT_EQ(fill_refusal(data, -1, good), "sample -1 does not exist; the first is 0");
+
+  SampleViews views = good;
+  views.tokens = good.tokens.slice(0, 0, 63);
+  EXPECT_EQ(fill_refusal(data, 0, views),
+            "the view of tokens is [63] of i32; a sample needs [64] of i32, dense");
+  views = good;
+  views.labels = TensorView(sample.labels.data(), DType::f32, {64});
+  EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("labels is [64] of f32"));
+  views = good;
+  views.positions = TensorView(nullptr, DType::i32, {64});
+  EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("positions has no memory"));
+  views = good;
+  views.document_starts = good.tokens;
+  EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("has no boundaries"));
+
+  const Folder folder;
+  folder.write("a", "0123456789");
+  const DataOptions packed{.context = 64, .max_documents = 7};
+  const Data documents = Data::open(folder.path(), packed);
+  EXPECT_THAT(fill_refusal(documents, 0, good), HasSubstr("a sample needs [8] of i32"));
+}
+
+}  // namespace
+}  // namespace headroom
