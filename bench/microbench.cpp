@@ -1,5 +1,5 @@
 // What is always on has to cost next to nothing: the ledger per event, a parallel region, a random number,
-// reserving.
+// reserving. And the small operations of a step, in bytes read and written per second.
 #include <benchmark/benchmark.h>
 
 #include <atomic>
@@ -75,6 +75,116 @@ BENCHMARK(rehearse_training_step)
     ->Arg(36)
     ->Arg(1000)
     ->Unit(benchmark::kMillisecond);
+
+// body(context) once in a rehearsed phase, then timed on so many threads; it says how many bytes it moves.
+template <class Body>
+void time_operation(benchmark::State& state, const Body& body) {
+  CpuBackend backend(static_cast<int>(state.range(0)));
+  const auto program = [&](Context& context) {
+    context.phase("operation", [&] { state.SetBytesProcessed(state.iterations() * body(context)); });
+  };
+  Context rehearsal(backend.description());
+  program(rehearsal);
+  Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
+  for (auto _ : state) program(context);
+  program(context);
+}
+
+constexpr std::int64_t kTokens = 16'384;
+constexpr std::int64_t kWidth = 1024;
+
+Tensor rows(Context& context, DType dtype = DType::bf16) {
+  return context.allocate({.name = "rows", .dtype = dtype, .shape = {kTokens, kWidth}});
+}
+
+void rms_norm_operation(benchmark::State& state) {
+  time_operation(state, [](Context& context) {
+    const Tensor x = rows(context);
+    const Tensor weight = context.allocate({.name = "weight", .dtype = DType::bf16, .shape = {kWidth}});
+    const Tensor rstd = context.allocate({.name = "rstd", .shape = {kTokens}});
+    rms_norm_forward(context, {.x = x, .weight = weight, .y = x, .rstd = rstd}, 1e-6F);
+    return 2 * x.view().bytes();
+  });
+}
+BENCHMARK(rms_norm_operation)->Name("rms_norm forward bf16, threads")->Arg(1)->Arg(2)->UseRealTime();
+
+void rms_norm_gradient(benchmark::State& state) {
+  time_operation(state, [](Context& context) {
+    const Tensor x = rows(context);
+    const Tensor gradient = rows(context);
+    const Tensor weight = context.allocate({.name = "weight", .dtype = DType::bf16, .shape = {kWidth}});
+    const Tensor weight_gradient = context.allocate({.name = "weight gradient", .shape = {kWidth}});
+    const Tensor rstd = context.allocate({.name = "rstd", .shape = {kTokens}});
+    rms_norm_backward(context,
+                      {.x = x,
+                       .weight = weight,
+                       .rstd = rstd,
+                       .y_gradient = gradient,
+                       .x_gradient = gradient,
+                       .weight_gradient = weight_gradient},
+                      Store::overwrite);
+    return 3 * x.view().bytes();
+  });
+}
+BENCHMARK(rms_norm_gradient)->Name("rms_norm backward bf16, threads")->Arg(1)->Arg(2)->UseRealTime();
+
+void swiglu_operation(benchmark::State& state) {
+  time_operation(state, [](Context& context) {
+    const Tensor gate = rows(context);
+    const Tensor up = rows(context);
+    swiglu_forward(context, gate, up, gate);
+    return 3 * gate.view().bytes();
+  });
+}
+BENCHMARK(swiglu_operation)->Name("swiglu forward bf16, threads")->Arg(1)->Arg(2)->UseRealTime();
+
+// 16 heads of 64: two bytes in and out per element, and one sine and cosine per token and pair.
+void rope_operation(benchmark::State& state) {
+  const RopeFrequencies frequencies = rope_frequencies({}, 64);
+  time_operation(state, [&](Context& context) {
+    const Tensor x = rows(context);
+    const Tensor positions = context.allocate({.name = "positions", .dtype = DType::i32, .shape = {kTokens}});
+    rope(context, x.view().reshape({kTokens, 16, 64}), positions, frequencies, Pass::forward);
+    return 2 * x.view().bytes();
+  });
+}
+BENCHMARK(rope_operation)->Name("rope bf16, threads")->Arg(1)->Arg(2)->UseRealTime();
+
+// One head, so that the angles are most of it: per item one sine and cosine, and its share of the turning.
+void rope_angles(benchmark::State& state) {
+  const RopeFrequencies frequencies = rope_frequencies({}, 256);
+  time_operation(state, [&](Context& context) {
+    const Tensor x = rows(context);
+    const Tensor positions =
+        context.allocate({.name = "positions", .dtype = DType::i32, .shape = {kTokens * 4}});
+    rope(context, x.view().reshape({kTokens * 4, 1, 256}), positions, frequencies, Pass::forward);
+    return 2 * x.view().bytes();
+  });
+  state.SetItemsProcessed(state.iterations() * kTokens * kWidth / 2);
+}
+BENCHMARK(rope_angles)->Name("rope bf16, one head of 256, threads")->Arg(1)->UseRealTime();
+
+void adamw_operation(benchmark::State& state) {
+  time_operation(state, [](Context& context) {
+    const Tensor master = rows(context, DType::f32);
+    const Tensor gradient = rows(context, DType::f32);
+    const Tensor first = rows(context, DType::f32);
+    const Tensor second = rows(context, DType::f32);
+    const Tensor weight = rows(context);
+    const Tensor factor = context.allocate({.name = "factor", .shape = {1}});
+    fill(context, factor, 1);
+    adamw(context,
+          {.master = master,
+           .gradient = gradient,
+           .first = first,
+           .second = second,
+           .weight = weight,
+           .factor = factor},
+          {});
+    return 7 * master.view().bytes() + weight.view().bytes();
+  });
+}
+BENCHMARK(adamw_operation)->Name("adamw, bf16 weights, threads")->Arg(1)->Arg(2)->UseRealTime();
 
 }  // namespace
 }  // namespace headroom

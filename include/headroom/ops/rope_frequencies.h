@@ -13,15 +13,15 @@ enum class RopeKind : std::uint8_t { none, linear, llama3, yarn };
 struct RopeSettings {
   double theta = 10'000;
   RopeKind kind = RopeKind::none;
-  double factor = 1;                       // linear, llama3, yarn: at least 1
-  std::int64_t original_positions = 0;     // llama3, yarn: the context before it was stretched
-  double low_frequency_factor = 1;         // llama3
-  double high_frequency_factor = 4;        // llama3
-  double beta_fast = 32;                   // yarn
-  double beta_slow = 1;                    // yarn
-  std::optional<double> attention_factor;  // yarn; without it 0.1 ln(factor) + 1
-  bool truncate = true;                    // yarn: whole numbers bound the correction range
-  double mscale = 0;                       // yarn: both nonzero give the attention factor as a quotient
+  double factor = 1;                         // linear, llama3, yarn: at least 1
+  std::int64_t original_positions = 0;       // llama3, yarn: the context before it was stretched
+  double low_frequency_factor = 1;           // llama3
+  double high_frequency_factor = 4;          // llama3
+  double beta_fast = 32;                     // yarn
+  double beta_slow = 1;                      // yarn
+  std::optional<double> attention_factor{};  // yarn; without it 0.1 ln(factor) + 1
+  bool truncate = true;                      // yarn: whole numbers bound the correction range
+  double mscale = 0;                         // yarn: both nonzero give the attention factor as a quotient
   double mscale_all_dim = 0;
 };
 
