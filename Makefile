@@ -14,13 +14,16 @@ run: build
 test: build
 	@ctest --preset release
 
-# What CI runs after `make test`: style, room rule, sanitized short tests, warnings as errors, CUDA where nvcc is.
+# What CI runs after `make test`: style, room rule, sanitized short tests, warnings as errors, CUDA where nvcc is, the
+# fuzzers of what reads files.
 check-ci: setup-checks
 	@scripts/check_format.sh
 	@scripts/check_rooms.sh
 	@cmake --preset dev && cmake --build --preset dev && ctest --preset dev-short
 	@scripts/check_tidy.sh build/dev
 	@cmake --preset ci && cmake --build --preset ci
+	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
+	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
 
 # Everything, however slow: every test under every sanitizer, the fuzzers, every CUDA instance.
 check: test check-ci

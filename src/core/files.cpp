@@ -109,7 +109,11 @@ FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
       fail_taken(path_);
     }
   } while (!still_named(file_, temporary));
-  if (::ftruncate(file_.number(), 0) != 0) fail_to("write", path_, errno);
+  if (::ftruncate(file_.number(), 0) != 0) {
+    const int error = errno;
+    remove_quietly(temporary);
+    fail_to("write", path_, error);
+  }
 }
 
 FileWriter::~FileWriter() {

@@ -1,0 +1,232 @@
+#include "headroom/core/files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <functional>
+
+#include "core/faulty_disk.h"
+#include "core/temporary_folder.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(WriteFile, AppearsWholeAndReplaces) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "state.json";
+  write_file(path, "first");
+  EXPECT_EQ(content(path), "first");
+  write_file(path, "second, longer");
+  EXPECT_EQ(content(path), "second, longer");
+  write_file(path, "");
+  EXPECT_EQ(content(path), "");
+  EXPECT_THAT(names(folder.path()), ElementsAre("state.json"));
+}
+
+TEST(WriteFile, SyncsBeforeTheRenameAndTheFolderAfterIt) {
+  const TemporaryFolder folder;
+  const ArmedDisk disk;
+  write_file(folder / "file", "text");
+  EXPECT_THAT(faulty_disk().log, ElementsAre("ftruncate", "write", "fsync", "rename", "fsync"));
+}
+
+TEST(WriteFile, LosesNothingWhereverTheDiskFails) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "file";
+  for (int call = 1; call <= 4; ++call) {  // the fifth is the sync of the folder, after the rename
+    write_file(path, "before");
+    const std::string message = error_of([&] {
+      const ArmedDisk disk(call, ENOSPC);
+      write_file(path, "after");
+    });
+    EXPECT_THAT(message, HasSubstr(path.string())) << call;
+    EXPECT_THAT(message, HasSubstr("No space left on device")) << call;
+    EXPECT_EQ(content(path), "before") << call;
+    EXPECT_THAT(names(folder.path()), ElementsAre("file")) << call;
+  }
+}
+
+TEST(WriteFile, GoesOnAfterAnInterruption) {
+  const TemporaryFolder folder;
+  for (const int call : {2, 3}) {
+    const ArmedDisk disk(call, EINTR);
+    write_file(folder / "file", "text");
+    EXPECT_EQ(content(folder / "file"), "text");
+  }
+}
+
+TEST(WriteFile, RefusesTwoWritersOfOneName) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "file";
+  {
+    FileWriter first(path);
+    first.write("first");
+    EXPECT_THAT(error_of([&] { FileWriter second(path); }), HasSubstr("another process is writing"));
+    FileWriter moved = std::move(first);
+    moved.write(", moved");
+    moved.commit();
+  }
+  EXPECT_EQ(content(path), "first, moved");
+  put(folder / ".file.tmp", "what a killed writer left, longer than the new text");
+  write_file(path, "new");
+  EXPECT_EQ(content(path), "new");
+  EXPECT_THAT(names(folder.path()), ElementsAre("file"));
+}
+
+TEST(WriteFile, NamesPathAndReason) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(error_of([&] { write_file(folder / "no/such/file", "x"); }),
+            fmt::format("cannot write {}: No such file or directory", (folder / "no/such/file").string()));
+  EXPECT_THAT(error_of([&] { write_file(folder.path() / "", "x"); }), HasSubstr("names no file"));
+}
+
+void write_pair(const fs::path& path, std::string_view text) {
+  FolderWriter writer(path);
+  write_file(writer.folder() / "a", text);
+  write_file(writer.folder() / "b", text);
+  writer.commit();
+}
+
+// "neither" where the folder is not there, "torn" where its files differ.
+std::string read_pair(const fs::path& path) {
+  if (!fs::exists(path)) return "neither";
+  const std::string a = content(path / "a");
+  return a == content(path / "b") && names(path).size() == 2 ? a : "torn";
+}
+
+TEST(FolderWriter, AppearsWholeAndReplaces) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "step";
+  {
+    FolderWriter abandoned(path);
+    write_file(abandoned.folder() / "a", "x");
+    EXPECT_FALSE(fs::exists(path));
+    EXPECT_THAT(error_of([&] { FolderWriter second(path); }), HasSubstr("another process is writing"));
+  }
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+  write_pair(path, "first");
+  EXPECT_EQ(read_pair(path), "first");
+  write_pair(path, "second");
+  EXPECT_EQ(read_pair(path), "second");
+  EXPECT_THAT(names(folder.path()), ElementsAre("step"));
+}
+
+TEST(FolderWriter, SyncsEverythingBeforeTheRename) {
+  const TemporaryFolder folder;
+  FolderWriter writer(folder / "step");
+  put(writer.folder() / "a", "x");
+  put(writer.folder() / "b", "x");
+  const ArmedDisk disk;
+  writer.commit();
+  EXPECT_THAT(faulty_disk().log, ElementsAre("fsync", "fsync", "fsync", "rename", "fsync"));
+}
+
+TEST(FolderWriter, LosesNothingWhereverTheDiskFails) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "step";
+  bool failed = true;
+  for (int call = 1; failed; ++call) {
+    write_pair(path, "before");
+    try {
+      const ArmedDisk disk(call);
+      write_pair(path, "after");
+      failed = false;
+      EXPECT_GT(call, 15);  // mkdir, five a file, three syncs, the exchange, the sync of the folder
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("Input/output error"));
+      EXPECT_THAT(error.what(), HasSubstr(folder.path().string()));
+    }
+    EXPECT_THAT(read_pair(path), testing::AnyOf("before", "after")) << call;
+  }
+}
+
+// A child that dies before its n-th call, for every n until one lives to the end.
+TEST(FolderWriter, LosesNothingWhereverItIsKilled) {
+  for (const bool replaces : {false, true}) {
+    const TemporaryFolder folder;
+    bool killed = true;
+    int call = 1;
+    for (; killed; ++call) {
+      std::error_code ignored;
+      if (!replaces) fs::remove_all(folder / "step", ignored);
+      if (replaces) write_pair(folder / "step", "before");
+      const pid_t child = fork();
+      if (child == 0) {
+        faulty_disk() = {.kill_at = call, .armed = true, .log = {}};
+        write_pair(folder / "step", "after");
+        _exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(waitpid(child, &status, 0), child);
+      killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+      EXPECT_THAT(read_pair(folder / "step"), testing::AnyOf(replaces ? "before" : "neither", "after"))
+          << call;
+      write_pair(folder / "step", "next");  // takes over whatever was left
+      EXPECT_EQ(read_pair(folder / "step"), "next") << call;
+      EXPECT_THAT(names(folder.path()), ElementsAre("step")) << call;
+    }
+    EXPECT_GT(call, 15);
+  }
+}
+
+TEST(RemoveFolder, RemovesLeftoversButNotWorkInProgress) {
+  const TemporaryFolder folder;
+  write_pair(folder / "step", "x");
+  remove_folder(folder / "step");
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+  EXPECT_THAT(error_of([&] { remove_folder(folder / "step"); }), HasSubstr("No such file"));
+
+  fs::create_directory(folder / ".step.tmp");
+  put(folder / ".step.tmp/a", "left");
+  remove_leftover(folder / "step");
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+  const FolderWriter at_work(folder / "step");
+  remove_leftover(folder / "step");
+  EXPECT_TRUE(fs::exists(at_work.folder()));
+}
+
+TEST(MappedFile, GivesTheBytes) {
+  const TemporaryFolder folder;
+  const std::string text(100'000, 'x');
+  put(folder / "file", text);
+  put(folder / "empty", "");
+  MappedFile file(folder / "file");
+  const auto same = [&](const MappedFile& mapped) {
+    return std::string_view(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()) ==
+           text;
+  };
+  EXPECT_TRUE(same(file));
+  file.release(file.bytes());
+  file.release(file.bytes().subspan(1, 2));
+  EXPECT_TRUE(same(file));
+  MappedFile moved = std::move(file);
+  EXPECT_TRUE(same(moved));
+  EXPECT_TRUE(MappedFile(folder / "empty").bytes().empty());
+  moved = MappedFile(folder / "empty");
+  EXPECT_TRUE(moved.bytes().empty());
+  EXPECT_THAT(error_of([&] { MappedFile missing(folder / "missing"); }), HasSubstr("No such file"));
+  EXPECT_THAT(error_of([&] { MappedFile directory(folder.path()); }), HasSubstr("no regular file"));
+}
+
+TEST(ReadSmallFile, HasACap) {
+  const TemporaryFolder folder;
+  const std::string text(100'000, 'x');
+  put(folder / "file", text);
+  EXPECT_EQ(read_small_file(folder / "file", 100'000), text);
+  EXPECT_THAT(error_of([&] { static_cast<void>(read_small_file(folder / "file", 99'999)); }),
+              HasSubstr("larger than"));
+  EXPECT_THAT(error_of([&] { static_cast<void>(read_small_file(folder / "none", 1)); }),
+              HasSubstr("No such"));
+  EXPECT_THAT(error_of([&] { static_cast<void>(read_small_file("/dev/zero", 1)); }), HasSubstr("no regular"));
+  EXPECT_THAT(error_of([&] { static_cast<void>(read_small_file(folder.path(), 1)); }),
+              HasSubstr("no regular"));
+}
+
+}  // namespace
+}  // namespace headroom
