@@ -1,6 +1,7 @@
-// Training: what it reads, the phases of a run, checkpoints.
+// Training: what it reads, the phases of a run, which strategy fits, checkpoints.
 #pragma once
 
 #include "headroom/train/checkpoint.h"
 #include "headroom/train/data.h"
+#include "headroom/train/fit.h"
 #include "headroom/train/trainer.h"

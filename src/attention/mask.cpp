@@ -1,9 +1,20 @@
 #include "headroom/attention/mask.h"
 
 #include <algorithm>
+#include <charconv>
+
+#include "headroom/core/error.h"
 
 namespace headroom {
 namespace {
+
+std::int64_t parse_count(std::string_view text, std::string_view what) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc{} && end == text.data() + text.size() && value >= 1,
+        "{} '{}' is not a number from 1 up", what, text);
+  return value;
+}
 
 KeyRange intersect(KeyRange a, KeyRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
@@ -18,6 +29,33 @@ std::int64_t dilated_count(KeyRange range, std::int64_t first, std::int64_t rate
 }
 
 }  // namespace
+
+Mask parse_mask(std::string_view text) {
+  Mask mask;
+  check(!text.empty(), "a mask is empty; use full, causal, window:N or dilated:SEGMENT/RATE, joined by +");
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view part = rest.substr(0, rest.find('+'));
+    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+    const std::string_view value = part.substr(std::min(part.find(':'), part.size() - 1) + 1);
+    if (part == "causal") {
+      mask.causal = true;
+    } else if (part.starts_with("window:")) {
+      mask.causal = true;
+      mask.window_left = parse_count(value, "window") - 1;
+    } else if (part.starts_with("dilated:")) {
+      const std::size_t slash = value.find('/');
+      check(slash != std::string_view::npos, "mask '{}' needs a segment and a rate, such as dilated:8192/2",
+            part);
+      mask.dilations[0] = {parse_count(value.substr(0, slash), "segment"),
+                           parse_count(value.substr(slash + 1), "rate")};
+      mask.dilation_count = 1;
+    } else {
+      check(part == "full",
+            "mask '{}' is unknown; use full, causal, window:N or dilated:SEGMENT/RATE, joined by +", part);
+    }
+  }
+  return mask;
+}
 
 TileKind MaskView::tile(std::int64_t q_begin, std::int64_t q_end, KeyRange keys) const {
   bool some = false;

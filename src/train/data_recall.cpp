@@ -71,7 +71,7 @@ void Recall::fill(std::int64_t index, const SampleViews& views) const {
         draw.below(static_cast<std::uint64_t>(keys + position), static_cast<std::uint64_t>(keys)));
   };
 
-  const std::int64_t assignments = std::max(keys, context / 16);
+  const std::int64_t assignments = std::max(keys, context / 4);
   for (std::int64_t i = 0; i < context; ++i) {
     std::int64_t token = filler_token();
     std::int64_t label = kIgnore;

@@ -16,11 +16,11 @@
 namespace headroom {
 
 struct Recall {
-  // Options as in "keys=8,values=8"; what is not said is 8.
+  // Options as in "keys=8,values=8"; what is not said is 4.
   Recall(std::string_view spec, std::string_view text, const DataOptions& options);
 
-  std::int64_t keys = 8;
-  std::int64_t values = 8;
+  std::int64_t keys = 4;
+  std::int64_t values = 4;
   std::int64_t context;
   std::uint64_t seed;  // this source's own
 

@@ -18,7 +18,7 @@ void expect_recall(std::string_view spec, std::int64_t keys, std::int64_t values
   EXPECT_DOUBLE_EQ(data.floor().value(), std::log(static_cast<double>(values)));
   EXPECT_FALSE(data.samples_per_epoch().has_value());
   EXPECT_FALSE(data.documents());
-  const std::int64_t assignments = std::max(keys, context / 16);
+  const std::int64_t assignments = std::max(keys, context / 4);
   for (std::int64_t index = 0; index < 20; ++index) {
     const Sample sample = sample_of(data, options, index);
     std::map<std::int64_t, std::int64_t> value_of;
@@ -49,17 +49,17 @@ void expect_recall(std::string_view spec, std::int64_t keys, std::int64_t values
 }
 
 TEST(DataRecall, EveryAnswerIsAmongTheFirstTokensAndNowhereElse) {
-  expect_recall("recall", 8, 8, 512);
-  expect_recall("recall:keys=4", 4, 8, 130);
-  expect_recall("recall:values=16", 8, 16, 131);
-  expect_recall("recall:keys=100,values=3", 100, 3, 400);  // more keys than a sixteenth
+  expect_recall("recall", 4, 4, 512);
+  expect_recall("recall:keys=8", 8, 4, 130);
+  expect_recall("recall:values=16", 4, 16, 131);
+  expect_recall("recall:keys=100,values=3", 100, 3, 400);  // more keys than would fit the first quarter alone
   expect_recall("recall:values=2,keys=5", 5, 2, 10);       // no filler
   expect_recall("recall:keys=1,values=2", 1, 2, 2);
 }
 
 TEST(DataRecall, KeysValuesAndPlacesAreUniform) {
   const DataOptions options{.context = 256, .seed = 1};
-  const Data data = Data::open("recall", options);
+  const Data data = Data::open("recall:keys=8,values=8", options);
   std::vector<int> asked(8);
   std::vector<int> answers(8);
   std::vector<int> first_key(8);
@@ -93,7 +93,7 @@ TEST(DataRecall, SamplesAndSeedsDiffer) {
   const Data data = Data::open("recall", options);
   EXPECT_NE(sample_of(data, options, 0), sample_of(data, options, 1));
   EXPECT_NE(sample_of(data, options, 0), sample_of(Data::open("recall", other), other, 0));
-  EXPECT_EQ(data.describe(), "recall, 8 keys with one of 8 values each, asked for up to 63 tokens later");
+  EXPECT_EQ(data.describe(), "recall, 4 keys with one of 4 values each, asked for up to 63 tokens later");
 }
 
 TEST(DataRecall, BadOptionsAreRefused) {
@@ -116,8 +116,8 @@ TEST(DataRecall, BadOptionsAreRefused) {
   EXPECT_THAT(
       refusal("recall:keys=33", options),
       HasSubstr("a context of 64 is too short for data 'recall:keys=33' with 33 keys; the least is 66"));
-  EXPECT_EQ(refusal("recall", {.context = 64, .vocab = 81}), "");
-  EXPECT_THAT(refusal("recall", {.context = 64, .vocab = 80}), HasSubstr("the least is 81"));
+  EXPECT_EQ(refusal("recall", {.context = 64, .vocab = 25}), "");
+  EXPECT_THAT(refusal("recall", {.context = 64, .vocab = 24}), HasSubstr("the least is 25"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ constexpr int kNoMemory = static_cast<int>(ErrorKind::memory);
 
 constexpr const char* kExamples = R"(Examples:
   headroom devices                        what is here and what is fast on it
+  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run
   headroom verify memory --budget 64MiB   rehearse a small training program, run it, compare
   headroom bench memory                   the packer beside allocators that cannot see ahead
   headroom verify attention               every implementation against the fp64 reference
@@ -63,6 +64,7 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   add_devices(
       *app.add_subcommand("devices", "What is here, what is fast on it, which dtype is the default and why"),
       out);
+  add_train(*app.add_subcommand("train", "Rehearse, reserve, train; checkpoints, resume, metrics"), out);
   CLI::App* bench = app.add_subcommand("bench", "Time, memory and error, side by side");
   bench->require_subcommand(1);
   add_bench_memory(*bench->add_subcommand("memory", "The packer beside allocators that cannot see ahead"),

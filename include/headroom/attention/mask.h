@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <string_view>
 
 #include "headroom/core/random.h"
 
@@ -48,6 +49,9 @@ struct Mask {
 
   bool operator==(const Mask&) const = default;
 };
+
+// full, causal, window:N (causal, N keys and the query's own among them), dilated:SEGMENT/RATE; joined by +.
+[[nodiscard]] Mask parse_mask(std::string_view text);
 
 // Keys [begin, end).
 struct KeyRange {

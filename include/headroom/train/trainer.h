@@ -1,4 +1,4 @@
-// Training as named phases over one Context: load, micro-step, update, evaluate. The trainer holds what lives
+// Training as named phases over one Context: load, micro-step, update, evaluate, save. The trainer holds what lives
 // as long as the run; a rehearsal runs the same functions on a phantom, once each.
 #pragma once
 
@@ -40,7 +40,7 @@ class Trainer {
 
   // Phase load: takes what lives as long as the run, and calls body() to fill it; see buffers().
   void load(Context& context, const std::function<void()>& body);
-  // Random weights: normal layers' scale of 0.02, norms 1. To be called in load's body.
+  // Random matrices of deviation 1 / sqrt(hidden), norms 1. To be called in load's body.
   void initialize(Context& context, std::uint64_t seed) const;
   // In host memory; valid after load, on devices whose memory the host can read.
   [[nodiscard]] TrainBuffers buffers() const;
@@ -53,6 +53,9 @@ class Trainer {
 
   // Clips, updates the weights unless the norm is not finite, clears the gradients; returns the norm.
   double update(Context& context, std::int64_t step);
+
+  // Phase save: body() writes what buffers() holds.
+  void save(Context& context, const std::function<void()>& body);
 
   // The mean loss of a batch.
   double evaluate(Context& context, const FillBatch& fill, const Decoder::Inspect& inspect = {});

@@ -1,0 +1,49 @@
+// Which strategy fits a budget: each is rehearsed, fastest first, and the first that fits is taken.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headroom/memory/layout.h"
+#include "headroom/train/trainer.h"
+
+namespace headroom {
+
+// What is trained, before anybody has said how.
+struct TrainingProblem {
+  ModelConfig config;
+  StepSizes sizes;
+  Mask mask;
+  OptimizerSettings optimizer;
+  DType compute_dtype = DType::f32;
+  std::int64_t accumulation = 1;
+};
+
+// One run of every phase on a phantom of the device.
+[[nodiscard]] Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
+                                       const DeviceDescription& device);
+
+// Strategies worth trying, fastest first: layers keep everything, then attention alone, then their inputs,
+// then some of their inputs; within each, ever smaller chunks of the loss and tiles of the MLP.
+[[nodiscard]] std::vector<Strategy> ordered_strategies(const TrainingProblem& problem,
+                                                       const DeviceDescription& device,
+                                                       std::int64_t budget_bytes);
+
+// In words: "keep attention, recompute the rest; loss 384 tokens at a time; MLP 2,048".
+[[nodiscard]] std::string describe(const Strategy& strategy);
+
+struct TrainingFit {
+  Strategy strategy;  // the first that fits; where none does, the one that takes least
+  Layout layout;
+  std::int64_t needed_bytes = 0;  // arena and host staging
+  bool fits = false;
+};
+[[nodiscard]] TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
+                                       std::int64_t budget_bytes);
+
+// What the step takes where every layer keeps everything, attention holds its scores and the loss its logits,
+// as eager frameworks do: from the same rehearsal and the same families' tables.
+[[nodiscard]] std::int64_t naive_training_bytes(const TrainingProblem& problem,
+                                                const DeviceDescription& device);
+
+}  // namespace headroom

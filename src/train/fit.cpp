@@ -1,0 +1,135 @@
+#include "headroom/train/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
+#include "headroom/loss.h"
+
+namespace headroom {
+namespace {
+
+constexpr std::int64_t kMlpTile = 2048;  // tokens: a product of that many rows runs at full speed
+
+std::int64_t tokens_of(const TrainingProblem& problem) {
+  return problem.sizes.batch * problem.sizes.seq;
+}
+
+LossProblem loss_problem(const TrainingProblem& problem) {
+  return {.tokens = tokens_of(problem),
+          .hidden = problem.config.hidden,
+          .vocab = problem.config.vocab,
+          .dtype = problem.compute_dtype};
+}
+
+std::int64_t needed(const Layout& layout) {
+  return layout.reserved(Space::device) + layout.reserved(Space::host);
+}
+
+}  // namespace
+
+Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
+                         const DeviceDescription& device) {
+  Context context(device);
+  {
+    Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
+    trainer.load(context, [&] { trainer.initialize(context, 0); });
+    trainer.micro_step(context, {});
+    trainer.update(context, 1);
+    trainer.evaluate(context, {});
+    trainer.save(context, [] {});
+  }
+  return make_layout(std::move(context).take_ledger());
+}
+
+std::vector<Strategy> ordered_strategies(const TrainingProblem& problem, const DeviceDescription& device,
+                                         std::int64_t budget_bytes) {
+  const std::int64_t layers = problem.config.layers;
+  const std::int64_t tokens = tokens_of(problem);
+  std::vector<LayerPolicy> policies = {
+      {.keep_all = layers}, {.keep_attention = layers}, {.recompute = layers}};
+  const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
+  if (root > 1) policies.push_back({.recompute = layers, .input_every = root});
+  std::vector<Strategy> strategies;
+  for (const LayerPolicy& policy : policies) {
+    for (const std::int64_t share : {8, 32, 256}) {
+      const LossChunks chunks = fit_loss_chunks(loss_problem(problem), device, budget_bytes / share);
+      strategies.push_back({.layers = policy,
+                            .loss_chunk_tokens = chunks.tokens,
+                            .loss_chunk_vocab = chunks.vocab,
+                            .mlp_tile_tokens = std::min(tokens, share == 8    ? kMlpTile
+                                                                : share == 32 ? kMlpTile / 4
+                                                                              : kMlpTile / 16),
+                            .accumulation = problem.accumulation,
+                            .compute_dtype = problem.compute_dtype});
+    }
+  }
+  return strategies;
+}
+
+std::string describe(const Strategy& strategy) {
+  const LayerPolicy& policy = strategy.layers;
+  std::string text;
+  const auto say = [&](std::int64_t layers, std::string_view what) {
+    if (layers > 0) text += fmt::format("{}{} layers {}", text.empty() ? "" : ", ", layers, what);
+  };
+  say(policy.keep_all, "keep everything");
+  say(policy.keep_attention, "keep attention and recompute the rest");
+  say(policy.recompute, policy.input_every == 1
+                            ? "are recomputed from their inputs"
+                            : fmt::format("are recomputed from every {}th input", policy.input_every));
+  say(policy.offload, "offload their inputs");
+  const std::string words = strategy.loss_chunk_vocab == 0
+                                ? std::string()
+                                : fmt::format(" x {} words", format_count(strategy.loss_chunk_vocab));
+  return fmt::format("{}; loss {} tokens{} at a time, MLP {}", text, format_count(strategy.loss_chunk_tokens),
+                     words, format_count(strategy.mlp_tile_tokens));
+}
+
+TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
+                         std::int64_t budget_bytes) {
+  TrainingFit least;
+  for (const Strategy& strategy : ordered_strategies(problem, device, budget_bytes)) {
+    TrainingFit fit{.strategy = strategy, .layout = rehearse_training(problem, strategy, device)};
+    fit.needed_bytes = needed(fit.layout);
+    fit.fits = fit.needed_bytes <= budget_bytes;
+    if (fit.fits) return fit;
+    if (least.needed_bytes == 0 || fit.needed_bytes < least.needed_bytes) least = std::move(fit);
+  }
+  return least;
+}
+
+std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDescription& device) {
+  const Strategy everything{.layers = {.keep_all = problem.config.layers},
+                            .loss_chunk_tokens = 1,
+                            .loss_chunk_vocab = 1,
+                            .accumulation = problem.accumulation,
+                            .compute_dtype = problem.compute_dtype};
+  std::int64_t bytes = needed(rehearse_training(problem, everything, device));
+  const LossProblem loss = loss_problem(problem);
+  for (const LossImplementation& row : loss_implementations()) {
+    if (row.name == "standard") bytes = checked_add(bytes, row.saved_bytes(loss));
+  }
+  const Decoder decoder(problem.config, everything, problem.sizes, problem.mask);
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (row.name != "naive") continue;
+    for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
+      const AttentionProblem attention{.batch = problem.sizes.batch,
+                                       .seq_q = problem.sizes.seq,
+                                       .seq_k = problem.sizes.seq,
+                                       .heads_q = problem.config.heads_q,
+                                       .heads_kv = problem.config.heads_kv,
+                                       .head_dim = problem.config.head_dim,
+                                       .dtype = problem.compute_dtype,
+                                       .mask = decoder.layer_mask(layer)};
+      bytes = checked_add(bytes, row.saved_bytes(attention));
+    }
+  }
+  return bytes;
+}
+
+}  // namespace headroom

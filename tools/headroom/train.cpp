@@ -1,0 +1,339 @@
+// headroom train: rehearses, says what it will take, reserves that and no more, trains, leaves a checkpoint.
+#include <fmt/ostream.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+
+#include "cli.h"
+#include "headroom/core/bytes.h"
+#include "headroom/core/files.h"
+#include "headroom/device.h"
+#include "headroom/memory.h"
+#include "training_run.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string model;
+  std::string data;
+  std::int64_t context = 0;
+  std::int64_t batch = 1;
+  std::int64_t accumulation = 1;
+  std::int64_t max_documents = 256;
+  std::optional<std::string> budget;
+  std::string attention = "causal";
+  std::optional<std::string> dtype;
+  OptimizerSettings optimizer;
+  std::optional<std::int64_t> warmup;
+  std::string out;
+  std::uint64_t seed = 0;
+  std::int64_t save_every = 0;
+  std::int64_t keep_last = 2;
+  bool resume = false;
+  std::string device = "cpu";
+  int threads = 0;
+  bool json = false;
+};
+
+// Ctrl-C asks the loop to save and leave; a second one ends the process as usual.
+volatile std::sig_atomic_t stop_asked = 0;
+
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    stop_asked = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int) { stop_asked = 1; };
+    action.sa_flags = SA_RESETHAND;
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before_[i]);
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+  ~StopOnSignal() {
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr std::array kSignals = {SIGINT, SIGTERM};
+  std::array<struct sigaction, 2> before_{};
+};
+
+ModelConfig read_model(const std::string& model) {
+  const fs::path folder(model);
+  if (fs::is_directory(folder)) {
+    return parse_model_config(read_small_file(folder / "config.json", kMiB),
+                              (folder / "config.json").string());
+  }
+  return built_in_model(model);  // names what there is
+}
+
+TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
+                         const DeviceDescription& device) {
+  TrainingSetup setup;
+  setup.problem = {.config = config,
+                   .sizes = {.batch = options.batch,
+                             .seq = options.context,
+                             .max_documents = data.documents() ? options.max_documents : 0},
+                   .mask = parse_mask(options.attention),
+                   .optimizer = options.optimizer,
+                   .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
+                   .accumulation = options.accumulation};
+  OptimizerSettings& optimizer = setup.problem.optimizer;
+  optimizer.warmup_steps =
+      options.warmup ? *options.warmup : std::min<std::int64_t>(optimizer.steps / 10, 100);
+  validate(optimizer);
+  check(setup.problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
+        options.attention);
+  check(setup.problem.compute_dtype == DType::f32 || setup.problem.compute_dtype == DType::bf16,
+        "dtype '{}' cannot be trained in; use f32 or bf16", name(setup.problem.compute_dtype));
+  if (fs::is_directory(options.model)) setup.weights = options.model;
+  setup.out = options.out;
+  setup.seed = options.seed;
+  setup.save_every = options.save_every;
+  setup.keep_last = options.keep_last;
+  setup.resume = options.resume;
+  // Everything that the next step's bits depend on; the budget is not among it.
+  setup.settings = fmt::format(
+      "data {}\ncontext {}\nbatch {}\naccumulation {}\nattention {}\ndtype {}\nseed {}\nsteps {}\nlearning "
+      "rate "
+      "{}\nwarm-up {}\nfinal fraction {}\nbetas {} {}\nepsilon {}\nweight decay {}\nclip {}\n",
+      options.data, options.context, options.batch, options.accumulation, options.attention,
+      name(setup.problem.compute_dtype), options.seed, optimizer.steps, optimizer.learning_rate,
+      optimizer.warmup_steps, optimizer.final_fraction, optimizer.beta1, optimizer.beta2, optimizer.epsilon,
+      optimizer.weight_decay, optimizer.max_norm);
+  return setup;
+}
+
+[[noreturn]] void fail_shortfall(const TrainingFit& fit, std::int64_t budget_bytes) {
+  std::string items;
+  const std::vector<LiveBlock> blocks = blocks_at_peak(fit.layout.rehearsal, Space::device);
+  for (std::size_t i = 0; i < std::min<std::size_t>(blocks.size(), 3); ++i) {
+    items += fmt::format("{}{} {}", i == 0 ? "" : ", ", blocks[i].name, format_bytes(blocks[i].bytes));
+  }
+  fail(ErrorKind::memory,
+       "does not fit: the budget is {} bytes and the smallest that would work is {}; its largest items: {}",
+       format_count(budget_bytes), format_count(fit.needed_bytes), items);
+}
+
+void print_plan(const Options& options, const TrainingSetup& setup, const TrainingFit& fit,
+                std::int64_t budget_bytes, std::int64_t naive_bytes, const Data& data, std::ostream& out) {
+  const ParameterTable table(setup.problem.config);
+  fmt::print(out, "model   {}: {} parameters, {} layers, {}\n", options.model,
+             format_count(table.parameters()), setup.problem.config.layers,
+             name(setup.problem.compute_dtype));
+  fmt::print(out, "data    {}\n", data.describe());
+  fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(fit.needed_bytes),
+             format_count(setup.problem.sizes.batch * setup.problem.sizes.seq), describe(fit.strategy));
+  fmt::print(out, "        budget {}; with scores and logits held it would take {}\n",
+             format_bytes(budget_bytes), format_bytes(naive_bytes));
+  if (data.floor()) {
+    fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n",
+               *data.floor());
+  }
+  if (options.context > setup.problem.config.max_positions) {
+    fmt::print(out, "note    the model was made for {} positions; this context has {}\n",
+               format_count(setup.problem.config.max_positions), format_count(options.context));
+  }
+}
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+}
+
+// A live line on a terminal; elsewhere about twenty plain lines.
+class Narrator {
+ public:
+  Narrator(std::ostream& out, std::int64_t steps, std::int64_t budget_bytes, bool quiet)
+      : out_(out),
+        steps_(steps),
+        budget_bytes_(budget_bytes),
+        quiet_(quiet),
+        terminal_(!quiet && isatty(STDERR_FILENO) != 0) {}
+  Narrator(const Narrator&) = delete;
+  Narrator& operator=(const Narrator&) = delete;
+  ~Narrator() {
+    if (terminal_) std::fputs("\r\033[K", stderr);
+  }
+
+  void at(const StepReport& report) {
+    if (quiet_) return;
+    if (begun_ == 0) begun_ = report.step;
+    const double left = report.seconds / static_cast<double>(report.step - begun_ + 1) *
+                        static_cast<double>(steps_ - report.step);
+    const std::string line = fmt::format(
+        "step {} of {}  loss {:.4f}  {} tokens/s  memory {} now, {} peak, {} budget  {} left", report.step,
+        steps_, report.loss, format_count(static_cast<std::int64_t>(report.tokens_per_second)),
+        format_bytes(report.live_bytes), format_bytes(report.live_peak_bytes), format_bytes(budget_bytes_),
+        duration(left));
+    if (terminal_) {
+      std::fprintf(stderr, "\r\033[K%s", line.c_str());
+    } else if (report.step == begun_ || report.step == steps_ ||
+               report.step % std::max<std::int64_t>(steps_ / 20, 1) == 0) {
+      out_ << line << std::endl;
+    }
+  }
+
+ private:
+  std::ostream& out_;
+  std::int64_t steps_;
+  std::int64_t budget_bytes_;
+  bool quiet_;
+  bool terminal_;
+  std::int64_t begun_ = 0;
+};
+
+void print_result(const TrainingResult& result, const Data& data, std::ostream& out) {
+  fmt::print(out, "{} after step {}: loss {:.4f} -> {:.4f} in {}, live peak {}\n",
+             result.interrupted ? "stopped" : "done", result.last_step, result.first_loss, result.last_loss,
+             duration(result.seconds), format_bytes(result.live_peak_bytes));
+  if (result.held_out_loss) {
+    fmt::print(out, "held out: loss {:.4f}", *result.held_out_loss);
+    if (data.floor())
+      fmt::print(out, ", {:.0f} % of the floor {:.4f}", 100 * *result.held_out_loss / *data.floor(),
+                 *data.floor());
+    out << "\n";
+  }
+  fmt::print(out, "checkpoint: {}{}\n", result.checkpoint.string(),
+             result.interrupted ? "; the same command with --resume goes on from it" : "");
+}
+
+nlohmann::ordered_json to_json(const Options& options, const TrainingFit& fit, const TrainingResult& result,
+                               const Data& data, std::int64_t budget_bytes, std::int64_t naive_bytes) {
+  nlohmann::ordered_json json = {{"model", options.model},
+                                 {"data", options.data},
+                                 {"context", options.context},
+                                 {"batch", options.batch},
+                                 {"budget_bytes", budget_bytes},
+                                 {"planned_bytes", fit.layout.reserved(Space::device)},
+                                 {"planned_host_bytes", fit.layout.reserved(Space::host)},
+                                 {"naive_bytes", naive_bytes},
+                                 {"strategy", describe(fit.strategy)},
+                                 {"first_step", result.first_step},
+                                 {"last_step", result.last_step},
+                                 {"first_loss", result.first_loss},
+                                 {"last_loss", result.last_loss},
+                                 {"held_out_loss", nullptr},
+                                 {"floor", nullptr},
+                                 {"seconds", result.seconds},
+                                 {"live_peak_bytes", result.live_peak_bytes},
+                                 {"interrupted", result.interrupted},
+                                 {"checkpoint", result.checkpoint.string()}};
+  if (result.held_out_loss) json["held_out_loss"] = *result.held_out_loss;
+  if (data.floor()) json["floor"] = *data.floor();
+  return json;
+}
+
+void check_out(const Options& options) {
+  const auto latest = latest_checkpoint(options.out);
+  if (options.resume) {
+    check(latest.has_value(), "--resume: {} has no checkpoint", options.out);
+  } else {
+    check(!latest.has_value(), "{} has the checkpoint {}; --resume goes on from it, or choose another --out",
+          options.out, latest ? latest->filename().string() : "");
+  }
+}
+
+void train(const Options& options, std::ostream& out) {
+  const Device device = parse_device(options.device);
+  const ListedDevice listed = find_device(device);
+  check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
+  const std::int64_t budget_bytes =
+      options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  const ModelConfig config = read_model(options.model);
+  const Data data = Data::open(options.data, {.context = options.context,
+                                              .vocab = config.vocab,
+                                              .seed = options.seed,
+                                              .max_documents = options.max_documents});
+  DeviceDescription description = listed.description;
+  if (options.threads > 0) description.cores = options.threads;
+  const TrainingSetup setup = make_setup(options, data, config, description);
+  check_out(options);
+  const TrainingFit fit = fit_training(setup.problem, description, budget_bytes);
+  if (!fit.fits) fail_shortfall(fit, budget_bytes);
+  const std::int64_t naive_bytes = naive_training_bytes(setup.problem, description);
+  if (!options.json) print_plan(options, setup, fit, budget_bytes, naive_bytes, data, out);
+
+  const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
+  fs::create_directories(setup.out);
+  const StopOnSignal signals;
+  TrainingResult result;
+  {
+    Narrator narrator(out, setup.problem.optimizer.steps, budget_bytes, options.json);
+    result = run_training(
+        setup, fit, data, *backend, [&](const StepReport& report) { narrator.at(report); },
+        [] { return stop_asked != 0; });
+  }
+  if (options.json) {
+    out << to_json(options, fit, result, data, budget_bytes, naive_bytes).dump(2) << "\n";
+  } else {
+    print_result(result, data, out);
+  }
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, std::ostream& out) {
+  auto options = std::make_shared<Options>();
+  const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
+  app.add_option("--model", options->model,
+                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b (random weights), or a Hugging "
+                 "Face folder")
+      ->required();
+  app.add_option("--data", options->data,
+                 "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
+      ->required();
+  app.add_option("--context", options->context, "Tokens of a sequence")->required()->check(positive);
+  app.add_option("--steps", options->optimizer.steps, "Updates")->required()->check(positive);
+  app.add_option("--out", options->out, "Folder for checkpoints and metrics.jsonl")->required();
+  app.add_option("--budget", options->budget,
+                 "Bytes it may take, such as 512MiB (default: what is free now)");
+  app.add_option("--batch", options->batch, "Sequences at a time")->check(positive)->capture_default_str();
+  app.add_option("--accumulation", options->accumulation, "Batches per update")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
+      ->capture_default_str();
+  app.add_option("--dtype", options->dtype, "f32 or bf16 (default: what is fast on the device)");
+  app.add_option("--learning-rate", options->optimizer.learning_rate, "After warm-up")->capture_default_str();
+  app.add_option("--warmup", options->warmup, "Steps (default: a tenth, at most 100)");
+  app.add_option("--final-fraction", options->optimizer.final_fraction,
+                 "Of the learning rate, at the end of the cosine")
+      ->capture_default_str();
+  app.add_option("--weight-decay", options->optimizer.weight_decay, "Of matrices")->capture_default_str();
+  app.add_option("--clip", options->optimizer.max_norm, "Largest norm of the gradients")
+      ->capture_default_str();
+  app.add_option("--max-documents", options->max_documents, "Pieces of documents in a sequence")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--seed", options->seed, "Of weights and data")->capture_default_str();
+  app.add_option("--save-every", options->save_every, "Steps between checkpoints (default: at the end alone)")
+      ->check(positive);
+  app.add_option("--keep-last", options->keep_last, "Checkpoints to keep")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_flag("--resume", options->resume, "Go on from the last checkpoint in --out, with the same bits");
+  app.add_option("--device", options->device, "Where to train: cpu")->capture_default_str();
+  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
+      ->check(CLI::Range(1, 4096));
+  app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  app.footer(
+      "Examples:\n"
+      "  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run\n"
+      "  headroom train --model qwen3-0.6b --data book.txt --context 8192 --steps 1000 --out run "
+      "--save-every 100\n"
+      "Ctrl-C saves and leaves; the same command with --resume goes on.");
+  app.callback([options, &out] { train(*options, out); });
+}
+
+}  // namespace headroom

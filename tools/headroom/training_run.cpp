@@ -1,0 +1,250 @@
+#include "training_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "headroom/core/elements.h"
+#include "headroom/core/files.h"
+#include "headroom/model.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kHeldOut = std::int64_t{1} << 40;  // samples from here on are never trained on
+constexpr std::int64_t kHeldOutBatches = 4;
+
+// metrics.jsonl: a line per step, appended; what a resumed run will do again is cut off first.
+class Metrics {
+ public:
+  Metrics(fs::path path, std::int64_t steps_done) : path_(std::move(path)) {
+    std::string kept;
+    if (steps_done > 0 && fs::exists(path_)) {
+      std::ifstream lines(path_);
+      for (std::string line; std::getline(lines, line);) {
+        const auto json = nlohmann::json::parse(line, nullptr, false);
+        if (json.is_object() && json.value("step", steps_done + 1) <= steps_done) kept += line + "\n";
+      }
+    }
+    write_file(path_, kept);
+    file_.open(path_, std::ios::app);
+  }
+
+  void add(const StepReport& report) {
+    const nlohmann::ordered_json line = {{"step", report.step},
+                                         {"loss", report.loss},
+                                         {"learning_rate", report.learning_rate},
+                                         {"grad_norm", report.grad_norm},
+                                         {"tokens", report.tokens},
+                                         {"seconds", report.seconds},
+                                         {"tokens_per_second", report.tokens_per_second},
+                                         {"live_peak_bytes", report.live_peak_bytes}};
+    file_ << line.dump() << std::endl;
+    check_written();
+  }
+
+ private:
+  void check_written() const {
+    if (!file_) fail(ErrorKind::runtime, "{} cannot be written", path_.string());
+  }
+
+  fs::path path_;
+  std::ofstream file_;
+};
+
+bool finite(const TensorView& view) {
+  for (std::int64_t i = 0; i < view.elements(); ++i) {
+    if (!std::isfinite(read_element(view, i))) return false;
+  }
+  return true;
+}
+
+class TrainingRun {
+ public:
+  TrainingRun(const TrainingSetup& setup, const TrainingFit& fit, const Data& data, Backend& backend)
+      : setup_(setup),
+        data_(data),
+        context_(backend, fit.layout),
+        trainer_(Decoder(setup.problem.config, fit.strategy, setup.problem.sizes, setup.problem.mask),
+                 setup.problem.optimizer) {}
+
+  TrainingResult run(const std::function<void(const StepReport&)>& listen,
+                     const std::function<bool()>& stop) {
+    start();
+    Metrics metrics(setup_.out / "metrics.jsonl", state_.step);
+    TrainingResult result;
+    result.first_step = state_.step + 1;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto seconds = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    double before = 0;
+    while (state_.step < setup_.problem.optimizer.steps && !result.interrupted) {
+      StepReport report = step();
+      report.seconds = seconds();
+      report.tokens_per_second = static_cast<double>(step_tokens()) / (report.seconds - before);
+      before = report.seconds;
+      if (state_.step == result.first_step) result.first_loss = report.loss;
+      result.last_loss = report.loss;
+      metrics.add(report);
+      listen(report);
+      result.interrupted = stop();
+      if (setup_.save_every > 0 && state_.step % setup_.save_every == 0) result.checkpoint = save();
+    }
+    result.last_step = state_.step;
+    if (state_.step != saved_step_) result.checkpoint = save();
+    if (!data_.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss();
+    result.seconds = seconds();
+    result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
+    return result;
+  }
+
+ private:
+  void start() {
+    state_ = {.seed = setup_.seed, .settings = setup_.settings};
+    trainer_.load(context_, [&] {
+      trainer_.initialize(context_, setup_.seed);
+      context_.run([&](const Stream&) {
+        if (setup_.resume) {
+          const auto latest = latest_checkpoint(setup_.out);
+          check(latest.has_value(), "{} has no checkpoint to resume from", setup_.out.string());
+          check_same_settings(read_train_state(*latest), setup_.settings);
+          state_ = read_checkpoint(*latest, setup_.problem.config, trainer_.buffers());
+          saved_step_ = state_.step;
+          return;
+        }
+        if (!setup_.weights) return;
+        const TrainBuffers buffers = trainer_.buffers();
+        load_weights(*setup_.weights, trainer_.decoder().parameters(), buffers.weights);
+        if (buffers.master.elements() > 0) {
+          load_weights(*setup_.weights, trainer_.decoder().parameters(), buffers.master);
+        }
+      });
+    });
+  }
+
+  [[nodiscard]] std::int64_t step_tokens() const {
+    return setup_.problem.sizes.batch * setup_.problem.sizes.seq * setup_.problem.accumulation;
+  }
+
+  // The batch that begins with the sample.
+  [[nodiscard]] Trainer::FillBatch batch_from(std::int64_t sample) const {
+    return [this, sample](const StepBatch& batch) {
+      for (std::int64_t i = 0; i < setup_.problem.sizes.batch; ++i) {
+        data_.fill(sample + i, {.tokens = batch.tokens.select(0, i),
+                                .labels = batch.labels.select(0, i),
+                                .positions = batch.positions.select(0, i),
+                                .document_starts = setup_.problem.sizes.max_documents > 0
+                                                       ? batch.document_starts.select(0, i)
+                                                       : TensorView()});
+      }
+    };
+  }
+
+  StepReport step() {
+    const std::int64_t number = state_.step + 1;
+    const std::int64_t batch = setup_.problem.sizes.batch;
+    const std::int64_t accumulation = setup_.problem.accumulation;
+    double loss = 0;
+    for (std::int64_t i = 0; i < accumulation; ++i) {
+      const auto fill = batch_from(state_.samples + i * batch);
+      const double part = trainer_.micro_step(context_, fill);
+      if (!std::isfinite(part)) stop_at_loss(number, part, fill);
+      loss += part / static_cast<double>(accumulation);
+    }
+    const double norm = trainer_.update(context_, number);
+    if (!std::isfinite(norm)) stop_at_gradient(number, norm);
+    state_.step = number;
+    state_.samples += batch * accumulation;
+    state_.tokens += step_tokens();
+    const Usage& usage = context_.ledger().usage(Space::device);
+    return {.step = number,
+            .loss = loss,
+            .learning_rate = learning_rate(setup_.problem.optimizer, number),
+            .grad_norm = norm,
+            .tokens = state_.tokens,
+            .live_bytes = usage.live_bytes,
+            .live_peak_bytes = usage.peak_bytes};
+  }
+
+  // The first parameter of a flat buffer that is not finite; empty where all are.
+  [[nodiscard]] std::string broken_parameter(const TensorView& flat) const {
+    const ParameterTable& table = trainer_.decoder().parameters();
+    for (const Parameter& parameter : table.entries()) {
+      if (!finite(table.view(flat, parameter))) return parameter.name;
+    }
+    return {};
+  }
+
+  [[nodiscard]] std::string last_good() const {
+    const auto latest = latest_checkpoint(setup_.out);
+    return latest ? fmt::format("the last checkpoint is {}", latest->string()) : "there is no checkpoint yet";
+  }
+
+  [[noreturn]] void stop_at_loss(std::int64_t step, double loss, const Trainer::FillBatch& fill) {
+    if (const std::string name = broken_parameter(trainer_.buffers().weights); !name.empty()) {
+      fail(ErrorKind::runtime, "step {}: the loss is {} because weight {} is not finite; {}", step, loss,
+           name, last_good());
+    }
+    std::string first = "the loss itself";
+    bool found = false;
+    trainer_.evaluate(context_, fill, [&](std::string_view name, const TensorView& view) {
+      if (found || finite(view)) return;
+      found = true;
+      first = fmt::format("the result of {}", name);
+    });
+    fail(ErrorKind::runtime, "step {}: the loss is {}; the first tensor that is not finite is {}; {}", step,
+         loss, first, last_good());
+  }
+
+  [[noreturn]] void stop_at_gradient(std::int64_t step, double norm) {
+    // The update has cleared the gradients and changed nothing else: the same batches make them again.
+    for (std::int64_t i = 0; i < setup_.problem.accumulation; ++i) {
+      trainer_.micro_step(context_, batch_from(state_.samples + i * setup_.problem.sizes.batch));
+    }
+    const std::string name = broken_parameter(trainer_.gradients());
+    fail(ErrorKind::runtime,
+         "step {}: the gradients' norm is {}; the first that is not finite is that of {}; {}", step, norm,
+         name.empty() ? "none: their squares overflow" : name, last_good());
+  }
+
+  fs::path save() {
+    fs::path checkpoint;
+    trainer_.save(context_, [&] {
+      checkpoint = write_checkpoint(setup_.out, setup_.problem.config, state_, trainer_.buffers());
+      remove_old_checkpoints(setup_.out, setup_.keep_last);
+    });
+    saved_step_ = state_.step;
+    return checkpoint;
+  }
+
+  double held_out_loss() {
+    double sum = 0;
+    for (std::int64_t i = 0; i < kHeldOutBatches; ++i) {
+      sum += trainer_.evaluate(context_, batch_from(kHeldOut + i * setup_.problem.sizes.batch));
+    }
+    return sum / static_cast<double>(kHeldOutBatches);
+  }
+
+  const TrainingSetup& setup_;
+  const Data& data_;
+  Context context_;
+  Trainer trainer_;
+  TrainState state_;
+  std::int64_t saved_step_ = 0;
+};
+
+}  // namespace
+
+TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit, const Data& data,
+                            Backend& backend, const std::function<void(const StepReport&)>& listen,
+                            const std::function<bool()>& stop) {
+  return TrainingRun(setup, fit, data, backend).run(listen, stop);
+}
+
+}  // namespace headroom

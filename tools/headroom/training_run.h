@@ -1,0 +1,58 @@
+// One training run: the loop between a plan that fits and a checkpoint. What it reports goes to the listener;
+// files go below the folder of the run.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "headroom/train.h"
+
+namespace headroom {
+
+struct TrainingSetup {
+  TrainingProblem problem;
+  std::optional<std::filesystem::path> weights;  // a Hugging Face folder; without it they are random
+  std::filesystem::path out;
+  std::string settings;  // what a resumed run has to agree on, one a line
+  std::uint64_t seed = 0;
+  std::int64_t save_every = 0;  // steps; 0: at the end alone
+  std::int64_t keep_last = 2;
+  bool resume = false;
+};
+
+struct StepReport {
+  std::int64_t step = 0;
+  double loss = 0;
+  double learning_rate = 0;
+  double grad_norm = 0;
+  std::int64_t tokens = 0;  // since the run first began
+  double seconds = 0;       // since this process began to train
+  double tokens_per_second = 0;
+  std::int64_t live_bytes = 0;
+  std::int64_t live_peak_bytes = 0;
+};
+
+struct TrainingResult {
+  std::int64_t first_step = 1;  // of this process
+  std::int64_t last_step = 0;
+  double first_loss = 0;
+  double last_loss = 0;
+  std::optional<double> held_out_loss;  // on samples that were not trained on, where the source never ends
+  double seconds = 0;
+  std::int64_t live_peak_bytes = 0;
+  bool interrupted = false;
+  std::filesystem::path checkpoint;
+};
+
+// Trains until the last step or until stop() says so, which is asked between steps; then saves. A loss or
+// gradient that is not finite is an error that names step, layer and tensor, and leaves the last checkpoint
+// as it is.
+[[nodiscard]] TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit,
+                                          const Data& data, Backend& backend,
+                                          const std::function<void(const StepReport&)>& listen,
+                                          const std::function<bool()>& stop);
+
+}  // namespace headroom
