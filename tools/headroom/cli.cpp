@@ -75,6 +75,8 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   add_verify_attention(
       *verify->add_subcommand("attention", "Every implementation against the fp64 reference"), out,
       exit_code);
+  add_verify_loss(*verify->add_subcommand("loss", "Every implementation of the loss against fp64"), out,
+                  exit_code);
   add_verify_memory(*verify->add_subcommand("memory", "Rehearse a small training program, run it, compare"),
                     out, exit_code);
 
