@@ -66,7 +66,6 @@ class PreparedLossCase {
   std::vector<std::int32_t> labels_;
   LossResults truth_;
   LossResults plain_;
-  std::array<double, kLossResults> terms_{};  // of each result: the largest of what is added up to it
 };
 
 // Whether the implementation serves the case; the reason where it does not.

@@ -10,13 +10,15 @@
 
 namespace headroom {
 
-void add_verify_options(CLI::App& app, const std::shared_ptr<VerifyOptions>& options,
-                        const std::string& names) {
-  app.add_option("--device", options->device, "Where to run: cpu")->capture_default_str();
-  app.add_option("--impl", options->implementation, fmt::format("Only this one: {}", names));
-  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
+void add_verify_options(CLI::App& app, VerifyOptions& options, const std::string& names) {
+  app.add_option("--device", options.device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--impl", options.implementation, fmt::format("Only this one: {}", names));
+  app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
       ->check(CLI::Range(1, 4096));
-  app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  app.add_option("--every", options.every, "Only every n-th case, for a quick look")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "For machines; keys in docs/cli.md");
 }
 
 Verification::OfImplementation& Verification::of(std::string_view implementation) {

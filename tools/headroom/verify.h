@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
@@ -19,12 +18,12 @@ struct VerifyOptions {
   std::string device = "cpu";
   std::string implementation;
   int threads = 0;
+  std::size_t every = 1;  // of so many cases one
   bool json = false;
 };
 
-// --device, --impl, --threads, --json. `names` are the implementations as --help lists them.
-void add_verify_options(CLI::App& app, const std::shared_ptr<VerifyOptions>& options,
-                        const std::string& names);
+// --device, --impl, --threads, --every, --json. `names` are the implementations as --help lists them.
+void add_verify_options(CLI::App& app, VerifyOptions& options, const std::string& names);
 
 class Verification {
  public:

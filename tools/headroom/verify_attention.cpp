@@ -18,7 +18,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
   Verification verification("attention", cases.size());
   for (const std::string& name : names_to_verify(attention_implementations(), options.implementation)) {
     Progress progress(fmt::format("{}: case", name));
-    for (std::size_t i = 0; i < cases.size(); ++i) {
+    for (std::size_t i = 0; i < cases.size(); i += options.every) {
       progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
       if (const Support support = serves(cases[i], name)) {
         verification.ran(name, cases[i].group, cases[i].name,
@@ -35,7 +35,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 void add_verify_attention(CLI::App& app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
-  add_verify_options(app, options, "tiled, naive, naive-recompute");
+  add_verify_options(app, *options, "tiled, naive, naive-recompute");
   app.footer("Example:\n  HEADROOM_SIMD=avx2 headroom verify attention --impl tiled");
   app.callback([options, &out, &exit_code] { exit_code = run(*options, out); });
 }

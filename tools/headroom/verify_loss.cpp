@@ -107,7 +107,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
   Verification verification("loss", cases.size());
   {
     Progress progress("case");
-    for (std::size_t i = 0; i < cases.size(); ++i) {
+    for (std::size_t i = 0; i < cases.size(); i += options.every) {
       progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
       const PreparedLossCase prepared(cases[i]);
       for (const std::string& name : names) {
@@ -129,7 +129,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 void add_verify_loss(CLI::App& app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
-  add_verify_options(app, options, "fused, chunked-recompute, chunked, standard");
+  add_verify_options(app, *options, "fused, chunked-recompute, chunked, standard");
   app.footer("Example:\n  HEADROOM_SIMD=avx2 headroom verify loss --impl fused");
   app.callback([options, &out, &exit_code] { exit_code = run(*options, out); });
 }
