@@ -439,8 +439,8 @@ LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& 
   if (added(rows) <= budget_bytes) {
     return rows.tokens >= problem.tokens ? LossChunks{problem.tokens, 0} : rows;
   }
-  return most(problem.vocab / kBlockRows, [](std::int64_t steps) {
-    return LossChunks{kLeastTokens, steps * kBlockRows};
+  return most(problem.vocab / kBlockRows, [&](std::int64_t steps) {
+    return LossChunks{std::min(kLeastTokens, problem.tokens), steps * kBlockRows};
   });
 }
 
