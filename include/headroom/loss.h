@@ -90,4 +90,15 @@ void validate(const LossProblem& problem);
 // What holding the logits whole would take, in the problem's dtype: 37.09 GiB at 131,072 x 151,936 in bf16.
 [[nodiscard]] std::int64_t logits_bytes(const LossProblem& problem);
 
+// The rule that training scripts follow where nobody plans: standard while the logits, in the problem's
+// dtype, take at most whole_bytes, else chunked, chunk_tokens at a time.
+struct LossMethod {
+  std::string_view implementation;
+  std::int64_t chunk_tokens = 0;
+
+  bool operator==(const LossMethod&) const = default;
+};
+[[nodiscard]] LossMethod loss_method_by_size(const LossProblem& problem, std::int64_t whole_bytes,
+                                             std::int64_t chunk_tokens);
+
 }  // namespace headroom

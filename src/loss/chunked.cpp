@@ -2,10 +2,9 @@
 // logits are held transposed, [vocab][tokens]: then the weight is the left operand of its product and is read
 // as it lies, and softmax statistics run along lanes.
 //
-//   Z <- W X^T        capped
-//   statistics        over fixed blocks of kBlockRows words, merged in order: the bits do not depend on
-//   chunks dZ <- factor * e^(Z - max) - smoothing, less the label's share dX <- dZ^T W      dW <- dW + dZ X
-//
+//   Z <- W X^T, capped; statistics over fixed blocks of kBlockRows words, merged in order, so that the
+//   bits do not depend on the chunks; dZ <- factor * e^(Z - max) - smoothing, less the label's share;
+//   dX <- dZ^T W; dW <- dW + dZ X
 // All five rows of the family but the reference are settings of this.
 #include <algorithm>
 #include <cmath>
@@ -125,7 +124,7 @@ class ChunkedLoss {
                   .counts = false};
       chunk.counts = targets_.any(begin, begin + chunk.count);
       if (chunk.counts) find_statistics(chunk, made);
-      total += store_losses(chunk);
+      store_losses(chunk, total);
       body(chunk);
     }
     if (problem_.reduction != Reduction::none) views_.loss.data<float>()[0] = static_cast<float>(total);
@@ -233,9 +232,9 @@ class ChunkedLoss {
     return static_cast<double>(pieces_.max[t]) + std::log(static_cast<double>(pieces_.sum[t]));
   }
 
-  // Writes the tokens' losses, or returns their sum.
-  double store_losses(const Chunk& chunk) {
-    double total = 0;
+  // Writes the tokens' losses where nothing is reduced, and adds them to the total, one by one in the order
+  // of the tokens: a sum per chunk would round differently for other chunks.
+  void store_losses(const Chunk& chunk, double& total) {
     for (std::int64_t t = 0; t < chunk.count; ++t) {
       const double weight = targets_.weight(chunk.begin + t);
       double loss = 0;
@@ -252,7 +251,6 @@ class ChunkedLoss {
         views_.loss.data<float>()[chunk.begin + t] = static_cast<float>(weight * loss);
       }
     }
-    return total;
   }
 
   // What a token's loss is multiplied by on its way into the gradients.
@@ -441,8 +439,8 @@ LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& 
   if (added(rows) <= budget_bytes) {
     return rows.tokens >= problem.tokens ? LossChunks{problem.tokens, 0} : rows;
   }
-  return most(problem.vocab / kBlockRows, [](std::int64_t steps) {
-    return LossChunks{kLeastTokens, steps * kBlockRows};
+  return most(problem.vocab / kBlockRows, [&](std::int64_t steps) {
+    return LossChunks{std::min(kLeastTokens, problem.tokens), steps * kBlockRows};
   });
 }
 

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "headroom/loss.h"
 
 namespace headroom {
@@ -10,8 +12,10 @@ void validate(const LossProblem& problem) {
         "the loss takes f32, bf16 or f16, not {}", name(problem.dtype));
   check(problem.label_smoothing >= 0 && problem.label_smoothing < 1, "label smoothing {} is not in [0, 1)",
         problem.label_smoothing);
-  check(problem.z_loss >= 0, "z-loss {} is negative", problem.z_loss);
-  check(problem.softcap >= 0, "softcap {} is negative", problem.softcap);
+  check(problem.z_loss >= 0 && std::isfinite(problem.z_loss), "z-loss {} is not a number from 0 up",
+        problem.z_loss);
+  check(problem.softcap >= 0 && std::isfinite(problem.softcap), "softcap {} is not a number from 0 up",
+        problem.softcap);
   check(problem.chunk_tokens >= 0 && problem.chunk_vocab >= 0, "chunks of {} tokens x {} words are negative",
         problem.chunk_tokens, problem.chunk_vocab);
   check(problem.sequence_tokens >= 0 &&
@@ -27,6 +31,12 @@ double flops(const LossProblem& problem, Pass pass) {
 
 std::int64_t logits_bytes(const LossProblem& problem) {
   return dense_bytes(problem.dtype, {problem.tokens, problem.vocab});
+}
+
+LossMethod loss_method_by_size(const LossProblem& problem, std::int64_t whole_bytes,
+                               std::int64_t chunk_tokens) {
+  if (logits_bytes(problem) <= whole_bytes) return {.implementation = "standard", .chunk_tokens = 0};
+  return {.implementation = "chunked", .chunk_tokens = chunk_tokens};
 }
 
 }  // namespace headroom

@@ -1,8 +1,8 @@
 // The loss as its formula reads, in fp64:
 //   z = hidden . weight, softcapped;  lse = ln sum e^z
 //   loss = (1 - s) (lse - z[label]) + s (lse - mean z) + z_loss lse^2, times the token's weight
+#include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "core/pieces.h"
 #include "headroom/core/elements.h"
@@ -15,9 +15,10 @@ Support supports(const LossProblem&, const DeviceDescription& device) {
   return device.kind == DeviceKind::cpu ? Support::yes() : Support::no("the reference runs on a CPU");
 }
 
-std::int64_t workspace_bytes(const LossProblem& problem, const DeviceDescription&, Pass) {
+std::int64_t workspace_bytes(const LossProblem& problem, const DeviceDescription&, Pass pass) {
   Pieces pieces(nullptr);
   pieces.take<double>(problem.vocab);
+  if (pass == Pass::forward) return pieces.bytes();
   pieces.take<double>(problem.hidden);
   pieces.take<double>(problem.vocab * problem.hidden);
   return pieces.bytes();

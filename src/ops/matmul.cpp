@@ -44,9 +44,12 @@ Chunks chunks(std::int64_t n, std::int64_t k) {
 struct MatmulPieces {
   MatmulPieces(std::int64_t n, std::int64_t k, int threads, std::byte* base) {
     Pieces pieces(base);
-    const Chunks sizes = chunks(n, k);
-    const std::int64_t columns = std::min(sizes.columns, round_up(n, 64));
-    packed = pieces.take<float>(columns * sizes.depth);
+    // Not what these sizes pack, but the most that they or smaller ones do: a smaller depth may take more
+    // groups of columns at once, and more floats.
+    const std::int64_t depth = std::max<std::int64_t>(std::min(k, kMaxDepth), 1);
+    const std::int64_t columns = round_up(n, 64);
+    packed = pieces.take<float>(std::max(std::min(checked_multiply(columns, depth), kPackedFloats),
+                                         std::min<std::int64_t>(columns, kGroupColumns) * depth));
     scratch = pieces.take<float>(threads * cpu::kMatmulScratch);
     bytes = pieces.bytes();
   }

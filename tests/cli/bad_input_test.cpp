@@ -32,6 +32,10 @@ Case attention(const std::string& option, const std::string& value, const std::s
   return {{"bench", "attention", option, value}, named};
 }
 
+Case loss(const std::string& option, const std::string& value, const std::string& named) {
+  return {{"bench", "loss", option, value}, named};
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Table, BadInput,
     testing::Values(
@@ -71,6 +75,15 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"bench", "attention", "--json", "--csv"}, "--csv"},
         Case{{"bench", "attention", "--preset", "seed-grid", "--head-dim", "64"}, "--head-dim"},
         Case{{"verify", "attention", "--impl", "fastest"}, "fastest"},
+        // Loss
+        loss("--tokens", "0", "--tokens"), loss("--tokens", "many", "many"), loss("--vocab", "-1", "--vocab"),
+        loss("--hidden", "0", "--hidden"), loss("--dtype", "f64", "f64"),
+        loss("--impl", "fastest", "fastest"), loss("--chunk-tokens", "-1", "--chunk-tokens"),
+        loss("--chunk-vocab", "all", "all"), loss("--budget", "0", "zero"), loss("--steps", "0", "--steps"),
+        loss("--device", "cuda:77", "cuda:77"), Case{{"bench", "loss", "--json", "--markdown"}, "--markdown"},
+        Case{{"verify", "loss", "--impl", "fastest"}, "fastest"},
+        Case{{"verify", "loss", "--impl", "reference"}, "reference"},
+        Case{{"verify", "loss", "--every", "0"}, "--every"},
         // Numbers
         Case{{"verify", "memory", "--steps", "0"}, "--steps"},
         Case{{"verify", "memory", "--steps", "-3"}, "--steps"},

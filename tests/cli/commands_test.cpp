@@ -15,7 +15,9 @@ TEST(Commands, HelpHasExamplesEverywhere) {
                                              {"devices", "--help"},
                                              {"bench", "memory", "--help"},
                                              {"bench", "attention", "--help"},
+                                             {"bench", "loss", "--help"},
                                              {"verify", "attention", "--help"},
+                                             {"verify", "loss", "--help"},
                                              {"verify", "memory", "--help"}}) {
     const CliResult result = run_command(arguments);
     EXPECT_EQ(result.code, 0);
@@ -161,6 +163,105 @@ TEST(Commands, DocumentsComeFromAFile) {
       bench_attention({"--seq", "64", "--head-dim", "8", "--heads", "1", "--impl", "tiled,reference",
                        "--steps", "1", "--mask", "documents:" + path + ",causal+documents:" + path});
   for (const auto& row : json["rows"]) EXPECT_LT(row.at("error"), 1e-5);
+}
+
+TEST(Commands, VerifyAttentionAndLossPass) {
+  // Every 97th case leaves out the large ones.
+  const CliResult attention = run_command({"verify", "attention", "--every", "97", "--json"});
+  EXPECT_EQ(attention.code, 0) << attention.out;
+  EXPECT_GT(nlohmann::json::parse(attention.out).at("cases"), 5);
+
+  const CliResult text = run_command({"verify", "loss", "--every", "17", "--impl", "standard"});
+  EXPECT_EQ(text.code, 0) << text.out;
+  EXPECT_NE(text.out.find("standard it keeps logits of the whole vocabulary"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find(", 0 failed\n"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("131,072  37.09 GiB     by size   chunked           4,096"), std::string::npos)
+      << text.out;
+}
+
+TEST(Commands, VerifyLossSaysHowTheSeedsThreeSizesAreTaken) {
+  const CliResult result = run_command({"verify", "loss", "--every", "40", "--json"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json.at("failed"), 0);
+  EXPECT_GE(json.at("cases"), 8);
+  EXPECT_LE(json.at("worst"), 1);
+  const std::map<std::int64_t, std::string> by_size = {
+      {4096, "standard"}, {40'000, "chunked"}, {131'072, "chunked"}};
+  const std::map<std::int64_t, double> gib = {{4096, 1.16}, {40'000, 11.32}, {131'072, 37.09}};
+  std::size_t decided = 0;
+  for (const auto& method : json.at("methods")) {
+    const std::int64_t tokens = method.at("tokens");
+    EXPECT_NEAR(method.at("logits_bytes").get<double>() / (1 << 30), gib.at(tokens), 0.005);
+    if (method.at("rule") == "size") {
+      ++decided;
+      EXPECT_EQ(method.at("implementation"), by_size.at(tokens));
+      EXPECT_EQ(method.at("chunk_tokens"), tokens == 4096 ? 0 : 4096);
+      // What chunks save forward, eager autograd keeps for backward.
+      EXPECT_GT(method.at("added_bytes"), method.at("logits_bytes"));
+    } else {
+      EXPECT_EQ(method.at("implementation"), "fused");
+      EXPECT_LE(method.at("added_bytes"), method.at("budget_bytes"));
+    }
+  }
+  EXPECT_EQ(decided, 3U);
+  EXPECT_EQ(json.at("methods").size(), 3U * 5);
+}
+
+nlohmann::json bench_loss(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"bench", "loss", "--json"});
+  const CliResult result = run_command(arguments);
+  EXPECT_EQ(result.code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(Commands, BenchLossMeasures) {
+  const auto json = bench_loss({"--tokens", "70,130", "--hidden", "24", "--vocab", "1100", "--dtype",
+                                "f32,bf16", "--impl", "fused,chunked-recompute,chunked,standard,reference",
+                                "--chunk-tokens", "0,50", "--chunk-vocab", "0,512", "--steps", "2"});
+  for (const char* key : {"machine", "commit", "rows", "budget_bytes"})
+    EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_GT(json["machine"]["peak_gflops"]["f32"], 0);
+  ASSERT_EQ(json["rows"].size(), 2U * 2 * 5 * 2 * 2);
+  for (const auto& row : json["rows"]) {
+    const bool keeps = row.at("impl") == "chunked" || row.at("impl") == "standard";
+    if (keeps && row.at("chunk_vocab") != 0) {
+      EXPECT_EQ(row.at("status"), "unsupported");
+      continue;
+    }
+    EXPECT_EQ(row.at("status"), "ok");
+    EXPECT_GT(row.at("milliseconds"), 0);
+    EXPECT_GT(row.at("peak_bytes"), row.at("added_bytes"));
+    EXPECT_GT(row.at("added_bytes"), 0);
+    EXPECT_GT(row.at("gflops"), 0);
+    EXPECT_LT(row.at("error"), row.at("dtype") == "f32" ? 1e-5 : 1e-2);
+  }
+}
+
+TEST(Commands, BenchLossRefusesTheLogitsThatStartedItAll) {
+  // Nothing runs. All the logits of 131,072 tokens are 79.7 GB in f32; fused takes 1,024 tokens of them or
+  // fewer.
+  const auto json = bench_loss({"--tokens", "131072", "--vocab", "151936", "--hidden", "64", "--impl",
+                                "standard,fused", "--budget", "100MiB"});
+  const auto& standard = json["rows"][0];
+  EXPECT_EQ(standard.at("status"), "oom");
+  EXPECT_NE(standard.at("reason").get<std::string>().find("79.7 GB"), std::string::npos) << standard;
+  EXPECT_GE(standard.at("added_bytes"), 79'656'124'416);
+  const auto& fused = json["rows"][1];
+  EXPECT_EQ(fused.at("status"), "oom");
+  EXPECT_LT(fused.at("added_bytes"), 256 << 20);
+}
+
+TEST(Commands, BenchLossAsTextCsvAndMarkdown) {
+  const auto with = [&](const std::string& option) {
+    const CliResult result = run_command(
+        {"bench", "loss", "--tokens", "32", "--hidden", "8", "--vocab", "100", "--steps", "1", option});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_NE(with("--warmup=0").find("one step: fused runs backward alone"), std::string::npos);
+  EXPECT_EQ(with("--csv").find("impl,dtype,tokens,"), 0U);
+  EXPECT_EQ(with("--markdown").find("| impl |"), 0U);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -17,6 +18,7 @@ TEST(LossProblem, ValidatesEveryField) {
       [](auto& p) { p.vocab = 0; },           [](auto& p) { p.dtype = DType::i32; },
       [](auto& p) { p.label_smoothing = 1; }, [](auto& p) { p.label_smoothing = -0.1F; },
       [](auto& p) { p.z_loss = -1; },         [](auto& p) { p.softcap = -1; },
+      [](auto& p) { p.z_loss = INFINITY; },   [](auto& p) { p.softcap = INFINITY; },
       [](auto& p) { p.chunk_tokens = -1; },   [](auto& p) { p.chunk_vocab = -1; },
       [](auto& p) { p.sequence_tokens = 5; }, [](auto& p) { p.sequence_tokens = -4; },
   };

@@ -195,6 +195,17 @@ TEST(Matmul, SameBitsWhateverTheThreadsAndThePieces) {
   EXPECT_EQ(std::memcmp(first.view().raw(), pieces.view().raw(), static_cast<std::size_t>(m * n) * 4), 0);
 }
 
+TEST(Matmul, AWorkspaceServesEverySmallerProduct) {
+  const DeviceDescription device = describe_cpu();
+  std::int64_t before = 0;
+  for (std::int64_t k = 1; k < 20'000; k += 13) {
+    const std::int64_t bytes = matmul_workspace_bytes(2560, k, device);
+    EXPECT_GE(bytes, before) << k;
+    EXPECT_LE(matmul_workspace_bytes(2559, k, device), bytes) << k;
+    before = bytes;
+  }
+}
+
 TEST(Matmul, RehearsedAndRun) {
   float result = 0;
   run_rehearsed([&](Context& context) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <numeric>
 
-#include "headroom/core/elements.h"
+#include "case_tools.h"
 #include "headroom/cpu.h"
 #include "headroom/ops.h"
 
@@ -251,92 +251,6 @@ void add_blocks(CaseList& list) {
 
 // ---- running one
 
-// A tensor between canaries: everything in the buffer that is not an element keeps its byte.
-class Guarded {
- public:
-  Guarded() = default;
-  Guarded(DType dtype, const Shape& shape, bool strided) {
-    constexpr std::int64_t kGuard = 64;
-    std::vector<std::int64_t> strides(static_cast<std::size_t>(shape.rank()));
-    std::int64_t reach = 1;
-    for (int i = shape.rank() - 1; i >= 0; --i) {
-      strides[static_cast<std::size_t>(i)] = reach;
-      reach *= std::max<std::int64_t>(shape[i], 1);
-      if (strided && i == shape.rank() - 1) reach = reach * 3 + 8;  // heads of a fused projection
-    }
-    bytes_.assign(static_cast<std::size_t>((reach + 2 * kGuard) * size_bytes(dtype)), kCanary);
-    view_ = TensorView(bytes_.data() + kGuard * size_bytes(dtype), dtype, shape, strides);
-  }
-
-  [[nodiscard]] const TensorView& view() const { return view_; }
-
-  [[nodiscard]] bool canaries_alive() const {
-    std::vector<bool> element(bytes_.size());
-    for_each([&](std::int64_t offset) {
-      const auto first = static_cast<std::size_t>(static_cast<std::uint8_t*>(view_.raw()) - bytes_.data()) +
-                         static_cast<std::size_t>(offset * size_bytes(view_.dtype()));
-      for (std::int64_t i = 0; i < size_bytes(view_.dtype()); ++i)
-        element[first + static_cast<std::size_t>(i)] = true;
-    });
-    for (std::size_t i = 0; i < bytes_.size(); ++i) {
-      if (!element[i] && bytes_[i] != kCanary) return false;
-    }
-    return true;
-  }
-
-  // body(offset in elements), in the order of a dense tensor.
-  template <class Body>
-  void for_each(Body body) const {
-    for (std::int64_t i = 0; i < view_.elements(); ++i) {
-      std::int64_t offset = 0;
-      std::int64_t rest = i;
-      for (int dimension = view_.rank() - 1; dimension >= 0; --dimension) {
-        offset += rest % view_.extent(dimension) * view_.stride(dimension);
-        rest /= view_.extent(dimension);
-      }
-      body(offset);
-    }
-  }
-
-  void fill_normal(const Random& random, float spread) {
-    std::uint64_t i = 0;
-    for_each([&](std::int64_t offset) { write_element(view_, offset, random.normal(i++) * spread); });
-  }
-
-  [[nodiscard]] std::vector<double> values() const {
-    std::vector<double> result;
-    for_each([&](std::int64_t offset) { result.push_back(read_element(view_, offset)); });
-    return result;
-  }
-
- private:
-  static constexpr std::uint8_t kCanary = 0xA5;
-
-  std::vector<std::uint8_t> bytes_;
-  TensorView view_;
-};
-
-// Memory that a kernel works in: NaN before it is written, whatever it is read as, and canaries behind it.
-class Scratch {
- public:
-  explicit Scratch(std::int64_t bytes) : bytes_(bytes), lines_(static_cast<std::size_t>(bytes / 64 + 2)) {
-    std::memset(lines_.data(), 0xFF, lines_.size() * sizeof(Line));
-  }
-  [[nodiscard]] TensorView view() const { return {const_cast<Line*>(lines_.data()), DType::u8, {bytes_}}; }
-  [[nodiscard]] bool canaries_alive() const {
-    const auto* behind = reinterpret_cast<const std::uint8_t*>(lines_.data()) + bytes_;
-    return std::all_of(behind, reinterpret_cast<const std::uint8_t*>(lines_.data() + lines_.size()),
-                       [](std::uint8_t byte) { return byte == 0xFF; });
-  }
-
- private:
-  struct alignas(64) Line {
-    std::uint8_t bytes[64];
-  };
-  std::int64_t bytes_;
-  std::vector<Line> lines_;
-};
-
 struct Inputs {
   Guarded query, key, value, output_gradient, lse_gradient, sinks;
   std::vector<std::int32_t> document_starts;
@@ -462,22 +376,6 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
   return results;
 }
 
-// Largest difference; infinities have to agree, and NaN agrees with nothing.
-double difference(const std::vector<double>& truth, const std::vector<double>& value) {
-  double largest = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    if (truth[i] == value[i]) continue;
-    const double error = std::abs(truth[i] - value[i]);
-    largest = std::isfinite(error) ? std::max(largest, error) : std::numeric_limits<double>::infinity();
-  }
-  return largest;
-}
-
-// Of the two 16-bit types, of a number from 1 to 2.
-double unit_in_last_place(DType dtype) {
-  return dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
-}
-
 }  // namespace
 
 std::vector<AttentionCase> attention_cases() {
@@ -495,12 +393,7 @@ std::vector<AttentionCase> attention_cases() {
 
 double AttentionErrors::worst() const {
   if (!canaries_alive) return std::numeric_limits<double>::infinity();
-  double largest = 0;
-  for (int i = 0; i < kResults; ++i) {
-    if (!std::isfinite(ours[i])) return std::numeric_limits<double>::infinity();
-    if (ours[i] > 0) largest = std::max(largest, ours[i] / allowed[i]);
-  }
-  return largest;
+  return largest_ratio(ours, allowed);
 }
 
 AttentionErrors run_attention_case(const AttentionCase& c, std::string_view implementation, int threads) {
@@ -522,13 +415,7 @@ AttentionErrors run_attention_case(const AttentionCase& c, std::string_view impl
 
   AttentionErrors errors;
   errors.canaries_alive = ours.canaries_alive;
-  const auto largest_of = [&](std::size_t i) {
-    double largest = 0;
-    for (const double value : truth.values[i]) {
-      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
-    }
-    return largest;
-  };
+  const auto largest_of = [&](std::size_t i) { return largest_magnitude(truth.values[i]); };
   // dQ, dK and dV are differences of terms as large as the largest of them: where they cancel, that is the
   // unit that counts.
   const double gradients = std::max({largest_of(2), largest_of(3), largest_of(4)});
@@ -540,8 +427,8 @@ AttentionErrors run_attention_case(const AttentionCase& c, std::string_view impl
     const bool wide = c.problem.dtype == DType::f32 || i == 1;
     const double floor = largest * (wide ? 0x1p-20 : unit_in_last_place(c.problem.dtype));
     const double factor = i < 2 ? 2 : 3;
-    const double plain_error = difference(plain_truth.values[i], plain.values[i]);
-    errors.ours[i] = difference(truth.values[i], ours.values[i]);
+    const double plain_error = largest_difference(plain_truth.values[i], plain.values[i]);
+    errors.ours[i] = largest_difference(truth.values[i], ours.values[i]);
     errors.allowed[i] = std::isfinite(plain_error) ? std::max(factor * plain_error, floor) : floor;
   }
   return errors;

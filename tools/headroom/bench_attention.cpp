@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -14,13 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "bench.h"
 #include "cli.h"
-#include "commit.h"
 #include "headroom/attention.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/elements.h"
 #include "headroom/cpu.h"
-#include "headroom/device.h"
 #include "headroom/ops.h"
 #include "headroom/report.h"
 #include "progress.h"
@@ -29,6 +27,7 @@ namespace headroom {
 namespace {
 
 struct Options {
+  BenchOptions bench;
   std::vector<std::int64_t> seq = {1024, 4096};
   std::vector<std::int64_t> head_dim = {64};
   std::vector<std::int64_t> batch = {1};
@@ -38,15 +37,6 @@ struct Options {
   std::vector<std::string> mask = {"causal"};
   std::vector<std::string> implementation = {"tiled", "naive"};
   std::string preset;
-  std::string device = "cpu";
-  std::optional<std::string> budget;
-  int warmup = 1;
-  int steps = 10;
-  double max_seconds = 10;
-  int threads = 0;
-  bool json = false;
-  bool csv = false;
-  bool markdown = false;
   bool explain = false;
 };
 
@@ -198,7 +188,7 @@ class AttentionRun {
       context_.run([&](const Stream& stream) {
         std::uint64_t seed = 1;
         for (const Tensor* tensor : {&query_, &key_, &value_, &output_gradient_})
-          fill(*tensor, seed++, stream);
+          fill_normal(*tensor, seed++, 1, stream);
         for (std::int64_t b = 0; b < starts_.view().extent(0); ++b) {
           std::copy(c.document_starts.begin(), c.document_starts.end(),
                     starts_.data<std::int32_t>() + starts_.view().offset(b));
@@ -259,22 +249,6 @@ class AttentionRun {
             .saved = saved_};
   }
 
-  static void fill(const Tensor& tensor, std::uint64_t seed, const Stream& stream) {
-    const Random random(seed);
-    const std::int64_t elements = tensor.view().elements();
-    constexpr std::int64_t kChunk = 1 << 14;
-    parallel_for(stream, (elements + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
-      for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
-        // Normal enough, and cheap: four uniform numbers.
-        const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i));
-        const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
-                                            (bits >> 48));
-        const float value = (sum / 65536.0F - 2.0F) * 1.7320508F;
-        write_element(tensor, i, value);
-      }
-    });
-  }
-
   [[nodiscard]] double row_error(const MaskView& mask, std::int64_t h, std::int64_t q) const {
     const AttentionProblem& p = case_.problem;
     const std::int64_t b = p.batch - 1;
@@ -315,15 +289,6 @@ class AttentionRun {
       value_gradient_, saved_, starts_;
 };
 
-const AttentionImplementation& find_implementation(std::string_view name) {
-  std::string names;
-  for (const AttentionImplementation& row : attention_implementations()) {
-    if (row.name == name) return row;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
-  }
-  fail(ErrorKind::input, "implementation '{}' is unknown; use {}", name, names);
-}
-
 Layout rehearse(const Case& c, const AttentionImplementation& implementation,
                 const DeviceDescription& device) {
   Context context(device);
@@ -336,22 +301,10 @@ Layout rehearse(const Case& c, const AttentionImplementation& implementation,
   return make_layout(std::move(context).take_ledger());
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-template <class Body>
-double seconds_of(const Body& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // Forward and backward in turn, as in training, with the machine's peak measured between them: each time is
 // held against the peak of that moment.
 void time_steps(AttentionRun& run, const Options& options, double pair_flops, Row& row) {
-  for (int i = 0; i < options.warmup; ++i) {
+  for (int i = 0; i < options.bench.warmup; ++i) {
     run.forward();
     run.backward();
   }
@@ -359,9 +312,8 @@ void time_steps(AttentionRun& run, const Options& options, double pair_flops, Ro
   std::vector<double> backward;
   std::vector<double> forward_of_peak;
   std::vector<double> backward_of_peak;
-  const auto begin = std::chrono::steady_clock::now();
   double before = run.peak_flops();
-  for (int i = 0; i < options.steps; ++i) {
+  repeat(options.bench, [&] {
     forward.push_back(seconds_of([&] { run.forward(); }));
     const double between = run.peak_flops();
     backward.push_back(seconds_of([&] { run.backward(); }));
@@ -370,9 +322,7 @@ void time_steps(AttentionRun& run, const Options& options, double pair_flops, Ro
     backward_of_peak.push_back(10 * pair_flops / backward.back() / ((between + after) / 2));
     row.peak_gflops.insert(row.peak_gflops.end(), {between / 1e9, after / 1e9});
     before = after;
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > options.max_seconds)
-      break;
-  }
+  });
   row.forward_ms = median(forward) * 1e3;
   row.backward_ms = median(backward) * 1e3;
   row.forward_gflops = 4 * pair_flops / (row.forward_ms * 1e6);
@@ -399,7 +349,8 @@ double pairs_of(const Case& c) {
 Row measure(const Case& c, const Options& options, Backend& backend, std::int64_t budget) {
   Row row;
   row.c = c;
-  const AttentionImplementation& implementation = find_implementation(c.implementation);
+  const AttentionImplementation& implementation =
+      find_implementation(attention_implementations(), c.implementation);
   const Support support = implementation.supports(c.problem, backend.description());
   if (!support) {
     row.status = "unsupported";
@@ -428,7 +379,8 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
 
 // The largest seq of a case's kind whose rehearsal fits.
 std::int64_t largest_seq(Case c, const DeviceDescription& device, std::int64_t budget) {
-  const AttentionImplementation& implementation = find_implementation(c.implementation);
+  const AttentionImplementation& implementation =
+      find_implementation(attention_implementations(), c.implementation);
   const auto fits = [&](std::int64_t seq) {
     c.problem.seq_q = c.problem.seq_k = seq;
     try {
@@ -532,13 +484,11 @@ nlohmann::ordered_json to_json(const Growth& fit) {
 }
 
 void run(const Options& options, std::ostream& out) {
-  const Device device = parse_device(options.device);
-  const ListedDevice listed = find_device(device);
-  check(device.kind == DeviceKind::cpu, "device '{}': attention has kernels for cpu", options.device);
-  const std::int64_t budget = options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  const std::int64_t budget = budget_on_cpu(options.bench, "attention");
   const std::vector<Case> cases = make_cases(options);
-  for (const Case& c : cases) static_cast<void>(find_implementation(c.implementation));
-  CpuBackend backend(options.threads);
+  for (const Case& c : cases)
+    static_cast<void>(find_implementation(attention_implementations(), c.implementation));
+  CpuBackend backend(options.bench.threads);
 
   std::vector<Row> rows;
   Progress progress("case");
@@ -552,14 +502,8 @@ void run(const Options& options, std::ostream& out) {
   for (const Row& row : rows) peaks.insert(peaks.end(), row.peak_gflops.begin(), row.peak_gflops.end());
   const double peak = peaks.empty() ? 0 : median(peaks);
 
-  if (options.json) {
-    nlohmann::ordered_json json = {{"machine",
-                                    {{"name", backend.description().name},
-                                     {"cores", backend.description().cores},
-                                     {"simd", name(backend.description().simd)},
-                                     {"peak_gflops", {{"f32", peak}, {"bf16", peak}}}}},
-                                   {"commit", HEADROOM_COMMIT},
-                                   {"rows", nlohmann::ordered_json::array()}};
+  if (options.bench.json) {
+    nlohmann::ordered_json json = bench_header(backend.description(), peak);
     for (const Row& row : rows) json["rows"].push_back(to_json(row));
     json["budget_bytes"] = budget;
     json["growth"] = nlohmann::ordered_json::array();
@@ -586,8 +530,8 @@ void run(const Options& options, std::ostream& out) {
          rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
-  out << (options.csv ? table.csv() : options.markdown ? table.markdown() : table.text());
-  if (options.csv) return;
+  out << as_asked(table, options.bench);
+  if (options.bench.csv) return;
   fmt::print(out,
              "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
              "threads with {}\n\n",
@@ -612,57 +556,24 @@ void run(const Options& options, std::ostream& out) {
 
 void add_bench_attention(CLI::App& app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  const CLI::Range positive(std::int64_t{1}, std::int64_t{1} << 40);
-  app.add_option("--seq", options->seq, "Sequence lengths")
-      ->delimiter(',')
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--head-dim", options->head_dim, "Head sizes")
-      ->delimiter(',')
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--batch", options->batch, "Batch sizes")
-      ->delimiter(',')
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--heads", options->heads, "Query heads")
-      ->delimiter(',')
-      ->check(positive)
-      ->capture_default_str();
+  add_list(app, "--seq", options->seq, "Sequence lengths");
+  add_list(app, "--head-dim", options->head_dim, "Head sizes");
+  add_list(app, "--batch", options->batch, "Batch sizes");
+  add_list(app, "--heads", options->heads, "Query heads");
   app.add_option("--kv-heads", options->kv_heads, "Key and value heads (default: as many as query heads)")
-      ->check(positive);
-  app.add_option("--dtype", options->dtype, "f32, bf16, f16")->delimiter(',')->capture_default_str();
-  app.add_option("--mask", options->mask,
-                 "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +")
-      ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--impl", options->implementation, "tiled, naive, naive-recompute, reference")
-      ->delimiter(',')
-      ->capture_default_str();
+      ->check(CLI::Range(std::int64_t{1}, kMostListed));
+  add_list(app, "--dtype", options->dtype, "f32, bf16, f16");
+  add_list(app, "--mask", options->mask,
+           "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
+  add_list(app, "--impl", options->implementation, "tiled, naive, naive-recompute, reference");
   CLI::Option* preset = app.add_option("--preset", options->preset,
                                        "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");
   for (const char* given : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads", "--mask"}) {
     preset->excludes(app.get_option(given));
   }
-  app.add_option("--warmup", options->warmup, "Runs before timing")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
-  app.add_option("--steps", options->steps, "Timed runs, of which the median counts")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
-  app.add_option("--max-seconds", options->max_seconds, "At most so long per case, after one run")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  app.add_option("--device", options->device, "Where to run: cpu")->capture_default_str();
-  app.add_option("--budget", options->budget,
-                 "Bytes a case may take, such as 4GiB (default: what is free now)");
-  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
+  add_bench_options(app, options->bench);
   app.add_flag("--explain", options->explain,
                "Say which implementation would be chosen, and why not the others");
-  CLI::Option* json = app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
-  CLI::Option* csv = app.add_flag("--csv", options->csv, "Comma-separated")->excludes(json);
-  app.add_flag("--markdown", options->markdown, "A Markdown table")->excludes(json)->excludes(csv);
   app.footer(
       "Examples:\n  headroom bench attention --seq 1024,4096 --mask full,causal --impl tiled\n"
       "  headroom bench attention --preset seed-grid --budget 8GiB --max-seconds 2");

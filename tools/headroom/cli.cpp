@@ -23,6 +23,8 @@ constexpr const char* kExamples = R"(Examples:
   headroom bench memory                   the packer beside allocators that cannot see ahead
   headroom verify attention               every implementation against the fp64 reference
   headroom bench attention --seq 1024,4096 --mask causal,window:512
+  headroom verify loss                    the same for linear cross-entropy, and how much a budget chunks it
+  headroom bench loss --tokens 1024,4096 --vocab 151936 --impl fused,standard
 
 Exit codes: 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit the budget.)";
 
@@ -71,12 +73,16 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
                    out);
   add_bench_attention(
       *bench->add_subcommand("attention", "Time, memory and error of attention, side by side"), out);
+  add_bench_loss(
+      *bench->add_subcommand("loss", "Time, memory and error of linear cross-entropy, side by side"), out);
   CLI::App* verify =
       app.add_subcommand("verify", "Proof on this machine that what is planned is what happens");
   verify->require_subcommand(1);
   add_verify_attention(
       *verify->add_subcommand("attention", "Every implementation against the fp64 reference"), out,
       exit_code);
+  add_verify_loss(*verify->add_subcommand("loss", "Every implementation of the loss against fp64"), out,
+                  exit_code);
   add_verify_memory(*verify->add_subcommand("memory", "Rehearse a small training program, run it, compare"),
                     out, exit_code);
 

@@ -14,7 +14,9 @@ void add_devices(CLI::App& app, std::ostream& out);
 void add_train(CLI::App& app, std::ostream& out);
 void add_bench_memory(CLI::App& app, std::ostream& out);
 void add_bench_attention(CLI::App& app, std::ostream& out);
+void add_bench_loss(CLI::App& app, std::ostream& out);
 void add_verify_attention(CLI::App& app, std::ostream& out, int& exit_code);
+void add_verify_loss(CLI::App& app, std::ostream& out, int& exit_code);
 void add_verify_memory(CLI::App& app, std::ostream& out, int& exit_code);
 
 }  // namespace headroom

@@ -1,0 +1,88 @@
+#include "bench.h"
+
+#include <algorithm>
+
+#include "commit.h"
+#include "headroom/core/bytes.h"
+#include "headroom/core/elements.h"
+#include "headroom/core/random.h"
+#include "headroom/cpu.h"
+#include "headroom/device.h"
+
+namespace headroom {
+
+void add_bench_options(CLI::App& app, BenchOptions& options) {
+  app.add_option("--warmup", options.warmup, "Runs before timing")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "Timed runs, of which the median counts")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--max-seconds", options.max_seconds, "At most so long per case, after one run")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--device", options.device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--budget", options.budget,
+                 "Bytes a case may take, such as 4GiB (default: what is free now)");
+  app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
+      ->check(CLI::Range(1, 4096));
+  CLI::Option* json = app.add_flag("--json", options.json, "For machines; keys in docs/cli.md");
+  CLI::Option* csv = app.add_flag("--csv", options.csv, "Comma-separated")->excludes(json);
+  app.add_flag("--markdown", options.markdown, "A Markdown table")->excludes(json)->excludes(csv);
+}
+
+void add_list(CLI::App& app, const std::string& name, std::vector<std::int64_t>& values,
+              const std::string& help, std::int64_t least) {
+  app.add_option(name, values, help)
+      ->delimiter(',')
+      ->check(CLI::Range(least, kMostListed))
+      ->capture_default_str();
+}
+
+void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+              const std::string& help) {
+  app.add_option(name, values, help)->delimiter(',')->capture_default_str();
+}
+
+std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what) {
+  const Device device = parse_device(options.device);
+  const ListedDevice listed = find_device(device);
+  check(device.kind == DeviceKind::cpu, "device '{}': {} has kernels for cpu", options.device, what);
+  return options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+}
+
+nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak_gflops) {
+  return {{"machine",
+           {{"name", device.name},
+            {"cores", device.cores},
+            {"simd", name(device.simd)},
+            {"peak_gflops", {{"f32", peak_gflops}, {"bf16", peak_gflops}}}}},
+          {"commit", HEADROOM_COMMIT},
+          {"rows", nlohmann::ordered_json::array()}};
+}
+
+std::string as_asked(const Table& table, const BenchOptions& options) {
+  return options.csv ? table.csv() : options.markdown ? table.markdown() : table.text();
+}
+
+void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream) {
+  const Random random(seed);
+  const std::int64_t elements = tensor.elements();
+  constexpr std::int64_t kChunk = 1 << 14;
+  parallel_for(stream, (elements + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
+      // Normal enough, and cheap: four uniform numbers.
+      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i));
+      const auto sum =
+          static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
+      write_element(tensor, i, (sum / 65536.0F - 2.0F) * 1.7320508F * spread);
+    }
+  });
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+}  // namespace headroom

@@ -1,0 +1,83 @@
+// What `headroom bench attention` and `headroom bench loss` share: options, budget, timing, random inputs and
+// the forms of output.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headroom/core/device.h"
+#include "headroom/core/error.h"
+#include "headroom/core/stream.h"
+#include "headroom/core/tensor_view.h"
+#include "headroom/report.h"
+
+namespace headroom {
+
+struct BenchOptions {
+  std::string device = "cpu";
+  std::optional<std::string> budget;
+  int warmup = 1;
+  int steps = 10;
+  double max_seconds = 10;
+  int threads = 0;
+  bool json = false;
+  bool csv = false;
+  bool markdown = false;
+};
+
+void add_bench_options(CLI::App& app, BenchOptions& options);
+
+// An option that takes several numbers, from `least` up, or several names.
+inline constexpr std::int64_t kMostListed = std::int64_t{1} << 40;
+void add_list(CLI::App& app, const std::string& name, std::vector<std::int64_t>& values,
+              const std::string& help, std::int64_t least = 1);
+void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& values,
+              const std::string& help);
+
+// What a case may take: the budget given, or what is free now. Another device than the CPU is refused, naming
+// what has no kernels there.
+[[nodiscard]] std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what);
+
+// machine, commit, and no rows yet.
+[[nodiscard]] nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak_gflops);
+// Text, CSV or Markdown.
+[[nodiscard]] std::string as_asked(const Table& table, const BenchOptions& options);
+
+// elements <- spread * (nearly) standard normal numbers of the seed; dense.
+void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);
+
+[[nodiscard]] double median(std::vector<double> values);
+
+template <class Body>
+double seconds_of(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// step() as often as asked for, or until the time is up; at least once.
+template <class Step>
+void repeat(const BenchOptions& options, const Step& step) {
+  double spent = 0;
+  for (int i = 0; i < options.steps && spent <= options.max_seconds; ++i) spent += seconds_of(step);
+}
+
+// The row of a family's table; an unknown name is an error that lists them.
+template <class Row>
+const Row& find_implementation(std::span<const Row> table, std::string_view name) {
+  std::string names;
+  for (const Row& row : table) {
+    if (row.name == name) return row;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+  }
+  fail(ErrorKind::input, "implementation '{}' is unknown; use {}", name, names);
+}
+
+}  // namespace headroom
