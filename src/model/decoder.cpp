@@ -299,6 +299,12 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
   validate(strategy, config_.layers);
   check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
         sizes.seq);
+  const DType compute = strategy.compute_dtype;
+  check(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
+        "a decoder computes in f32, bf16 or f16, not {}", name(compute));
+  check(strategy.ring_ranks == 1, "a decoder's step runs on one rank, not on {}", strategy.ring_ranks);
+  check(strategy.sharding == Sharding::none,
+        "the strategy shards the optimizer or the parameters; accepted: none, on one rank");
   mask_.max_documents = sizes.max_documents;
 }
 

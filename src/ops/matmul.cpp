@@ -41,15 +41,17 @@ Chunks chunks(std::int64_t n, std::int64_t k) {
           .columns = std::min(std::max<std::int64_t>(fit, kGroupColumns), round_up(n, kGroupColumns))};
 }
 
+// What is packed at a time, at most, for any product of no more columns and depth: chunks of whole groups
+// leave a remainder of the 16 MiB, which a smaller depth may use.
+std::int64_t packed_floats(std::int64_t n, std::int64_t k) {
+  const std::int64_t depth = chunks(n, k).depth;
+  return std::min(checked_multiply(round_up(n, 64), depth), std::max(kPackedFloats, kGroupColumns * depth));
+}
+
 struct MatmulPieces {
   MatmulPieces(std::int64_t n, std::int64_t k, int threads, std::byte* base) {
     Pieces pieces(base);
-    // Not what these sizes pack, but the most that they or smaller ones do: a smaller depth may take more
-    // groups of columns at once, and more floats.
-    const std::int64_t depth = std::max<std::int64_t>(std::min(k, kMaxDepth), 1);
-    const std::int64_t columns = round_up(n, 64);
-    packed = pieces.take<float>(std::max(std::min(checked_multiply(columns, depth), kPackedFloats),
-                                         std::min<std::int64_t>(columns, kGroupColumns) * depth));
+    packed = pieces.take<float>(packed_floats(n, k));
     scratch = pieces.take<float>(threads * cpu::kMatmulScratch);
     bytes = pieces.bytes();
   }
@@ -76,7 +78,9 @@ void check_operand(const TensorView& view, std::string_view what) {
         view.stride(1));
 }
 
-void check_views(const TensorView& a, const TensorView& b, const TensorView& c) {
+}  // namespace
+
+void check_product(const TensorView& a, const TensorView& b, const TensorView& c) {
   check_operand(a, "the left operand");
   check_operand(b, "the right operand");
   check_operand(c, "the result");
@@ -90,15 +94,13 @@ void check_views(const TensorView& a, const TensorView& b, const TensorView& c) 
         name(c.dtype()));
 }
 
-}  // namespace
-
 std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device) {
   return MatmulPieces(n, k, device.cores, nullptr).bytes;
 }
 
 void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
             const Stream& stream) {
-  check_views(a, b, c);
+  check_product(a, b, c);
   const std::int64_t m = c.extent(0);
   const std::int64_t n = c.extent(1);
   const std::int64_t k = a.extent(1);
@@ -141,7 +143,7 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool 
 }
 
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, bool add) {
-  check_views(a, b, c);
+  check_product(a, b, c);
   const std::int64_t bytes = matmul_workspace_bytes(c.extent(1), a.extent(1), context.description());
   const Tensor workspace = context.allocate(
       {.name = "product workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});

@@ -13,6 +13,9 @@ namespace headroom {
 [[nodiscard]] std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k,
                                                   const DeviceDescription& device);
 
+// Throws where c <- a b is no product that the kernels make; phantoms too.
+void check_product(const TensorView& a, const TensorView& b, const TensorView& c);
+
 // c <- a b (+ c); see headroom/ops/matmul.h. The views are checked.
 void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
             const Stream& stream);

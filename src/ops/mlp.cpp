@@ -9,6 +9,34 @@
 namespace headroom {
 namespace {
 
+// A tile of what is as wide as the MLP, as the products see it: so that a rehearsal refuses what a run would.
+TensorView wide(const MlpForward& views) {
+  return {nullptr, views.x.dtype(), {views.x.extent(0), views.weights.gate.extent(0)}};
+}
+
+void check_forward(const Context& context, const MlpForward& views) {
+  const Arguments arguments(context, "mlp");
+  arguments.shape(views.y, views.x.shape(), "y");
+  check_product(views.x, views.weights.gate.transpose(0, 1), wide(views));
+  check_product(wide(views), views.weights.down.transpose(0, 1), views.y);
+}
+
+void check_backward(const Context& context, const MlpBackward& views) {
+  const Arguments arguments(context, "mlp");
+  const MlpForward& forward = views.forward;
+  arguments.shape(views.y_gradient, forward.x.shape(), "y gradient");
+  arguments.shape(views.x_gradient, forward.x.shape(), "x gradient");
+  const auto gradient = [&](const TensorView& view, const TensorView& weight, std::string_view what) {
+    arguments.dtype(view, DType::f32, what);
+    arguments.shape(view, weight.shape(), what);
+  };
+  gradient(views.gradients.gate, forward.weights.gate, "gate gradient");
+  gradient(views.gradients.up, forward.weights.up, "up gradient");
+  gradient(views.gradients.down, forward.weights.down, "down gradient");
+  check_product(views.y_gradient, forward.weights.down, wide(forward));
+  check_product(wide(forward), forward.weights.gate, views.x_gradient);
+}
+
 // The buffers of one tile, taken before the loop over tiles.
 class Tile {
  public:
@@ -85,6 +113,7 @@ class Tile {
 
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens) {
   const Tile tile(context, views, tile_tokens, Pass::forward);
+  check_forward(context, views);
   context.run([&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
@@ -100,6 +129,7 @@ void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_to
 void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens) {
   const MlpForward& forward = views.forward;
   const Tile tile(context, forward, tile_tokens, Pass::backward);
+  check_backward(context, views);
   context.run([&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);

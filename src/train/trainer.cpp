@@ -19,8 +19,10 @@ void validate(const OptimizerSettings& settings) {
   check(settings.warmup_steps >= 0 && settings.warmup_steps <= settings.steps,
         "{} steps of warm-up are not in 0 to {}, the steps of the run", settings.warmup_steps,
         settings.steps);
-  in(settings.beta1, 0, 1, "beta1");
-  in(settings.beta2, 0, 1, "beta2");
+  for (const double beta : {settings.beta1, settings.beta2}) {
+    check(beta >= 0 && beta < 1, "beta1 {} and beta2 {} have to be at least 0 and below 1", settings.beta1,
+          settings.beta2);
+  }
   check(settings.epsilon > 0, "epsilon {} has to be above 0", settings.epsilon);
   check(settings.weight_decay >= 0, "weight decay {} has to be at least 0", settings.weight_decay);
   check(settings.max_norm > 0, "the gradients' norm is clipped to {}, which has to be above 0",
@@ -28,11 +30,12 @@ void validate(const OptimizerSettings& settings) {
 }
 
 double learning_rate(const OptimizerSettings& settings, std::int64_t step) {
-  const auto at = static_cast<double>(step);
-  const auto warmup = static_cast<double>(settings.warmup_steps);
-  if (at <= warmup) return settings.learning_rate * at / warmup;
-  const double span = std::max(static_cast<double>(settings.steps) - warmup, 1.0);
-  const double through = std::min((at - warmup - 1) / span, 1.0);
+  const std::int64_t highest = std::max<std::int64_t>(settings.warmup_steps, 1);
+  if (step <= highest) {
+    return settings.learning_rate * static_cast<double>(step) / static_cast<double>(highest);
+  }
+  const auto span = static_cast<double>(std::max<std::int64_t>(settings.steps - highest, 1));
+  const double through = std::min(static_cast<double>(step - highest) / span, 1.0);
   const double cosine = 0.5 * (1 + std::cos(std::numbers::pi * through));
   return settings.learning_rate * (settings.final_fraction + (1 - settings.final_fraction) * cosine);
 }
@@ -40,6 +43,8 @@ double learning_rate(const OptimizerSettings& settings, std::int64_t step) {
 Trainer::Trainer(Decoder decoder, const OptimizerSettings& optimizer)
     : decoder_(std::move(decoder)), optimizer_(optimizer) {
   validate(optimizer);
+  check(!decoder_.strategy().offload_optimizer,
+        "the strategy keeps the optimizer's state in host memory; accepted: on the device");
 }
 
 Tensor Trainer::take(Context& context, std::string_view name, Category category, DType dtype,

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "headroom/core/checked.h"
 #include "headroom/core/elements.h"
 #include "headroom/core/random.h"
 #include "headroom/cpu.h"
@@ -248,6 +249,21 @@ TEST(Matmul, RefusesWhatDoesNotFit) {
               testing::HasSubstr("20000"));
   EXPECT_THAT(message(view({6, 6}).slice(0, 0, 3, 2).slice(1, 0, 3, 2), view({3, 5}), view({3, 5})),
               testing::HasSubstr("one has to be 1"));
+}
+
+// Loops over tiles take it once for the whole tile; what is left over at the end is smaller.
+TEST(MatmulWorkspace, IsEnoughForEverySmallerProduct) {
+  const DeviceDescription device{.name = "made up", .cores = 4};
+  for (const std::int64_t n : {1, 64, 500, 1024, 4096, 12'288}) {
+    std::int64_t largest = 0;
+    for (std::int64_t k = 1; k <= 20'000; k += k < 64 ? 1 : 61) {
+      const std::int64_t bytes = matmul_workspace_bytes(n, k, device);
+      EXPECT_GE(bytes, largest) << n << " columns, depth " << k;
+      EXPECT_GE(bytes, matmul_workspace_bytes(divide_up(n, 2), k, device)) << n << " columns, depth " << k;
+      largest = std::max(largest, bytes);
+    }
+    EXPECT_LE(largest, 64 << 20);  // bounded, whatever the depth
+  }
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace headroom {
 
 struct OptimizerSettings {
   double learning_rate = 3e-4;  // after warm-up
-  double final_fraction = 0.1;  // of it, at the end of the cosine
+  double final_fraction = 0.1;  // of it, in the last step
   std::int64_t warmup_steps = 0;
   std::int64_t steps = 1;  // of the whole run
   double beta1 = 0.9;
@@ -29,7 +29,8 @@ struct OptimizerSettings {
 // Throws with the value that is wrong.
 void validate(const OptimizerSettings& settings);
 
-// Of step 1, 2, ...: rises in a line to its height, then falls as half a cosine.
+// Of step 1, 2, ...: rises in a line to its height at the end of warm-up, then falls as half a cosine that
+// ends with the last step.
 [[nodiscard]] double learning_rate(const OptimizerSettings& settings, std::int64_t step);
 
 class Trainer {

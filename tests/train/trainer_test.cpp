@@ -1,0 +1,316 @@
+#include "headroom/train/trainer.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <limits>
+#include <optional>
+
+#include "headroom/train.h"
+#include "model/small_models.h"
+
+namespace headroom {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::infinity();
+
+ModelConfig tiny_model() {
+  ModelConfig config = small_model(true, true);
+  config.layers = 2;
+  config.vocab = 67;
+  return config;
+}
+
+// A trainer that was rehearsed and loaded, at step 0.
+class TrainingRun {
+ public:
+  explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32,
+                       std::int64_t accumulation = 1, std::int64_t batch = 2)
+      : trainer_(make(optimizer, dtype, accumulation, batch)) {
+    Context phantom(backend_.description());
+    Trainer rehearsed = make(optimizer, dtype, accumulation, batch);
+    rehearsed.load(phantom, [&] { rehearsed.initialize(phantom, 7); });
+    static_cast<void>(rehearsed.micro_step(phantom, {}));
+    static_cast<void>(rehearsed.update(phantom, 1));
+    static_cast<void>(rehearsed.evaluate(phantom, {}));
+    context_.emplace(backend_, make_layout(phantom.ledger()));
+    trainer_.load(*context_, [&] { trainer_.initialize(*context_, 7); });
+  }
+
+  Trainer& trainer() { return trainer_; }
+  double micro_step(const HostBatch& batch) {
+    return trainer_.micro_step(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+  }
+  double evaluate(const HostBatch& batch) {
+    return trainer_.evaluate(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+  }
+  double update(std::int64_t step) { return trainer_.update(*context_, step); }
+  [[nodiscard]] HostBatch batch(std::uint64_t seed) const {
+    return random_batch(trainer_.decoder().config(), trainer_.decoder().sizes(), seed);
+  }
+
+  // Everything that the next step depends on, as bytes.
+  [[nodiscard]] std::vector<std::vector<std::byte>> state() const {
+    const TrainBuffers buffers = trainer_.buffers();
+    std::vector<std::vector<std::byte>> bytes;
+    for (const TensorView& view :
+         {buffers.weights, buffers.master, buffers.first_moment, buffers.second_moment}) {
+      const auto* data = static_cast<const std::byte*>(view.raw());
+      bytes.emplace_back(data, data + view.bytes());
+    }
+    return bytes;
+  }
+  [[nodiscard]] std::vector<float> gradients() const {
+    const TensorView view = trainer_.gradients();
+    return {view.data<float>(), view.data<float>() + view.elements()};
+  }
+
+ private:
+  static Trainer make(const OptimizerSettings& optimizer, DType dtype, std::int64_t accumulation,
+                      std::int64_t batch) {
+    const Strategy strategy{.layers = {.keep_attention = 1, .recompute = 1},
+                            .accumulation = accumulation,
+                            .compute_dtype = dtype};
+    return {Decoder(tiny_model(), strategy, {.batch = batch, .seq = 35}, {.causal = true}), optimizer};
+  }
+
+  CpuBackend backend_{2};
+  std::optional<Context> context_;
+  Trainer trainer_;
+};
+
+TEST(LearningRate, RisesInALineAndFallsAsHalfACosine) {
+  const OptimizerSettings settings{.learning_rate = 2, .final_fraction = 0.1, .warmup_steps = 4, .steps = 14};
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 1), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 2), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 3), 1.5);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 4), 2);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 9), 0.2 + 1.8 * 0.5);  // half way
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 14), 0.2);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 20), 0.2);  // a run that goes on stays there
+  for (std::int64_t step = 5; step <= 14; ++step) {
+    EXPECT_LT(learning_rate(settings, step), learning_rate(settings, step - 1)) << step;
+  }
+}
+
+TEST(LearningRate, WithoutWarmUpTheFirstStepIsTheHighest) {
+  OptimizerSettings settings{.learning_rate = 2, .final_fraction = 0.25, .steps = 5};
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 1), 2);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 3), 0.5 + 1.5 * 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 5), 0.5);
+  settings.steps = 1;
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 1), 2);
+  settings = {.learning_rate = 2, .final_fraction = 0.25, .warmup_steps = 3, .steps = 3};
+  EXPECT_DOUBLE_EQ(learning_rate(settings, 3), 2);  // warm-up is all there is
+}
+
+TEST(OptimizerSettings, WrongValuesAreRefused) {
+  const auto refuses = [](const OptimizerSettings& settings) { EXPECT_THROW(validate(settings), Error); };
+  validate(OptimizerSettings{});
+  refuses({.learning_rate = -1});
+  refuses({.learning_rate = std::nan("")});
+  refuses({.final_fraction = 1.5});
+  refuses({.warmup_steps = 2, .steps = 1});
+  refuses({.steps = 0});
+  refuses({.beta1 = 1});  // the bias correction of 1 divides by zero
+  refuses({.beta2 = 1});
+  refuses({.beta1 = -0.1});
+  refuses({.epsilon = 0});
+  refuses({.weight_decay = -1});
+  refuses({.max_norm = 0});
+  refuses({.max_norm = std::nan("")});
+}
+
+TEST(Trainer, RefusesAnOptimizerOnTheHost) {
+  const Strategy strategy{.layers = {.keep_all = 2}, .offload_optimizer = true};
+  EXPECT_THROW(Trainer(Decoder(tiny_model(), strategy, {.batch = 1, .seq = 8}, {.causal = true}), {}), Error);
+}
+
+// AdamW's first update moves every weight by the learning rate against its gradient's sign, whatever the
+// gradient's size: that is what bias correction is for.
+TEST(Trainer, TheFirstUpdateMovesByTheLearningRate) {
+  TrainingRun run({.learning_rate = 1e-3, .weight_decay = 0, .max_norm = kNone});
+  static_cast<void>(run.micro_step(run.batch(1)));
+  const std::vector<float> gradients = run.gradients();
+  const TensorView view = run.trainer().buffers().weights;
+  const std::vector<float> before(view.data<float>(), view.data<float>() + view.elements());
+  const double norm = run.update(1);
+  double expected_norm = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    expected_norm += std::pow(static_cast<double>(gradients[i]), 2);
+    const double moved = static_cast<double>(view.data<float>()[i]) - before[i];
+    if (std::abs(gradients[i]) > 1e-4F) {
+      EXPECT_NEAR(moved, gradients[i] > 0 ? -1e-3 : 1e-3, 2e-6) << i;
+    } else {
+      EXPECT_LE(std::abs(moved), gradients[i] == 0 ? 0 : 1.001e-3) << i;
+    }
+  }
+  EXPECT_NEAR(norm, std::sqrt(expected_norm), 1e-6 * norm);
+  for (const float gradient : run.gradients()) EXPECT_EQ(gradient, 0);
+}
+
+TEST(Trainer, OnlyMatricesDecay) {
+  TrainingRun decaying({.learning_rate = 1e-3, .weight_decay = 0.5});
+  TrainingRun plain({.learning_rate = 1e-3, .weight_decay = 0});
+  const ParameterTable& table = plain.trainer().decoder().parameters();
+  const TensorView start = plain.trainer().buffers().weights;
+  const std::vector<float> before(start.data<float>(), start.data<float>() + start.elements());
+  for (TrainingRun* run : {&decaying, &plain}) {
+    static_cast<void>(run->micro_step(run->batch(1)));
+    static_cast<void>(run->update(1));
+  }
+  for (const Parameter& parameter : table.entries()) {
+    const auto* with = table.view(decaying.trainer().buffers().weights, parameter).data<float>();
+    const auto* without = table.view(plain.trainer().buffers().weights, parameter).data<float>();
+    const double decay = parameter.decays ? 1e-3 * 0.5 : 0;
+    for (std::int64_t i = 0; i < parameter.shape.elements(); ++i) {
+      const double weight = before[static_cast<std::size_t>(parameter.offset + i)];
+      EXPECT_NEAR(static_cast<double>(with[i]) - without[i], -decay * weight, 2e-7) << parameter.name;
+    }
+  }
+}
+
+TEST(Trainer, AGradientThatIsNotFiniteChangesNothing) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    TrainingRun run({.learning_rate = 1e-2, .steps = 10}, dtype);
+    static_cast<void>(run.micro_step(run.batch(1)));
+    static_cast<void>(run.update(1));
+    const auto before = run.state();
+    for (const float poison :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()}) {
+      static_cast<void>(run.micro_step(run.batch(2)));
+      run.trainer().gradients().data<float>()[1234] = poison;
+      EXPECT_FALSE(std::isfinite(run.update(2))) << poison;
+      EXPECT_EQ(run.state(), before) << poison;
+      for (const float gradient : run.gradients()) EXPECT_EQ(gradient, 0);
+    }
+    // And training goes on as if nothing had been.
+    TrainingRun other({.learning_rate = 1e-2, .steps = 10}, dtype);
+    static_cast<void>(other.micro_step(other.batch(1)));
+    static_cast<void>(other.update(1));
+    for (TrainingRun* each : {&run, &other}) {
+      static_cast<void>(each->micro_step(each->batch(3)));
+      EXPECT_TRUE(std::isfinite(each->update(2)));
+    }
+    EXPECT_EQ(run.state(), other.state());
+    EXPECT_NE(run.state(), before);
+  }
+}
+
+// The moments after one update are (1 - beta) times the clipped gradient and its square.
+TEST(Trainer, ClipsTheNormOfAllGradientsTogether) {
+  TrainingRun run({.max_norm = 0.25});
+  static_cast<void>(run.micro_step(run.batch(1)));
+  const std::vector<float> gradients = run.gradients();
+  const double norm = run.update(1);
+  ASSERT_GT(norm, 0.5);  // there is something to clip
+  const TrainBuffers buffers = run.trainer().buffers();
+  double clipped = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const double gradient = gradients[i] * 0.25 / (norm + 1e-6);
+    clipped += std::pow(buffers.first_moment.data<float>()[i] / 0.1, 2);
+    EXPECT_NEAR(buffers.first_moment.data<float>()[i], 0.1 * gradient, 1e-6 * std::abs(gradient));
+    EXPECT_NEAR(buffers.second_moment.data<float>()[i], 0.05 * gradient * gradient,
+                1e-6 * gradient * gradient);
+  }
+  EXPECT_NEAR(std::sqrt(clipped), 0.25, 1e-5);
+}
+
+TEST(Trainer, MicroStepsAddUpToTheMeanOfTheirLosses) {
+  TrainingRun two({.max_norm = kNone}, DType::f32, 2, 1);
+  TrainingRun one({.max_norm = kNone}, DType::f32, 1, 2);
+  const HostBatch both = one.batch(5);  // 35 tokens a row, 5 labels of each do not count
+  double loss = 0;
+  for (const std::ptrdiff_t row : {0, 35}) {
+    const auto part = [&](const std::vector<std::int32_t>& values) {
+      return std::vector<std::int32_t>(values.begin() + row, values.begin() + row + 35);
+    };
+    loss += 0.5 * two.micro_step({part(both.tokens), part(both.labels), part(both.positions), {}});
+  }
+  EXPECT_NEAR(one.micro_step(both), loss, 1e-6 * loss);
+  const WorstDifference worst = worst_difference(tiny_model(), two.gradients(), one.gradients());
+  EXPECT_LT(worst.relative, 2e-5) << worst.parameter;
+  EXPECT_NEAR(two.update(1), one.update(1), 1e-5);
+}
+
+TEST(Trainer, SixteenBitWeightsAreTheMastersRounded) {
+  TrainingRun run({.learning_rate = 1e-3, .steps = 10}, DType::bf16);
+  const TrainBuffers buffers = run.trainer().buffers();
+  bool finer = false;
+  for (std::int64_t step = 0; step <= 5; ++step) {
+    if (step > 0) {
+      static_cast<void>(run.micro_step(run.batch(static_cast<std::uint64_t>(step))));
+      static_cast<void>(run.update(step));
+    }
+    for (std::int64_t i = 0; i < buffers.weights.elements(); ++i) {
+      const float master = buffers.master.data<float>()[i];
+      const auto weight = static_cast<float>(buffers.weights.data<BFloat16>()[i]);
+      ASSERT_EQ(weight, static_cast<float>(BFloat16(master))) << "step " << step << ", " << i;
+      finer = finer || weight != master;
+    }
+  }
+  EXPECT_TRUE(finer);  // the master knows more than the weight
+}
+
+TEST(Trainer, LearnsABatchByHeart) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    TrainingRun run({.learning_rate = 1e-2, .warmup_steps = 3, .steps = 30}, dtype);
+    const HostBatch batch = run.batch(1);
+    const double first = run.evaluate(batch);
+    EXPECT_NEAR(first, std::log(67), 0.2);
+    for (std::int64_t step = 1; step <= 30; ++step) {
+      const double before = run.evaluate(batch);
+      EXPECT_EQ(run.micro_step(batch), before);  // to the bit
+      EXPECT_TRUE(std::isfinite(run.update(step)));
+    }
+    EXPECT_LT(run.evaluate(batch), first / 2);
+  }
+}
+
+TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
+  const auto root = std::filesystem::temp_directory_path() / fmt::format("headroom-trainer-{}", getpid());
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const OptimizerSettings optimizer{.learning_rate = 1e-2, .warmup_steps = 2, .steps = 10};
+    const auto steps = [](TrainingRun& run, std::int64_t first, std::int64_t last) {
+      for (std::int64_t step = first; step <= last; ++step) {
+        static_cast<void>(run.micro_step(run.batch(static_cast<std::uint64_t>(step))));
+        static_cast<void>(run.update(step));
+      }
+    };
+    TrainingRun whole(optimizer, dtype);
+    steps(whole, 1, 10);
+    TrainingRun first(optimizer, dtype);
+    steps(first, 1, 5);
+    const TrainState state{.step = 5, .tokens = 350, .samples = 10, .seed = 7, .settings = "lr 0.01"};
+    const auto folder =
+        write_checkpoint(root, first.trainer().decoder().config(), state, first.trainer().buffers());
+    TrainingRun second(optimizer, dtype);
+    EXPECT_NE(second.state(), first.state());
+    EXPECT_EQ(read_checkpoint(folder, second.trainer().decoder().config(), second.trainer().buffers()),
+              state);
+    EXPECT_EQ(second.state(), first.state());
+    steps(second, 6, 10);
+    EXPECT_EQ(second.state(), whole.state());
+    std::filesystem::remove_all(root);
+  }
+}
+
+TEST(Trainer, TheSameSeedInitializesTheSameWeights) {
+  TrainingRun first({});
+  TrainingRun second({});
+  EXPECT_EQ(first.state(), second.state());
+  const ParameterTable& table = first.trainer().decoder().parameters();
+  for (const Parameter& parameter : table.entries()) {
+    const auto* values = table.view(first.trainer().buffers().weights, parameter).data<float>();
+    double square = 0;
+    for (std::int64_t i = 0; i < parameter.shape.elements(); ++i) square += values[i] * values[i];
+    square /= static_cast<double>(parameter.shape.elements());
+    EXPECT_NEAR(std::sqrt(square), parameter.decays ? 0.02 : 1, parameter.decays ? 1e-3 : 0)
+        << parameter.name;
+  }
+}
+
+}  // namespace
+}  // namespace headroom
