@@ -1,15 +1,17 @@
 # Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
 .DEFAULT_GOAL := build
-.PHONY: setup setup-checks build run test check check-ci format bench clean
+.PHONY: setup setup-checks build run test check check-ci parity format bench clean
 .NOTPARALLEL:
 
 build: setup
 	@cmake --preset release
 	@cmake --build --preset release
 
+# Trains a small long-context model inside 512 MiB: about two minutes on two cores.
 run: build
-	@build/release/headroom devices
-	@build/release/headroom verify memory
+	@rm -rf build/demo
+	@build/release/headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 \
+	  --learning-rate 3e-3 --out build/demo
 
 test: build
 	@ctest --preset release
@@ -33,9 +35,17 @@ check: test check-ci
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
 	else echo "check: no nvcc on PATH, CUDA left out"; fi
 
+# Remakes the parity references with the PyTorch and transformers of PYTHON and compares with them live.
+PYTHON ?= python3
+parity: build
+	@$(PYTHON) tests/parity/make_reference.py --out build/parity
+	@HEADROOM_PARITY=build/parity build/release/test_parity
+
 bench: build
 	@build/release/headroom bench memory --traces 1000
 	@build/release/headroom bench attention --seq 1024,4096 --head-dim 64,128 --mask full,causal --impl tiled
+	@build/release/headroom bench loss --tokens 4096 --hidden 512 --vocab 32000
+	@build/release/headroom bench step --model demo --context 4096,16384
 	@build/release/headroom_microbench
 
 format: setup-checks

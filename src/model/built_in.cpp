@@ -1,8 +1,11 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <filesystem>
 
+#include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
+#include "headroom/core/files.h"
 #include "headroom/model/config.h"
 
 namespace headroom {
@@ -53,11 +56,11 @@ ModelConfig llama3_8b() {
           .qk_norm = false,
           .max_positions = 131'072,
           .rope = {.theta = 500'000,
-                   .kind = RopeScaling::llama3,
+                   .kind = RopeKind::llama3,
                    .factor = 8,
                    .original_positions = 8192,
-                   .low_freq_factor = 1,
-                   .high_freq_factor = 4}};
+                   .low_frequency_factor = 1,
+                   .high_frequency_factor = 4}};
 }
 
 }  // namespace
@@ -74,6 +77,12 @@ ModelConfig built_in_model(std::string_view name) {
   if (name == "qwen3-8b") return qwen3(4096, 36, 32, 12'288, false);
   if (name == "llama3-8b") return llama3_8b();
   fail(ErrorKind::input, "model '{}' is unknown; use one of {}", name, fmt::join(kNames, ", "));
+}
+
+ModelConfig find_model(const std::string& name_or_folder) {
+  if (!std::filesystem::is_directory(name_or_folder)) return built_in_model(name_or_folder);
+  const std::filesystem::path file = std::filesystem::path(name_or_folder) / "config.json";
+  return parse_model_config(read_small_file(file, kMiB), file.string());
 }
 
 }  // namespace headroom

@@ -10,8 +10,7 @@
 namespace headroom {
 namespace {
 
-constexpr std::array kScalings = {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3,
-                                  RopeScaling::yarn};
+constexpr std::array kScalings = {RopeKind::none, RopeKind::linear, RopeKind::llama3, RopeKind::yarn};
 
 // The keys that mean something to one kind of rope or another. A key beyond them would change the frequencies
 // in a way that is not known here.
@@ -41,15 +40,15 @@ void check_range(std::string_view key, double value, double above, double most) 
 }
 
 // The same rope with every setting that its kind does not use at its default.
-RopeConfig canonical(const RopeConfig& rope) {
-  RopeConfig used{.theta = rope.theta, .kind = rope.kind};
-  if (rope.kind != RopeScaling::none) used.factor = rope.factor;
-  if (rope.kind == RopeScaling::llama3) {
+RopeSettings canonical(const RopeSettings& rope) {
+  RopeSettings used{.theta = rope.theta, .kind = rope.kind};
+  if (rope.kind != RopeKind::none) used.factor = rope.factor;
+  if (rope.kind == RopeKind::llama3) {
     used.original_positions = rope.original_positions;
-    used.low_freq_factor = rope.low_freq_factor;
-    used.high_freq_factor = rope.high_freq_factor;
+    used.low_frequency_factor = rope.low_frequency_factor;
+    used.high_frequency_factor = rope.high_frequency_factor;
   }
-  if (rope.kind == RopeScaling::yarn) {
+  if (rope.kind == RopeKind::yarn) {
     used.original_positions = rope.original_positions;
     used.beta_fast = rope.beta_fast;
     used.beta_slow = rope.beta_slow;
@@ -62,17 +61,17 @@ RopeConfig canonical(const RopeConfig& rope) {
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 40;
 constexpr double kMaxFactor = 1e6;
 
-void validate_rope(const RopeConfig& rope) {
+void validate_rope(const RopeSettings& rope) {
   check_range("rope_theta", rope.theta, 1.0, 1e15);
   check(rope == canonical(rope), "rope of type {} is given settings of another type", name(rope.kind));
-  if (rope.kind == RopeScaling::none) return;
+  if (rope.kind == RopeKind::none) return;
   check(rope.factor >= 1 && rope.factor <= kMaxFactor, "rope factor is {}; accepted: 1 to {}", rope.factor,
         kMaxFactor);
-  if (rope.kind == RopeScaling::linear) return;
+  if (rope.kind == RopeKind::linear) return;
   check_range("original_max_position_embeddings", rope.original_positions, 1, kMaxPositions);
-  if (rope.kind == RopeScaling::llama3) {
-    check_range("low_freq_factor", rope.low_freq_factor, 0.0, kMaxFactor);
-    check_range("high_freq_factor", rope.high_freq_factor, rope.low_freq_factor, kMaxFactor);
+  if (rope.kind == RopeKind::llama3) {
+    check_range("low_freq_factor", rope.low_frequency_factor, 0.0, kMaxFactor);
+    check_range("high_freq_factor", rope.high_frequency_factor, rope.low_frequency_factor, kMaxFactor);
   } else {
     check_range("beta_slow", rope.beta_slow, 0.0, kMaxFactor);
     check(rope.beta_fast >= rope.beta_slow && rope.beta_fast <= kMaxFactor,
@@ -95,11 +94,11 @@ void validate_window(const ModelConfig& config) {
         "sliding_window is {} and no layer slides; accepted: 0", config.sliding_window);
 }
 
-RopeScaling parse_scaling(const JsonReader& json) {
+RopeKind parse_scaling(const JsonReader& json) {
   // Older files say "type".
   const std::string_view key = json.find("rope_type") == nullptr ? "type" : "rope_type";
   const std::string text = json.maybe_text(key).value_or("default");
-  for (const RopeScaling scaling : kScalings) {
+  for (const RopeKind scaling : kScalings) {
     if (name(scaling) == text) return scaling;
   }
   json.refuse(key, "default, linear, llama3 or yarn");
@@ -114,17 +113,17 @@ std::optional<double> factor_from_mscale(const JsonReader& json, double factor) 
 }
 
 // One dictionary of rope settings. `theta` and `original` are what the file says outside of it.
-RopeConfig parse_rope(const JsonReader& json, const Json& object, std::int64_t max_positions, double theta,
-                      std::optional<std::int64_t> original) {
+RopeSettings parse_rope(const JsonReader& json, const Json& object, std::int64_t max_positions, double theta,
+                        std::optional<std::int64_t> original) {
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(kRopeKeys, key) == kRopeKeys.end()) json.refuse(key, "no such key");
   }
   if (json.maybe_number("partial_rotary_factor").value_or(1) != 1) json.refuse("partial_rotary_factor", "1");
-  RopeConfig rope{.theta = json.maybe_number("rope_theta").value_or(theta), .kind = parse_scaling(json)};
-  if (rope.kind == RopeScaling::none) return rope;
-  if (rope.kind != RopeScaling::linear) {
+  RopeSettings rope{.theta = json.maybe_number("rope_theta").value_or(theta), .kind = parse_scaling(json)};
+  if (rope.kind == RopeKind::none) return rope;
+  if (rope.kind != RopeKind::linear) {
     const auto positions = json.maybe_integer("original_max_position_embeddings");
-    if (rope.kind == RopeScaling::llama3 && !positions && !original) {
+    if (rope.kind == RopeKind::llama3 && !positions && !original) {
       json.refuse("original_max_position_embeddings", "the positions of pretraining");
     }
     if (positions && original && *positions != *original) {
@@ -132,16 +131,16 @@ RopeConfig parse_rope(const JsonReader& json, const Json& object, std::int64_t m
     }
     rope.original_positions = positions.value_or(original.value_or(max_positions));
   }
-  if (rope.kind == RopeScaling::yarn && json.find("factor") == nullptr && rope.original_positions > 0) {
+  if (rope.kind == RopeKind::yarn && json.find("factor") == nullptr && rope.original_positions > 0) {
     rope.factor = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
   } else {
     rope.factor = json.number("factor");
   }
-  if (rope.kind == RopeScaling::llama3) {
-    rope.low_freq_factor = json.number("low_freq_factor");
-    rope.high_freq_factor = json.number("high_freq_factor");
+  if (rope.kind == RopeKind::llama3) {
+    rope.low_frequency_factor = json.number("low_freq_factor");
+    rope.high_frequency_factor = json.number("high_freq_factor");
   }
-  if (rope.kind == RopeScaling::yarn) {
+  if (rope.kind == RopeKind::yarn) {
     rope.beta_fast = json.maybe_number("beta_fast").value_or(rope.beta_fast);
     rope.beta_slow = json.maybe_number("beta_slow").value_or(rope.beta_slow);
     rope.truncate = json.maybe_boolean("truncate").value_or(true);
@@ -151,10 +150,10 @@ RopeConfig parse_rope(const JsonReader& json, const Json& object, std::int64_t m
   return rope;
 }
 
-RopeConfig parse_ropes(const JsonReader& json, std::int64_t max_positions) {
+RopeSettings parse_ropes(const JsonReader& json, std::int64_t max_positions) {
   const auto original = json.maybe_integer("original_max_position_embeddings");
   const auto outer_theta = json.maybe_number("rope_theta");
-  const auto read = [&](std::string_view key) -> std::optional<RopeConfig> {
+  const auto read = [&](std::string_view key) -> std::optional<RopeSettings> {
     const Json* value = json.find(key);
     if (value == nullptr) return std::nullopt;
     if (!value->is_object()) json.refuse(key, "an object");
@@ -221,15 +220,15 @@ void parse_window(const JsonReader& json, ModelConfig& config) {
   config.sliding_layers = std::move(sliding);
 }
 
-nlohmann::ordered_json rope_settings(const RopeConfig& rope) {
+nlohmann::ordered_json rope_settings(const RopeSettings& rope) {
   nlohmann::ordered_json json = {{"rope_type", name(rope.kind)}};
-  if (rope.kind != RopeScaling::none) json["factor"] = rope.factor;
+  if (rope.kind != RopeKind::none) json["factor"] = rope.factor;
   if (rope.original_positions > 0) json["original_max_position_embeddings"] = rope.original_positions;
-  if (rope.kind == RopeScaling::llama3) {
-    json["low_freq_factor"] = rope.low_freq_factor;
-    json["high_freq_factor"] = rope.high_freq_factor;
+  if (rope.kind == RopeKind::llama3) {
+    json["low_freq_factor"] = rope.low_frequency_factor;
+    json["high_freq_factor"] = rope.high_frequency_factor;
   }
-  if (rope.kind == RopeScaling::yarn) {
+  if (rope.kind == RopeKind::yarn) {
     json["beta_fast"] = rope.beta_fast;
     json["beta_slow"] = rope.beta_slow;
     json["truncate"] = rope.truncate;
@@ -249,12 +248,12 @@ std::string_view torch_name(DType dtype) {
 
 }  // namespace
 
-std::string_view name(RopeScaling scaling) {
-  switch (scaling) {
-    case RopeScaling::none: return "default";
-    case RopeScaling::linear: return "linear";
-    case RopeScaling::llama3: return "llama3";
-    case RopeScaling::yarn: return "yarn";
+std::string_view name(RopeKind kind) {
+  switch (kind) {
+    case RopeKind::none: return "default";
+    case RopeKind::linear: return "linear";
+    case RopeKind::llama3: return "llama3";
+    case RopeKind::yarn: return "yarn";
   }
   return "unknown";
 }
@@ -340,7 +339,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
       {"rope_theta", config.rope.theta},
   };
   // transformers up to 4 reads rope_theta and rope_scaling, 5 reads rope_parameters.
-  if (config.rope.kind != RopeScaling::none) json["rope_scaling"] = rope_settings(config.rope);
+  if (config.rope.kind != RopeKind::none) json["rope_scaling"] = rope_settings(config.rope);
   json["rope_parameters"] = rope_settings(config.rope);
   json["rope_parameters"]["rope_theta"] = config.rope.theta;
   if (config.qk_norm) json["use_sliding_window"] = config.sliding_window > 0;

@@ -257,20 +257,6 @@ class Step {
   std::vector<Offloaded> offloaded_;
 };
 
-RopeSettings rope_settings(const RopeConfig& rope) {
-  RopeSettings settings{.theta = rope.theta,
-                        .kind = static_cast<RopeKind>(rope.kind),
-                        .factor = rope.factor,
-                        .original_positions = rope.original_positions,
-                        .low_frequency_factor = rope.low_freq_factor,
-                        .high_frequency_factor = rope.high_freq_factor,
-                        .beta_fast = rope.beta_fast,
-                        .beta_slow = rope.beta_slow,
-                        .attention_factor = rope.attention_factor,
-                        .truncate = rope.truncate};
-  return settings;
-}
-
 void check_batch(const Decoder& decoder, const StepBatch& batch) {
   const StepSizes& sizes = decoder.sizes();
   const auto dense = [](const TensorView& view, const Shape& shape, std::string_view what) {
@@ -294,7 +280,7 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
       strategy_(strategy),
       sizes_(sizes),
       mask_(mask),
-      rope_(rope_frequencies(rope_settings(config_.rope), config_.head_dim)) {
+      rope_(rope_frequencies(config_.rope, config_.head_dim)) {
   validate(config_);
   validate(strategy, config_.layers);
   check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,

@@ -1,5 +1,9 @@
 #include "train/data_documents.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -36,7 +40,7 @@ void fill_piece(const Documents& source, const Documents::File& document, const 
   auto* tokens = views.tokens.data<std::int32_t>() + piece.position;
   auto* labels = views.labels.data<std::int32_t>() + piece.position;
   auto* positions = views.positions.data<std::int32_t>() + piece.position;
-  const FileDescriptor file(::openat(source.directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::openat(source.directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.number() < 0) {
     fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
          std::strerror(errno));

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "headroom/core/files.h"
 #include "headroom/train/data.h"
-#include "train/mapped_file.h"
 #include "train/permutation.h"
 
 namespace headroom {
@@ -37,7 +37,7 @@ struct Documents {
   };
 
   std::string path;
-  FileDescriptor directory;
+  Descriptor directory;
   std::int64_t context;
   std::int64_t max_documents;
   std::uint64_t seed;       // this source's own

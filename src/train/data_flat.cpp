@@ -27,7 +27,7 @@ std::int64_t vocab_of(const std::string& path, TokenType type, std::int64_t give
 
 template <class T>
 void fill_window(const FlatFile& source, std::int64_t begin, const SampleViews& views) {
-  const T* window = source.file.as<T>() + begin;  // [context + 1]
+  const auto* window = reinterpret_cast<const T*>(source.file.bytes().data()) + begin;  // [context + 1]
   auto* tokens = views.tokens.data<std::int32_t>();
   auto* labels = views.labels.data<std::int32_t>();
   auto* positions = views.positions.data<std::int32_t>();
@@ -52,10 +52,10 @@ FlatFile::FlatFile(std::string file_path, TokenType token_type, const DataOption
       vocab(vocab_of(path, type, options.vocab)),
       seed(source_seed(options.seed, SourceSeed::flat)) {
   const std::int64_t size = token_bytes(type);
-  check(file.bytes() > 0, "'{}' is empty; a sequence of {} needs {} tokens", path, context, context + 1);
-  check(file.bytes() % size == 0, "'{}' has {} bytes, no multiple of the {} that a token takes", path,
-        file.bytes(), size);
-  tokens = file.bytes() / size;
+  const auto bytes = static_cast<std::int64_t>(file.bytes().size());
+  check(bytes > 0, "'{}' is empty; a sequence of {} needs {} tokens", path, context, context + 1);
+  check(bytes % size == 0, "'{}' has {} bytes, no multiple of the {} that a token takes", path, bytes, size);
+  tokens = bytes / size;
   check(tokens > context, "'{}' has {} tokens, a context of {} needs at least {}", path, tokens, context,
         context + 1);
   windows = (tokens - 1) / context;

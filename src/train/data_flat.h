@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "headroom/core/files.h"
 #include "headroom/train/data.h"
-#include "train/mapped_file.h"
 
 namespace headroom {
 

@@ -86,17 +86,17 @@ TEST(ModelConfig, ReadsBothFormsOfRope) {
   file.erase("rope_theta");
   EXPECT_EQ(parse(file), built_in_model("llama3-8b"));
   file.erase("rope_parameters");
-  EXPECT_EQ(parse(file).rope, RopeConfig{});  // Llama 2: theta 10,000
+  EXPECT_EQ(parse(file).rope, RopeSettings{});  // Llama 2: theta 10,000
 
   file["rope_scaling"] = {{"type", "linear"}, {"factor", 4}};  // the oldest form
-  EXPECT_EQ(parse(file).rope, (RopeConfig{.kind = RopeScaling::linear, .factor = 4}));
+  EXPECT_EQ(parse(file).rope, (RopeSettings{.kind = RopeKind::linear, .factor = 4}));
 }
 
 TEST(ModelConfig, ReadsYarnAsTransformersDoes) {
   json file = qwen_file();
   file["rope_scaling"] = {
       {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
-  const RopeConfig plain{.theta = 1e6, .kind = RopeScaling::yarn, .factor = 4, .original_positions = 32768};
+  const RopeSettings plain{.theta = 1e6, .kind = RopeKind::yarn, .factor = 4, .original_positions = 32768};
   EXPECT_EQ(parse(file).rope, plain);
   // Without a factor it is the ratio of the contexts; without the original it is the whole context.
   file["rope_scaling"].erase("factor");
@@ -105,14 +105,14 @@ TEST(ModelConfig, ReadsYarnAsTransformersDoes) {
   EXPECT_EQ(parse(file).rope.original_positions, 40960);
   file["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 40.0},    {"beta_fast", 16},
                           {"beta_slow", 2},      {"truncate", false}, {"attention_factor", 1.5}};
-  EXPECT_EQ(parse(file).rope, (RopeConfig{.theta = 1e6,
-                                          .kind = RopeScaling::yarn,
-                                          .factor = 40,
-                                          .original_positions = 40960,
-                                          .beta_fast = 16,
-                                          .beta_slow = 2,
-                                          .truncate = false,
-                                          .attention_factor = 1.5}));
+  EXPECT_EQ(parse(file).rope, (RopeSettings{.theta = 1e6,
+                                            .kind = RopeKind::yarn,
+                                            .factor = 40,
+                                            .original_positions = 40960,
+                                            .beta_fast = 16,
+                                            .beta_slow = 2,
+                                            .truncate = false,
+                                            .attention_factor = 1.5}));
   file["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 40.0}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
   EXPECT_NEAR(parse(file).rope.attention_factor.value(), (0.1 * std::log(40) + 1) / (0.05 * std::log(40) + 1),
               1e-15);
@@ -140,10 +140,10 @@ std::vector<ModelConfig> round_trip_models() {
   ModelConfig model = built_in_model("demo");
   model.rms_epsilon = 1.0 / 3;
   model.rms_epsilon = 3.3e-7;
-  model.rope = {.theta = 12345.678901234567, .kind = RopeScaling::linear, .factor = 1.1};
+  model.rope = {.theta = 12345.678901234567, .kind = RopeKind::linear, .factor = 1.1};
   models.push_back(model);
   model.rope = {.theta = 1e6,
-                .kind = RopeScaling::yarn,
+                .kind = RopeKind::yarn,
                 .factor = 4,
                 .original_positions = 32768,
                 .beta_fast = 31.5,

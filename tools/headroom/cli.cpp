@@ -75,6 +75,8 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
       *bench->add_subcommand("attention", "Time, memory and error of attention, side by side"), out);
   add_bench_loss(
       *bench->add_subcommand("loss", "Time, memory and error of linear cross-entropy, side by side"), out);
+  add_bench_step(*bench->add_subcommand("step", "One training step of a model, whole and in its kernels"),
+                 out);
   CLI::App* verify =
       app.add_subcommand("verify", "Proof on this machine that what is planned is what happens");
   verify->require_subcommand(1);

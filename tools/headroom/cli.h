@@ -13,6 +13,7 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
 void add_devices(CLI::App& app, std::ostream& out);
 void add_train(CLI::App& app, std::ostream& out);
 void add_bench_memory(CLI::App& app, std::ostream& out);
+void add_bench_step(CLI::App& app, std::ostream& out);
 void add_bench_attention(CLI::App& app, std::ostream& out);
 void add_bench_loss(CLI::App& app, std::ostream& out);
 void add_verify_attention(CLI::App& app, std::ostream& out, int& exit_code);

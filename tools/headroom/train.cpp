@@ -11,7 +11,6 @@
 
 #include "cli.h"
 #include "headroom/core/bytes.h"
-#include "headroom/core/files.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
 #include "training_run.h"
@@ -65,15 +64,6 @@ class StopOnSignal {
   static constexpr std::array kSignals = {SIGINT, SIGTERM};
   std::array<struct sigaction, 2> before_{};
 };
-
-ModelConfig read_model(const std::string& model) {
-  const fs::path folder(model);
-  if (fs::is_directory(folder)) {
-    return parse_model_config(read_small_file(folder / "config.json", kMiB),
-                              (folder / "config.json").string());
-  }
-  return built_in_model(model);  // names what there is
-}
 
 TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
                          const DeviceDescription& device) {
@@ -238,6 +228,9 @@ void check_out(const Options& options) {
   const auto latest = latest_checkpoint(options.out);
   if (options.resume) {
     check(latest.has_value(), "--resume: {} has no checkpoint", options.out);
+    check(read_train_state(*latest).step < options.optimizer.steps,
+          "--resume: {} is at the last of {} steps, so nothing is left to do", latest->string(),
+          options.optimizer.steps);
   } else {
     check(!latest.has_value(), "{} has the checkpoint {}; --resume goes on from it, or choose another --out",
           options.out, latest ? latest->filename().string() : "");
@@ -250,7 +243,7 @@ void train(const Options& options, std::ostream& out) {
   check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
   const std::int64_t budget_bytes =
       options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
-  const ModelConfig config = read_model(options.model);
+  const ModelConfig config = find_model(options.model);
   const Data data = Data::open(options.data, {.context = options.context,
                                               .vocab = config.vocab,
                                               .seed = options.seed,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -90,8 +91,13 @@ class Context {
   // Runs body(const Stream&) on main, where memory order needs no saying; a phantom runs nothing.
   template <class Body>
   void run(Body&& body) {
-    if (!phantom()) body(backend_->stream(StreamId::main));
+    if (phantom()) return;
+    const auto start = std::chrono::steady_clock::now();
+    body(backend_->stream(StreamId::main));
+    run_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  // What run's bodies took so far, on the host: on a CPU the kernels themselves.
+  [[nodiscard]] double run_seconds() const { return run_seconds_; }
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
   // values only.
   template <class Body>
@@ -147,6 +153,7 @@ class Context {
   Layout layout_;
   std::array<Arena, kSpaceCount> arenas_;
   Ledger ledger_;
+  double run_seconds_ = 0;
 
   // The open phase.
   bool in_phase_ = false;

@@ -10,28 +10,12 @@
 #include <vector>
 
 #include "headroom/core/dtype.h"
+#include "headroom/ops/rope_frequencies.h"
 
 namespace headroom {
 
-// How rotary frequencies are stretched for contexts beyond those of pretraining.
-enum class RopeScaling : std::uint8_t { none, linear, llama3, yarn };
-[[nodiscard]] std::string_view name(RopeScaling scaling);  // as Hugging Face calls it: default, linear, ...
-
-struct RopeConfig {
-  double theta = 10'000;  // frequency i is theta^(-2 i / head_dim)
-  RopeScaling kind = RopeScaling::none;
-  double factor = 1;                    // all but none: by how much the context is stretched
-  std::int64_t original_positions = 0;  // llama3, yarn: positions of pretraining
-  double low_freq_factor = 0;           // llama3: wavelengths over original / low are stretched in full,
-  double high_freq_factor = 0;          //         those under original / high not at all
-  double beta_fast = 32;                // yarn: dimensions that turn more often than this stay,
-  double beta_slow = 1;                 //       those that turn less often are stretched in full
-  bool truncate = true;                 // yarn: the two bounds are rounded outwards to whole dimensions
-  std::optional<double> attention_factor =
-      std::nullopt;  // yarn: multiplies cos and sin; absent: 0.1 ln(factor) + 1
-
-  bool operator==(const RopeConfig&) const = default;
-};
+// As Hugging Face calls it: default, linear, ...
+[[nodiscard]] std::string_view name(RopeKind kind);
 
 struct ModelConfig {
   std::int64_t vocab = 0;
@@ -45,7 +29,7 @@ struct ModelConfig {
   bool tied_embeddings = false;  // the embedding is also the output projection
   bool qk_norm = false;          // queries and keys are normalised per head: Qwen3 does, Llama does not
   std::int64_t max_positions = 0;
-  RopeConfig rope;
+  RopeSettings rope;
   std::int64_t sliding_window = 0;        // tokens a sliding layer sees, itself included; 0: no layer slides
   std::vector<bool> sliding_layers = {};  // [layers], empty where no layer slides; Qwen3 only
 
@@ -66,5 +50,8 @@ void validate(const ModelConfig& config);
 // demo, qwen3-0.6b, ..., llama3-8b, with the figures their makers published.
 [[nodiscard]] ModelConfig built_in_model(std::string_view name);
 [[nodiscard]] std::span<const std::string_view> built_in_model_names();
+
+// A built-in model, or the one whose config.json lies in the folder of that name.
+[[nodiscard]] ModelConfig find_model(const std::string& name_or_folder);
 
 }  // namespace headroom

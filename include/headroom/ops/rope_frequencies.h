@@ -23,6 +23,8 @@ struct RopeSettings {
   bool truncate = true;                      // yarn: whole numbers bound the correction range
   double mscale = 0;                         // yarn: both nonzero give the attention factor as a quotient
   double mscale_all_dim = 0;
+
+  bool operator==(const RopeSettings&) const = default;
 };
 
 inline constexpr int kMaxRopeHalf = 128;

@@ -1,0 +1,188 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/run.h"
+#include "headroom/core/files.h"
+#include "headroom/train/checkpoint.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Train : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / fmt::format("headroom-train-{}", getpid());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  [[nodiscard]] std::string path(std::string_view name) const { return (folder_ / name).string(); }
+  // A small run with further arguments.
+  [[nodiscard]] CliResult train(std::string_view out, const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"train",     "--model", "demo",  "--data", "recall",
+                                          "--context", "256",     "--out", path(out)};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_command(arguments);
+  }
+  [[nodiscard]] std::string read(const fs::path& file) const { return read_small_file(file, 64 << 20); }
+
+  fs::path folder_;
+};
+
+TEST_F(Train, PlansTrainsAndLeavesAModel) {
+  const CliResult result = train("run", {"--steps", "3", "--budget", "64MiB"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("with scores and logits held it would take"));
+  EXPECT_THAT(result.out, HasSubstr("step 3 of 3"));
+  const fs::path checkpoint = folder_ / "run" / "step-00000003";
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+    EXPECT_TRUE(fs::exists(checkpoint / file)) << file;
+  }
+  std::ifstream lines(folder_ / "run" / "metrics.jsonl");
+  std::int64_t step = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json["step"], ++step);
+    for (const char* key : {"loss", "learning_rate", "grad_norm", "tokens", "seconds", "tokens_per_second",
+                            "live_peak_bytes"}) {
+      EXPECT_TRUE(json[key].is_number()) << key;
+    }
+  }
+  EXPECT_EQ(step, 3);
+  // What it left is a model to start from.
+  const CliResult again = run_command({"train", "--model", checkpoint.string(), "--data", "recall",
+                                       "--context", "256", "--steps", "1", "--out", path("again"), "--json"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  const auto json = nlohmann::json::parse(again.out);
+  EXPECT_EQ(json["last_step"], 1);
+  EXPECT_GE(json["budget_bytes"], json["planned_bytes"]);
+}
+
+TEST_F(Train, AResumedRunContinuesWithTheSameBits) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    fs::remove_all(folder_);
+    ASSERT_EQ(
+        train("whole", {"--steps", "6", "--save-every", "2", "--keep-last", "9", "--dtype", dtype}).code, 0);
+    fs::create_directories(folder_ / "half");
+    fs::copy(folder_ / "whole" / "step-00000002", folder_ / "half" / "step-00000002",
+             fs::copy_options::recursive);
+    fs::copy(folder_ / "whole" / "metrics.jsonl", folder_ / "half" / "metrics.jsonl");
+    // Also with a budget that makes layers recompute.
+    const CliResult result =
+        train("half", {"--steps", "6", "--dtype", dtype, "--resume", "--budget", "12MiB"});
+    ASSERT_EQ(result.code, 0) << result.err;
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+      EXPECT_TRUE(read(folder_ / "whole" / "step-00000006" / file) ==
+                  read(folder_ / "half" / "step-00000006" / file))
+          << dtype << " " << file;
+    }
+    std::ifstream lines(folder_ / "half" / "metrics.jsonl");
+    EXPECT_EQ(std::count(std::istreambuf_iterator<char>(lines), {}, '\n'), 6);
+  }
+}
+
+TEST_F(Train, ResumeRefusesAnotherRun) {
+  ASSERT_EQ(train("run", {"--steps", "4", "--save-every", "2"}).code, 0);
+  fs::remove_all(folder_ / "run" / "step-00000004");
+  CliResult result = train("run", {"--steps", "4"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--resume goes on from it"));
+  result = train("run", {"--steps", "4", "--resume", "--learning-rate", "0.5"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("learning rate"));
+  result = train("run", {"--steps", "2", "--resume"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("nothing is left"));
+  result = train("none", {"--steps", "4", "--resume"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("has no checkpoint"));
+  EXPECT_EQ(latest_checkpoint(folder_ / "run")->filename(), "step-00000002");
+}
+
+TEST_F(Train, CtrlCSavesAndLeaves) {
+  std::thread interrupt([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    kill(getpid(), SIGINT);
+  });
+  const CliResult result = train("run", {"--steps", "1000000", "--json"});
+  interrupt.join();
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["interrupted"], true);
+  const auto latest = latest_checkpoint(folder_ / "run");
+  ASSERT_TRUE(latest.has_value());
+  EXPECT_EQ(read_train_state(*latest).step, json["last_step"]);
+}
+
+TEST_F(Train, TooSmallABudgetAllocatesNothing) {
+  const CliResult result = train("run", {"--steps", "1", "--budget", "1MiB"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("the smallest that would work is"));
+  EXPECT_THAT(result.err, HasSubstr("its largest items: "));
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  // That budget does work.
+  const std::size_t at = result.err.find("would work is ") + 14;
+  std::string bytes = result.err.substr(at, result.err.find(';', at) - at);
+  std::erase(bytes, ',');
+  EXPECT_EQ(train("run", {"--steps", "1", "--budget", bytes}).code, 0) << bytes;
+}
+
+TEST_F(Train, StopsWhereNumbersStopBeingFinite) {
+  const CliResult result =
+      train("run", {"--steps", "20", "--save-every", "1", "--learning-rate", "1e30", "--warmup", "0"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("headroom: step "));
+  EXPECT_THAT(result.err, HasSubstr("not finite"));
+  EXPECT_THAT(result.err, HasSubstr("the last checkpoint is"));
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+  EXPECT_TRUE(latest_checkpoint(folder_ / "run").has_value());
+}
+
+TEST_F(Train, BadInputIsOneLine) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"train", "--model", "gpt-2", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x")},
+       "use one of demo"},
+      {{"train", "--model", "demo", "--data", path("none.txt"), "--context", "256", "--steps", "1", "--out",
+        path("x")},
+       "none.txt"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "4", "--steps", "1", "--out", path("x")},
+       "the least is"},
+      {{"train", "--model", "demo", "--data", "recall:keys=64", "--context", "256", "--steps", "1", "--out",
+        path("x")},
+       "vocab"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--attention", "full"},
+       "add causal"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--attention", "windows:3"},
+       "window:N"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--dtype", "f16"},
+       "f32 or bf16"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--clip", "0"},
+       "above 0"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    const CliResult result = run_command(arguments);
+    EXPECT_EQ(result.code, 2) << part;
+    EXPECT_THAT(result.err, HasSubstr(part));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_FALSE(fs::exists(path("x")));
+  }
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,164 @@
+// headroom bench step: one training step of a model, whole and as the sum of its kernels.
+#include <fmt/ostream.h>
+
+#include <ostream>
+#include <vector>
+
+#include "bench.h"
+#include "cli.h"
+#include "headroom/core/bytes.h"
+#include "headroom/cpu.h"
+#include "headroom/train.h"
+#include "progress.h"
+
+namespace headroom {
+namespace {
+
+struct Options {
+  std::vector<std::string> model = {"demo"};
+  std::vector<std::int64_t> context = {4096, 16384};
+  std::vector<std::string> dtype = {"f32"};
+  std::string attention = "causal";
+  BenchOptions bench;
+};
+
+struct Row {
+  std::string model;
+  std::int64_t context = 0;
+  std::string dtype;
+  double milliseconds = 0;          // forward, loss and backward
+  double update_milliseconds = 0;   // clipping and AdamW
+  double kernels_milliseconds = 0;  // of the former, inside kernels
+  std::int64_t planned_bytes = 0;
+  std::string strategy;
+  std::string status = "ok";
+};
+
+// Random tokens, each to predict the next.
+void fill_random(const StepBatch& batch, std::int64_t vocab) {
+  const std::int64_t seq = batch.tokens.extent(1);
+  const Random random(1);
+  auto* tokens = batch.tokens.data<std::int32_t>();
+  auto* labels = batch.labels.data<std::int32_t>();
+  for (std::int64_t i = 0; i < seq; ++i) {
+    tokens[i] = static_cast<std::int32_t>(
+        random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(vocab)));
+    batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i);
+    labels[i] = kIgnore;
+    if (i > 0) labels[i - 1] = tokens[i];
+  }
+}
+
+Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
+            const std::string& dtype, CpuBackend& backend, std::int64_t budget_bytes) {
+  const TrainingProblem problem{.config = find_model(model),
+                                .sizes = {.seq = context_tokens},
+                                .mask = parse_mask(options.attention),
+                                .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
+                                .compute_dtype = parse_dtype(dtype)};
+  const TrainingFit fit = fit_training(problem, backend.description(), budget_bytes);
+  Row row{.model = model,
+          .context = context_tokens,
+          .dtype = dtype,
+          .planned_bytes = fit.needed_bytes,
+          .strategy = describe(fit.strategy)};
+  if (!fit.fits) {
+    row.status = fmt::format("oom: {} bytes", format_count(fit.needed_bytes));
+    return row;
+  }
+  Context context(backend, fit.layout);
+  Trainer trainer(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer);
+  trainer.load(context, [&] { trainer.initialize(context, 0); });
+  std::vector<double> whole;
+  std::vector<double> kernels;
+  std::vector<double> updates;
+  std::int64_t number = 0;
+  const auto step = [&] {
+    const double before = context.run_seconds();
+    whole.push_back(1e3 * seconds_of([&] {
+                      trainer.micro_step(
+                          context, [&](const StepBatch& batch) { fill_random(batch, problem.config.vocab); });
+                    }));
+    kernels.push_back(1e3 * (context.run_seconds() - before));
+    updates.push_back(1e3 * seconds_of([&] { trainer.update(context, ++number); }));
+  };
+  for (int i = 0; i < options.bench.warmup; ++i) step();
+  whole.clear();
+  kernels.clear();
+  updates.clear();
+  repeat(options.bench, step);
+  row.milliseconds = median(whole);
+  row.kernels_milliseconds = median(kernels);
+  row.update_milliseconds = median(updates);
+  return row;
+}
+
+double tokens_per_second(const Row& row) {
+  return row.status == "ok"
+             ? 1e3 * static_cast<double>(row.context) / (row.milliseconds + row.update_milliseconds)
+             : 0;
+}
+
+void run(const Options& options, std::ostream& out) {
+  const std::int64_t budget_bytes = budget_on_cpu(options.bench, "a step");
+  CpuBackend backend(options.bench.threads);
+  std::vector<Row> rows;
+  {
+    Progress progress("step");
+    const auto count =
+        static_cast<std::int64_t>(options.model.size() * options.context.size() * options.dtype.size());
+    for (const std::string& model : options.model) {
+      for (const std::string& dtype : options.dtype) {
+        for (const std::int64_t tokens : options.context) {
+          progress.at(std::ssize(rows), count);
+          rows.push_back(measure(options, model, tokens, dtype, backend, budget_bytes));
+        }
+      }
+    }
+  }
+  if (options.bench.json) {
+    nlohmann::ordered_json json =
+        bench_header(backend.description(), measured_peak_flops(backend.stream(StreamId::main)) / 1e9);
+    for (const Row& row : rows) {
+      json["rows"].push_back({{"model", row.model},
+                              {"context", row.context},
+                              {"dtype", row.dtype},
+                              {"milliseconds", row.milliseconds},
+                              {"update_milliseconds", row.update_milliseconds},
+                              {"kernels_milliseconds", row.kernels_milliseconds},
+                              {"tokens_per_second", tokens_per_second(row)},
+                              {"planned_bytes", row.planned_bytes},
+                              {"strategy", row.strategy},
+                              {"status", row.status}});
+    }
+    out << json.dump(2) << "\n";
+    return;
+  }
+  Table table(
+      {"model", "context", "dtype", "step ms", "in kernels", "update ms", "tokens/s", "planned", "status"});
+  for (const Row& row : rows) {
+    table.add({row.model, format_count(row.context), row.dtype, fmt::format("{:.1f}", row.milliseconds),
+               fmt::format("{:.1f} %",
+                           row.milliseconds == 0 ? 0 : 100 * row.kernels_milliseconds / row.milliseconds),
+               fmt::format("{:.1f}", row.update_milliseconds),
+               format_count(static_cast<std::int64_t>(tokens_per_second(row))),
+               format_bytes(row.planned_bytes), row.status});
+  }
+  out << as_asked(table, options.bench);
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& app, std::ostream& out) {
+  auto options = std::make_shared<Options>();
+  add_list(app, "--model", options->model, "Built-in names or Hugging Face folders");
+  add_list(app, "--context", options->context, "Tokens of the sequence");
+  add_list(app, "--dtype", options->dtype, "f32, bf16");
+  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
+      ->capture_default_str();
+  add_bench_options(app, options->bench);
+  app.footer("Example:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB");
+  app.callback([options, &out] { run(*options, out); });
+}
+
+}  // namespace headroom
