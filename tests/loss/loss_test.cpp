@@ -38,7 +38,7 @@ TEST(Loss, WithinThePlainComputation) {
   const std::vector<LossCase> cases = loss_cases();
   ASSERT_GE(cases.size(), 80U);
   std::map<std::string_view, int> served;
-  for (std::size_t i = 0; i < cases.size(); i += 4) {
+  for (std::size_t i = 0; i < cases.size(); i += 5) {
     const LossProblem& p = cases[i].problem;
     if (p.tokens * p.hidden * p.vocab > 1'500'000) continue;
     const PreparedLossCase prepared(cases[i]);
@@ -52,7 +52,7 @@ TEST(Loss, WithinThePlainComputation) {
       }
     }
   }
-  for (const LossImplementation& row : all_but_the_reference()) EXPECT_GT(served[row.name], 15) << row.name;
+  for (const LossImplementation& row : all_but_the_reference()) EXPECT_GT(served[row.name], 12) << row.name;
 }
 
 bool same_bits(const LossResults& a, const LossResults& b) {

@@ -115,7 +115,7 @@ LossProblem with_everything(LossProblem problem, Reduction reduction) {
 void add_chunks(CaseList& list) {
   for (const DType dtype : kDTypes) {
     for (const Reduction reduction : kReductions) {
-      LossProblem problem = with_everything(sized(105, 24, 1733, dtype), reduction);
+      LossProblem problem = with_everything(sized(105, 8, 1733, dtype), reduction);
       list.add("together", problem, 0.2);
       problem.chunk_tokens = 33;
       problem.chunk_vocab = 600;
