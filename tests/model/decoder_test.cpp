@@ -14,7 +14,7 @@ namespace {
 constexpr LayerPolicy kKeepAll{.keep_all = 5};
 
 // f32 sums in another order: a few hundred roundings of 2^-24, judged per parameter with room.
-constexpr double kRounding = 2e-5;
+constexpr double kRounding = 1e-5;
 
 void expect_same_bits(const StepResult& result, const StepResult& expected, const std::string& what) {
   EXPECT_EQ(result.loss, expected.loss) << what;
@@ -130,8 +130,8 @@ TEST(Decoder, ChunksOfTheVocabularyGiveTheSameBits) {
   }
 }
 
-// bf16 has 8 bits: one rounding is 2^-9 of a value. Five layers leave a few of them in the loss (bound: 0.2
-// %) and some tens in a gradient (bound: 8 % of a parameter's gradient in the Euclidean norm).
+// bf16 has 8 bits: one rounding is 2^-9 of a value. Those of many tokens cancel in the loss (bound: 5e-4 of
+// it); a gradient has been through some tens (bound: 8 % of a parameter's, in the Euclidean norm).
 TEST(Decoder, Bf16GivesTheSameBitsAlwaysAndIsNearF32) {
   for (const bool qk_norm : {true, false}) {
     const ModelConfig config = small_model(!qk_norm, qk_norm);
@@ -144,7 +144,7 @@ TEST(Decoder, Bf16GivesTheSameBitsAlwaysAndIsNearF32) {
     step.strategy.compute_dtype = DType::bf16;
     const StepResult expected = step.run(weights, batch);
     EXPECT_EQ(expected.loss, expected.evaluated);
-    EXPECT_NEAR(expected.loss, exact.loss, 2e-3 * exact.loss);
+    EXPECT_NEAR(expected.loss, exact.loss, 5e-4 * exact.loss);
     const WorstDifference worst = worst_difference(config, expected.gradients, exact.gradients);
     EXPECT_LT(worst.relative, 0.08) << worst.parameter;
     for (const LayerPolicy& policy : policies()) {
@@ -307,7 +307,7 @@ TEST(Decoder, ADistantSliceHasTheSameLoss) {
     const StepResult far = step.run(weights, batch);
     EXPECT_NEAR(far.loss, near.loss, 2e-6 * near.loss);
     const WorstDifference worst = worst_difference(config, far.gradients, near.gradients);
-    EXPECT_LT(worst.relative, 1e-4) << worst.parameter;
+    EXPECT_LT(worst.relative, 2e-5) << worst.parameter;
     EXPECT_NE(far.gradients, near.gradients);
     // Positions matter: twice as far apart is another loss.
     for (std::int32_t& position : batch.positions) position *= 2;
@@ -366,7 +366,7 @@ void check_derivatives(SmallStep step, const HostBatch& batch) {
       return static_cast<double>(step.run(other, batch).loss);
     };
     const double difference = (moved(h) - moved(-h)) / (2 * h);
-    EXPECT_NEAR(difference, slope, 0.01 * std::abs(slope) + 2e-5) << parameter.name;
+    EXPECT_NEAR(difference, slope, 0.004 * std::abs(slope) + 2e-5) << parameter.name;
   }
 }
 

@@ -1,0 +1,119 @@
+// A step's ledger is as long as its layers make it, never as its tokens do: so a plan for 131,072 tokens
+// costs what a plan for a thousand does.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+
+#include "headroom/train.h"
+#include "model/small_models.h"
+
+namespace headroom {
+namespace {
+
+struct Rehearsal {
+  std::vector<std::size_t> events;  // of every phase
+  std::int64_t device_bytes = 0;
+};
+
+Ledger training_ledger(const ModelConfig& config, const Strategy& strategy, const StepSizes& sizes) {
+  Context context({.name = "made up", .cores = 8});
+  {
+    Trainer trainer(Decoder(config, strategy, sizes, {.causal = true}), {});
+    trainer.load(context, [&] { trainer.initialize(context, 1); });
+    static_cast<void>(trainer.micro_step(context, {}));
+    static_cast<void>(trainer.update(context, 1));
+    static_cast<void>(trainer.evaluate(context, {}));
+  }
+  return std::move(context).take_ledger();
+}
+
+Rehearsal rehearse_training(const ModelConfig& config, const Strategy& strategy, const StepSizes& sizes) {
+  const Layout layout = make_layout(training_ledger(config, strategy, sizes));
+  Rehearsal result{.events = {}, .device_bytes = layout.reserved(Space::device)};
+  for (const Ledger::Phase& phase : layout.rehearsal.phases()) result.events.push_back(phase.events.size());
+  return result;
+}
+
+TEST(StepRehearsal, EventsDoNotDependOnTokens) {
+  const ModelConfig config = small_model(true, true);
+  for (const LayerPolicy& policy :
+       {LayerPolicy{.keep_all = 5}, LayerPolicy{.keep_attention = 5},
+        LayerPolicy{.recompute = 5, .input_every = 2}, LayerPolicy{.offload = 5},
+        LayerPolicy{.keep_all = 1, .keep_attention = 1, .recompute = 2, .offload = 1, .input_every = 2}}) {
+    const Strategy strategy{.layers = policy,
+                            .loss_chunk_tokens = 96,
+                            .loss_chunk_vocab = 512,
+                            .mlp_tile_tokens = 32,
+                            .compute_dtype = DType::bf16};
+    const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 64});
+    const Rehearsal many = rehearse_training(config, strategy, {.batch = 3, .seq = 4096});
+    EXPECT_EQ(few.events, many.events);
+    EXPECT_EQ(few.events.size(), 4U);
+    EXPECT_GT(many.device_bytes, few.device_bytes);
+  }
+}
+
+TEST(StepRehearsal, ALongContextIsPlannedAtOnce) {
+  const ModelConfig config = built_in_model("qwen3-8b");
+  const Strategy strategy{.layers = {.recompute = 36},
+                          .loss_chunk_tokens = 1024,
+                          .mlp_tile_tokens = 4096,
+                          .compute_dtype = DType::bf16};
+  const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 1024});
+  const auto begin = std::chrono::steady_clock::now();
+  const Rehearsal many = rehearse_training(config, strategy, {.batch = 1, .seq = 131'072});
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(few.events, many.events);
+  // It takes a hundredth of that; a rehearsal that touches what it plans takes minutes.
+  EXPECT_LT(seconds.count(), 2);
+  // 8.19e9 parameters of 2 + 4 + 4 + 4 + 4 bytes, and 37 layer inputs.
+  const std::int64_t least = ParameterTable(config).elements() * 18 + std::int64_t{36} * 131'072 * 4096 * 2;
+  EXPECT_GT(many.device_bytes, least);
+  EXPECT_LT(many.device_bytes, least + (std::int64_t{24} << 30));
+}
+
+// What is live when the loss begins, as "block of stage": all that forward kept.
+std::vector<std::string> kept_for_backward(const LayerPolicy& policy) {
+  const Ledger ledger = training_ledger(small_model(true, true), {.layers = policy}, {.batch = 1, .seq = 64});
+  std::map<std::uint32_t, std::string> live;
+  const Ledger::Phase& step = ledger.phases()[*ledger.find_phase("micro-step")];
+  for (const Event& event : step.events) {
+    const std::string stage = ledger.stage_path(event.stage);
+    if (event.kind == EventKind::stage_begin && stage == "loss") break;
+    if (event.kind == EventKind::free) live.erase(event.id);
+    if (event.kind != EventKind::allocate || !stage.starts_with("forward/")) continue;
+    live[event.id] = fmt::format("{} of {}", ledger.text(event.name), stage.substr(8));
+  }
+  std::vector<std::string> names;
+  for (const auto& [id, name] : live) names.push_back(name);
+  return names;
+}
+
+// A layer's input is made by the layer before it.
+TEST(StepRehearsal, EveryLayerKeepsWhatItsPolicySays) {
+  using testing::UnorderedElementsAre;
+  const std::string last = "layer input of layer 4/mlp";  // of the final norm
+  EXPECT_THAT(kept_for_backward({.recompute = 5}),
+              UnorderedElementsAre("layer input of embedding", "layer input of layer 0/mlp",
+                                   "layer input of layer 1/mlp", "layer input of layer 2/mlp",
+                                   "layer input of layer 3/mlp", last));
+  EXPECT_THAT(kept_for_backward({.recompute = 5, .input_every = 3}),
+              UnorderedElementsAre("layer input of embedding", "layer input of layer 2/mlp", last));
+  EXPECT_THAT(
+      kept_for_backward({.keep_attention = 2, .recompute = 2, .offload = 1, .input_every = 2}),
+      UnorderedElementsAre("layer input of embedding", "attention output of layer 0/attention",
+                           "attention lse of layer 0/attention", "layer input of layer 0/mlp",
+                           "attention output of layer 1/attention", "attention lse of layer 1/attention",
+                           "layer input of layer 1/mlp", "layer input on the host of layer 4", last));
+  const std::vector<std::string> all = kept_for_backward({.keep_all = 1, .keep_attention = 3, .offload = 1});
+  EXPECT_THAT(all, testing::IsSupersetOf({"query before norm of layer 0/attention", "mlp gate of layer 0/mlp",
+                                          "norm 2 rstd of layer 0/attention"}));
+  EXPECT_THAT(all, testing::Not(testing::Contains("mlp gate of layer 1/mlp")));
+  EXPECT_THAT(all, testing::Contains("attention lse of layer 3/attention"));
+  EXPECT_EQ(all.size(), 17U + 3 * 3 + 1 + 1);
+}
+
+}  // namespace
+}  // namespace headroom
