@@ -1,6 +1,6 @@
-// Work items taken in rising order by workers that each own a slot of scratch. parallel_for does not say which
-// thread runs an item, so one item per thread is started and each takes work from a counter; the item's index
-// is its slot.
+// Work items taken in rising order by workers that each own a slot of scratch. parallel_for does not say
+// which thread runs an item, so one item per thread is started and each takes work from a counter; the item's
+// index is its slot.
 #pragma once
 
 #include <algorithm>

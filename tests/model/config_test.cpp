@@ -111,8 +111,8 @@ TEST(ModelConfig, ReadsYarnAsTransformersDoes) {
                                             .original_positions = 40960,
                                             .beta_fast = 16,
                                             .beta_slow = 2,
-                                            .truncate = false,
-                                            .attention_factor = 1.5}));
+                                            .attention_factor = 1.5,
+                                            .truncate = false}));
   file["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 40.0}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
   EXPECT_NEAR(parse(file).rope.attention_factor.value(), (0.1 * std::log(40) + 1) / (0.05 * std::log(40) + 1),
               1e-15);
@@ -148,8 +148,9 @@ std::vector<ModelConfig> round_trip_models() {
                 .original_positions = 32768,
                 .beta_fast = 31.5,
                 .beta_slow = 0.9,
-                .truncate = false,
-                .attention_factor = 1.0 / 3};
+                .attention_factor = 1.0 / 3,
+                .truncate = false};
+  model.layers = 2;
   model.sliding_window = 100;
   model.sliding_layers = {true, false};
   models.push_back(model);

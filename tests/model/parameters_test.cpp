@@ -23,6 +23,8 @@ TEST(ParameterTable, CountsWhatTheMakersPublished) {
 TEST(ParameterTable, HasHuggingFacesNames) {
   ModelConfig config = built_in_model("demo");
   config.layers = 1;
+  config.vocab = 512;
+  config.head_dim = 64;
   const ParameterTable tied(config);
   std::vector<std::string> names;
   for (const Parameter& parameter : tied.entries()) names.push_back(parameter.name);

@@ -81,7 +81,7 @@ TEST(Data, TheSeedChangesTheOrder) {
 TEST(Data, SamplesStayWhatTheyAre) {
   const DataOptions options{.context = 16, .seed = 1};
   const Sample sample = sample_of(Data::open("recall:keys=3,values=4", options), options, 5);
-  EXPECT_EQ(sample.tokens, (std::vector<std::int32_t>{15, 17, 9, 7, 7, 7, 7, 7, 2, 1, 0, 0, 2, 0, 0, 2}));
+  EXPECT_EQ(sample.tokens, (std::vector<std::int32_t>{15, 17, 9, 17, 7, 7, 7, 7, 2, 1, 0, 0, 2, 0, 0, 2}));
 
   const Folder folder;
   const std::string text = folder.write("text.txt", "abcdefghijklmnop");

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <map>
 
 #include "headroom/train.h"
@@ -62,12 +61,8 @@ TEST(StepRehearsal, ALongContextIsPlannedAtOnce) {
                           .mlp_tile_tokens = 4096,
                           .compute_dtype = DType::bf16};
   const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 1024});
-  const auto begin = std::chrono::steady_clock::now();
   const Rehearsal many = rehearse_training(config, strategy, {.batch = 1, .seq = 131'072});
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   EXPECT_EQ(few.events, many.events);
-  // It takes a hundredth of that; a rehearsal that touches what it plans takes minutes.
-  EXPECT_LT(seconds.count(), 2);
   // 8.19e9 parameters of 2 + 4 + 4 + 4 + 4 bytes, and 37 layer inputs.
   const std::int64_t least = ParameterTable(config).elements() * 18 + std::int64_t{36} * 131'072 * 4096 * 2;
   EXPECT_GT(many.device_bytes, least);

@@ -1,5 +1,5 @@
-// Training as named phases over one Context: load, micro-step, update, evaluate, save. The trainer holds what lives
-// as long as the run; a rehearsal runs the same functions on a phantom, once each.
+// Training as named phases over one Context: load, micro-step, update, evaluate, save. The trainer holds what
+// lives as long as the run; a rehearsal runs the same functions on a phantom, once each.
 #pragma once
 
 #include <cstdint>
