@@ -116,12 +116,13 @@ void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView&
         "{}: tensor {} is read into {}; accepted: a dense view of f32, bf16 or f16", source,
         in_quotes(entry.name), name(destination.dtype()));
   const std::span<const std::byte> data = bytes(entry);
-  const std::int64_t element_bytes = size_bytes(*entry.dtype);
+  const DType stored = entry.dtype.value_or(DType::f32);  // known: it was just checked
+  const std::int64_t element_bytes = size_bytes(stored);
   for (std::int64_t first = 0; first < entry.shape.elements(); first += kPieceElements) {
     const std::int64_t count = std::min(kPieceElements, entry.shape.elements() - first);
     const auto piece = data.subspan(static_cast<std::size_t>(first * element_bytes),
                                     static_cast<std::size_t>(count * element_bytes));
-    convert_piece(*entry.dtype, piece.data(), destination, first, count);
+    convert_piece(stored, piece.data(), destination, first, count);
     file_.release(piece);
   }
 }

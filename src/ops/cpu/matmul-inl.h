@@ -108,7 +108,8 @@ void multiply(const MatmulItem& item) {
   if (item.add) {
     start_sums<Vec>(item, sums);
   } else if (item.depth == 0) {
-    for (std::int64_t i = 0; i < panels * kTileM * kWidth; i += Vec::kLanes) Vec::zero().store(sums + i);
+    for (std::int64_t i = 0; i < std::int64_t{panels} * kTileM * kWidth; i += Vec::kLanes)
+      Vec::zero().store(sums + i);
   }
   for (std::int64_t begin = 0; begin < item.depth; begin += kStepK) {
     const int depth = static_cast<int>(lesser<std::int64_t>(kStepK, item.depth - begin));
@@ -124,7 +125,8 @@ void multiply(const MatmulItem& item) {
         begin == 0 && !item.add ? c.clear() : c.load(sum, kWidth);
         auto ahead = ahead_piece<Vec, kTileStrips>(next, kStepK * kWidth, strip, kStepK);
         // C <- C + A B
-        c.multiply_add(left.data + strip * kStrip * left.row, left.row, left.step, right, depth, ahead);
+        c.multiply_add(left.data + std::int64_t{strip} * kStrip * left.row, left.row, left.step, right, depth,
+                       ahead);
         c.store(sum, kWidth);
       }
     }

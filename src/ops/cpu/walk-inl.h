@@ -25,9 +25,10 @@ template <class Vec, class Body>
   constexpr int kLanes = Vec::kLanes;
   Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
   std::int64_t i = 0;
-  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+  constexpr std::int64_t kStep = 4 * std::int64_t{kLanes};
+  for (; i + kStep <= count; i += kStep) {
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) sums[j] = body(sums[j], i + j * kLanes, kLanes);
+    for (int j = 0; j < 4; ++j) sums[j] = body(sums[j], i + std::int64_t{j} * kLanes, kLanes);
   }
   for (; i + kLanes <= count; i += kLanes) sums[0] = body(sums[0], i, kLanes);
   if (i < count) sums[1] = body(sums[1], i, static_cast<int>(count - i));
