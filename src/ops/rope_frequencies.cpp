@@ -60,8 +60,8 @@ double yarn_magnitude(const RopeSettings& settings) {
 }
 
 void check_settings(const RopeSettings& settings, std::int64_t head_dim) {
-  check(head_dim >= 2 && head_dim <= 2 * kMaxRopeHalf && head_dim % 2 == 0,
-        "rope: head_dim {} is not an even number from 2 to {}", head_dim, 2 * kMaxRopeHalf);
+  check(head_dim >= 2 && head_dim <= std::int64_t{2} * kMaxRopeHalf && head_dim % 2 == 0,
+        "rope: head_dim {} is not an even number from 2 to {}", head_dim, std::int64_t{2} * kMaxRopeHalf);
   check(settings.theta > 1 && std::isfinite(settings.theta), "rope: theta {} is not above 1", settings.theta);
   if (settings.kind == RopeKind::none) return;
   check(settings.factor >= 1 && std::isfinite(settings.factor), "rope: factor {} is not 1 or more",

@@ -156,7 +156,7 @@ fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const
   if (error) fail(ErrorKind::runtime, "cannot write {}: {}", root.string(), error.message());
   remove_leftovers(root);
 
-  const fs::path path = root / fmt::format("{}{:08}", kPrefix, state.step);
+  fs::path path = root / fmt::format("{}{:08}", kPrefix, state.step);
   FolderWriter writer(path);
   write_file(writer.folder() / "config.json", to_json(config, buffers.weights.dtype()));
   write_safetensors(writer.folder() / "model.safetensors", views_of(table, buffers.weights, ""));
