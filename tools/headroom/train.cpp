@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <csignal>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -124,9 +125,8 @@ void print_plan(const Options& options, const TrainingSetup& setup, const Traini
              format_count(setup.problem.sizes.batch * setup.problem.sizes.seq), describe(fit.strategy));
   fmt::print(out, "        budget {}; with scores and logits held it would take {}\n",
              format_bytes(budget_bytes), format_bytes(naive_bytes));
-  if (data.floor()) {
-    fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n",
-               *data.floor());
+  if (const std::optional<double> floor = data.floor()) {
+    fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
   }
   if (options.context > setup.problem.config.max_positions) {
     fmt::print(out, "note    the model was made for {} positions; this context has {}\n",
@@ -135,7 +135,7 @@ void print_plan(const Options& options, const TrainingSetup& setup, const Traini
 }
 
 std::string duration(double seconds) {
-  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   if (whole < 60) return fmt::format("{}s", whole);
   if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
   return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
@@ -189,9 +189,9 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
              duration(result.seconds), format_bytes(result.live_peak_bytes));
   if (result.held_out_loss) {
     fmt::print(out, "held out: loss {:.4f}", *result.held_out_loss);
-    if (data.floor())
-      fmt::print(out, ", {:.0f} % of the floor {:.4f}", 100 * *result.held_out_loss / *data.floor(),
-                 *data.floor());
+    if (const std::optional<double> floor = data.floor()) {
+      fmt::print(out, ", {:.0f} % of the floor {:.4f}", 100 * *result.held_out_loss / *floor, *floor);
+    }
     out << "\n";
   }
   fmt::print(out, "checkpoint: {}{}\n", result.checkpoint.string(),
@@ -220,21 +220,21 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingFit& fit, c
                                  {"interrupted", result.interrupted},
                                  {"checkpoint", result.checkpoint.string()}};
   if (result.held_out_loss) json["held_out_loss"] = *result.held_out_loss;
-  if (data.floor()) json["floor"] = *data.floor();
+  if (const std::optional<double> floor = data.floor()) json["floor"] = *floor;
   return json;
 }
 
 void check_out(const Options& options) {
   const auto latest = latest_checkpoint(options.out);
-  if (options.resume) {
-    check(latest.has_value(), "--resume: {} has no checkpoint", options.out);
-    check(read_train_state(*latest).step < options.optimizer.steps,
-          "--resume: {} is at the last of {} steps, so nothing is left to do", latest->string(),
-          options.optimizer.steps);
-  } else {
-    check(!latest.has_value(), "{} has the checkpoint {}; --resume goes on from it, or choose another --out",
-          options.out, latest ? latest->filename().string() : "");
+  if (!options.resume) {
+    if (!latest) return;
+    fail(ErrorKind::input, "{} has the checkpoint {}; --resume goes on from it, or choose another --out",
+         options.out, latest->filename().string());
   }
+  if (!latest) fail(ErrorKind::input, "--resume: {} has no checkpoint", options.out);
+  check(read_train_state(*latest).step < options.optimizer.steps,
+        "--resume: {} is at the last of {} steps, so nothing is left to do", latest->string(),
+        options.optimizer.steps);
 }
 
 void train(const Options& options, std::ostream& out) {
