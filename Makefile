@@ -23,7 +23,8 @@ check-ci: setup-checks
 	@scripts/check_rooms.sh
 	@cmake --preset dev && cmake --build --preset dev && ctest --preset dev-short
 	@scripts/check_tidy.sh build/dev
-	@cmake --preset ci && cmake --build --preset ci
+	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset ci && cmake --build --preset ci; \
+	else echo "check-ci: no nvcc, CUDA left out"; fi
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
 	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
 
