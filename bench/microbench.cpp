@@ -2,12 +2,16 @@
 // reserving. And the small operations of a step, in bytes read and written per second.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <utility>
+#include <vector>
 
 #include "headroom/cpu.h"
 #include "headroom/memory.h"
 #include "headroom/ops.h"
+#include "ops/matmul.h"
 #include "traces.h"
 
 namespace headroom {
@@ -163,6 +167,39 @@ void rope_angles(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * kTokens * kWidth / 2);
 }
 BENCHMARK(rope_angles)->Name("rope bf16, one head of 256, threads")->Arg(1)->UseRealTime();
+
+// n^3 in f32 as x W^T (0), dy W (1) and dy^T x (2) lie in memory. of_peak: the median over the multiply-add
+// peak measured beside each.
+void product(benchmark::State& state) {
+  const std::int64_t n = state.range(0);
+  CpuBackend backend(0);
+  const Stream stream = backend.stream(StreamId::main);
+  const std::int64_t workspace_bytes = matmul_workspace_bytes(n, n, *stream.device);
+  Arena arena(backend, Space::device, 3 * n * n * 4 + workspace_bytes);
+  auto* memory = static_cast<float*>(arena.open(0, arena.bytes()));
+  const auto matrix = [&](std::int64_t i) { return TensorView(memory + i * n * n, DType::f32, {n, n}); };
+  for (std::int64_t i = 0; i < 2 * n * n; ++i) {
+    memory[i] = static_cast<float>(Random(1).uniform(static_cast<std::uint64_t>(i))) - 0.5F;
+  }
+  const TensorView a = state.range(1) == 2 ? matrix(0).transpose(0, 1) : matrix(0);
+  const TensorView b = state.range(1) == 0 ? matrix(1).transpose(0, 1) : matrix(1);
+  const TensorView workspace(memory + 3 * n * n, DType::u8, {workspace_bytes});
+  std::vector<double> fractions;
+  for (auto _ : state) {
+    const double peak = measured_peak_flops(stream);
+    const auto start = std::chrono::steady_clock::now();
+    matmul(a, b, matrix(2), false, workspace, stream);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    state.SetIterationTime(seconds.count());
+    fractions.push_back(2.0 * static_cast<double>(n * n * n) / seconds.count() / peak);
+  }
+  std::sort(fractions.begin(), fractions.end());
+  state.counters["of_peak"] = fractions[fractions.size() / 2];
+}
+BENCHMARK(product)
+    ->Name("product f32, size and layout")
+    ->ArgsProduct({{512, 2048}, {0, 1, 2}})
+    ->UseManualTime();
 
 void adamw_operation(benchmark::State& state) {
   time_operation(state, [](Context& context) {

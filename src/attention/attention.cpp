@@ -100,17 +100,6 @@ void check_lists(const AttentionProblem& problem, const AttentionForward& views)
   }
 }
 
-const AttentionImplementation& pick(const AttentionProblem& problem, const DeviceDescription& device,
-                                    std::string_view pinned) {
-  const auto choice = choose(attention_implementations(), problem, device, pinned);
-  if (choice.implementation != nullptr) return *choice.implementation;
-  std::string reasons;
-  for (const Refusal& refusal : choice.refusals) {
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", refusal.implementation, refusal.reason);
-  }
-  fail(ErrorKind::input, "no attention implementation serves this problem: {}", reasons);
-}
-
 Tensor take_workspace(Context& context, std::int64_t bytes) {
   return context.allocate(
       {.name = "attention workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
@@ -128,7 +117,8 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
                        std::string_view pinned) {
   validate(problem);
   check_views(problem, views);
-  const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
+  const AttentionImplementation& chosen =
+      pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
@@ -150,7 +140,8 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
     check_dense(views.lse_gradient, statistics_shape(problem), DType::f32, "lse_gradient");
   }
   if (problem.sinks) check_dense(views.sinks_gradient, {problem.heads_q}, DType::f32, "sinks_gradient");
-  const AttentionImplementation& chosen = pick(problem, context.description(), pinned);
+  const AttentionImplementation& chosen =
+      pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views.forward, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));

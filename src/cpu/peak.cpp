@@ -2,15 +2,15 @@
 
 #include <chrono>
 
+#include "cpu/levels.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom {
 
 double measured_peak_flops(const Stream& stream) {
   const SimdLevel level = stream.device->simd;
-  const auto loop = level == SimdLevel::avx512 ? run_multiply_adds_avx512
-                    : level == SimdLevel::avx2 ? run_multiply_adds_avx2
-                                               : run_multiply_adds_portable;
+  const auto loop =
+      cpu::at_level(level, run_multiply_adds_avx512, run_multiply_adds_avx2, run_multiply_adds_portable);
   // Pieces of about 0.2 ms that threads take as they come, like a kernel's tiles: a core that is slow for a
   // moment then costs what it costs a kernel.
   constexpr long kSteps = 50'000;

@@ -5,12 +5,13 @@
 //   Z <- W X^T, capped; statistics over fixed blocks of kBlockRows words, merged in order, so that the
 //   bits do not depend on the chunks; dZ <- factor * e^(Z - max) - smoothing, less the label's share;
 //   dX <- dZ^T W; dW <- dW + dZ X
-// All five rows of the family but the reference are settings of this.
+// Every row of the family but the reference is a setting of this.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/pieces.h"
+#include "cpu/levels.h"
 #include "headroom/cpu/thread_pool.h"
 #include "loss/cpu/kernels.h"
 #include "loss/implementations.h"
@@ -21,9 +22,7 @@ namespace headroom {
 namespace cpu {
 
 const LossKernels& loss_kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return loss_kernels_avx512();
-  if (level == SimdLevel::avx2) return loss_kernels_avx2();
-  return loss_kernels_portable();
+  return at_level(level, loss_kernels_avx512, loss_kernels_avx2, loss_kernels_portable)();
 }
 
 }  // namespace cpu

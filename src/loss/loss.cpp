@@ -43,14 +43,6 @@ void check_labels(const LossProblem& problem, const LossForward& views) {
   }
 }
 
-const LossImplementation& pick(const LossProblem& problem, const DeviceDescription& device,
-                               std::string_view pinned) {
-  const auto choice = choose(loss_implementations(), problem, device, pinned);
-  if (choice.implementation != nullptr) return *choice.implementation;
-  fail(ErrorKind::input, "no implementation of the loss serves this problem: {}: {}",
-       choice.refusals.front().implementation, choice.refusals.front().reason);
-}
-
 Tensor take_workspace(Context& context, const LossProblem& problem, const LossImplementation& chosen,
                       Pass pass) {
   const std::int64_t bytes = chosen.workspace_bytes(problem, context.description(), pass);
@@ -70,7 +62,8 @@ void loss_forward(Context& context, const LossProblem& problem, const LossForwar
                   std::string_view pinned) {
   validate(problem);
   check_views(problem, views);
-  const LossImplementation& chosen = pick(problem, context.description(), pinned);
+  const LossImplementation& chosen =
+      pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views, chosen);
   const Tensor workspace = take_workspace(context, problem, chosen, Pass::forward);
   context.run([&](const Stream& stream) {
@@ -86,7 +79,8 @@ void loss_backward(Context& context, const LossProblem& problem, const LossBackw
   check_view(views.loss_gradient, loss_shape(problem), DType::f32, "loss_gradient");
   check_view(views.hidden_gradient, {problem.tokens, problem.hidden}, problem.dtype, "hidden_gradient");
   check_view(views.weight_gradient, {problem.vocab, problem.hidden}, DType::f32, "weight_gradient");
-  const LossImplementation& chosen = pick(problem, context.description(), pinned);
+  const LossImplementation& chosen =
+      pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views.forward, chosen);
   const Tensor workspace = take_workspace(context, problem, chosen, Pass::backward);
   context.run([&](const Stream& stream) {

@@ -39,23 +39,23 @@ constexpr Category kAttention = Category::attention;
 
 // In the order in which a layer makes them.
 constexpr std::array<ActivationRow, kActivations> kTable = {{
-    {Activation::input, "layer input", kLayer, false, hidden_shape, false, true, false},
-    {Activation::norm1, "norm 1", kLayer, false, hidden_shape, false, false, false},
-    {Activation::norm1_rstd, "norm 1 rstd", kLayer, true, row_shape, false, false, false},
-    {Activation::query_raw, "query before norm", kAttention, false, query_shape, true, false, false},
-    {Activation::query_rstd, "query rstd", kAttention, true, query_rows, true, false, false},
-    {Activation::key_raw, "key before norm", kAttention, false, key_shape, true, false, false},
-    {Activation::key_rstd, "key rstd", kAttention, true, key_rows, true, false, false},
-    {Activation::query, "query", kAttention, false, query_shape, false, false, false},
-    {Activation::key, "key", kAttention, false, key_shape, false, false, false},
-    {Activation::value, "value", kAttention, false, key_shape, false, false, false},
-    {Activation::output, "attention output", kAttention, false, query_shape, false, true, false},
-    {Activation::lse, "attention lse", kAttention, true, lse_shape, false, true, false},
-    {Activation::middle, "after attention", kLayer, false, hidden_shape, false, false, false},
-    {Activation::norm2, "norm 2", kLayer, false, hidden_shape, false, false, false},
-    {Activation::norm2_rstd, "norm 2 rstd", kLayer, true, row_shape, false, false, false},
-    {Activation::gate, "mlp gate", kLayer, false, mlp_shape, false, false, true},
-    {Activation::up, "mlp up", kLayer, false, mlp_shape, false, false, true},
+    {Activation::input, "layer input", kLayer, false, hidden_shape, true, false},
+    {Activation::norm1, "norm 1", kLayer, false, hidden_shape, false, false},
+    {Activation::norm1_rstd, "norm 1 rstd", kLayer, true, row_shape, false, false},
+    {Activation::query_raw, "query before norm", kAttention, false, query_shape, false, false},
+    {Activation::query_rstd, "query rstd", kAttention, true, query_rows, false, false},
+    {Activation::key_raw, "key before norm", kAttention, false, key_shape, false, false},
+    {Activation::key_rstd, "key rstd", kAttention, true, key_rows, false, false},
+    {Activation::query, "query", kAttention, false, query_shape, false, false},
+    {Activation::key, "key", kAttention, false, key_shape, false, false},
+    {Activation::value, "value", kAttention, false, key_shape, false, false},
+    {Activation::output, "attention output", kAttention, false, query_shape, true, false},
+    {Activation::lse, "attention lse", kAttention, true, lse_shape, true, false},
+    {Activation::middle, "after attention", kLayer, false, hidden_shape, false, false},
+    {Activation::norm2, "norm 2", kLayer, false, hidden_shape, false, false},
+    {Activation::norm2_rstd, "norm 2 rstd", kLayer, true, row_shape, false, false},
+    {Activation::gate, "mlp gate", kLayer, false, mlp_shape, false, true},
+    {Activation::up, "mlp up", kLayer, false, mlp_shape, false, true},
 }};
 
 const ActivationRow& row(Activation activation) {
@@ -63,10 +63,6 @@ const ActivationRow& row(Activation activation) {
 }
 
 }  // namespace
-
-std::span<const ActivationRow, kActivations> activation_table() {
-  return kTable;
-}
 
 bool keeps(Keeping keeping, Activation activation) {
   switch (keeping) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <span>
 #include <string_view>
 
 #include "headroom/memory/context.h"
@@ -47,12 +46,9 @@ struct ActivationRow {
   Category category;
   bool statistics;  // f32; otherwise in the dtype that the model computes in
   Shape (*shape)(const ModelConfig&, const StepSizes&);
-  bool qk_norm;    // made only by models that have one
   bool attention;  // kept by Keeping::attention
   bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP
 };
-
-[[nodiscard]] std::span<const ActivationRow, kActivations> activation_table();
 
 [[nodiscard]] bool keeps(Keeping keeping, Activation activation);
 

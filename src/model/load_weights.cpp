@@ -24,9 +24,9 @@ Shards shards_of(const fs::path& index, const ParameterTable& table) {
   const JsonReader map(*names, fmt::format("{}: weight_map", source));
   Shards shards;
   for (const Parameter& parameter : table.entries()) {
+    check(names->contains(parameter.name), "{}: tensor '{}' is missing; expected in shape {}", source,
+          parameter.name, to_string(parameter.shape));
     const std::string shard = map.maybe_text(parameter.name).value_or("");
-    check(!shard.empty(), "{}: tensor '{}' is missing; expected in shape {}", source, parameter.name,
-          to_string(parameter.shape));
     // A name, not a way out of the folder.
     if (!shard.ends_with(".safetensors") ||
         shard.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/pieces.h"
+#include "cpu/levels.h"
 #include "cpu/workers.h"
 #include "headroom/ops/matmul.h"
 #include "ops/cpu/matmul_kernels.h"
@@ -14,9 +15,7 @@ namespace headroom {
 namespace cpu {
 
 const MatmulKernels& matmul_kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return matmul_kernels_avx512();
-  if (level == SimdLevel::avx2) return matmul_kernels_avx2();
-  return matmul_kernels_portable();
+  return at_level(level, matmul_kernels_avx512, matmul_kernels_avx2, matmul_kernels_portable)();
 }
 
 }  // namespace cpu

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -13,7 +14,12 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kMlpTile = 2048;  // tokens: a product of that many rows runs at full speed
+// How finely the loss and the MLP are cut; a product of 2,048 rows runs at full speed.
+struct Cut {
+  std::int64_t loss_share;  // the loss may add this part of the budget
+  std::int64_t mlp_tokens;
+};
+constexpr std::array<Cut, 3> kCuts = {{{8, 2048}, {32, 512}, {256, 128}}};
 
 std::int64_t tokens_of(const TrainingProblem& problem) {
   return problem.sizes.batch * problem.sizes.seq;
@@ -56,14 +62,12 @@ std::vector<Strategy> ordered_strategies(const TrainingProblem& problem, const D
   if (root > 1) policies.push_back({.recompute = layers, .input_every = root});
   std::vector<Strategy> strategies;
   for (const LayerPolicy& policy : policies) {
-    for (const std::int64_t share : {8, 32, 256}) {
-      const LossChunks chunks = fit_loss_chunks(loss_problem(problem), device, budget_bytes / share);
+    for (const Cut& cut : kCuts) {
+      const LossChunks chunks = fit_loss_chunks(loss_problem(problem), device, budget_bytes / cut.loss_share);
       strategies.push_back({.layers = policy,
                             .loss_chunk_tokens = chunks.tokens,
                             .loss_chunk_vocab = chunks.vocab,
-                            .mlp_tile_tokens = std::min(tokens, share == 8    ? kMlpTile
-                                                                : share == 32 ? kMlpTile / 4
-                                                                              : kMlpTile / 16),
+                            .mlp_tile_tokens = std::min(tokens, cut.mlp_tokens),
                             .accumulation = problem.accumulation,
                             .compute_dtype = problem.compute_dtype});
     }
@@ -75,14 +79,16 @@ std::string describe(const Strategy& strategy) {
   const LayerPolicy& policy = strategy.layers;
   std::string text;
   const auto say = [&](std::int64_t layers, std::string_view what) {
-    if (layers > 0) text += fmt::format("{}{} layers {}", text.empty() ? "" : ", ", layers, what);
+    if (layers == 0) return;
+    text +=
+        fmt::format("{}{} {} {}", text.empty() ? "" : ", ", layers, layers == 1 ? "layer:" : "layers:", what);
   };
   say(policy.keep_all, "keep everything");
-  say(policy.keep_attention, "keep attention and recompute the rest");
+  say(policy.keep_attention, "keep attention, recompute the rest");
   say(policy.recompute, policy.input_every == 1
-                            ? "are recomputed from their inputs"
-                            : fmt::format("are recomputed from every {}th input", policy.input_every));
-  say(policy.offload, "offload their inputs");
+                            ? "recompute from the input"
+                            : fmt::format("recompute from every {}th input", policy.input_every));
+  say(policy.offload, "offload the input");
   const std::string words = strategy.loss_chunk_vocab == 0
                                 ? std::string()
                                 : fmt::format(" x {} words", format_count(strategy.loss_chunk_vocab));

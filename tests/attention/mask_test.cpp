@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "headroom/core/error.h"
+
 namespace headroom {
 namespace {
 
@@ -75,6 +77,20 @@ bool sees(const MaskView& m, std::int64_t q, std::int64_t k) {
     if (row[i] == k / m.block_columns) return true;
   }
   return false;
+}
+
+TEST(Mask, ParsesWhatPeopleWrite) {
+  EXPECT_EQ(parse_mask("full"), Mask{});
+  EXPECT_EQ(parse_mask("causal"), Mask{.causal = true});
+  EXPECT_EQ(parse_mask("window:64"), (Mask{.causal = true, .window_left = 63}));
+  Mask dilated{.causal = true};
+  dilated.dilations[0] = {8192, 4};
+  dilated.dilation_count = 1;
+  EXPECT_EQ(parse_mask("causal+dilated:8192/4"), dilated);
+  for (const char* bad : {"", "casual", "window", "window:", "window:0", "window:-3", "window:3x",
+                          "dilated:8", "dilated:/2", "dilated:8/0", "causal++full", "documents:x"}) {
+    EXPECT_THROW(static_cast<void>(parse_mask(bad)), Error) << bad;
+  }
 }
 
 TEST(Mask, AnElementIsWhatTheDefinitionSays) {

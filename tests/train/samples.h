@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/temporary_folder.h"
 #include "headroom/train.h"
 
 namespace headroom {
@@ -52,19 +52,9 @@ inline Sample sample_of(const Data& data, const DataOptions& options, std::int64
 
 class Folder {
  public:
-  Folder() {
-    const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
-    path_ = std::filesystem::path(testing::TempDir()) / (std::string("headroom-") + test.test_suite_name() +
-                                                         "-" + test.name() + "-" + std::to_string(getpid()));
-    std::filesystem::create_directories(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  [[nodiscard]] std::string path() const { return path_.string(); }
+  [[nodiscard]] std::string path() const { return folder_.path().string(); }
   std::string write(std::string_view name, std::string_view bytes) const {
-    const std::string path = (path_ / name).string();
+    const std::string path = (folder_ / name).string();
     std::ofstream(path, std::ios::binary) << bytes;
     return path;
   }
@@ -74,7 +64,7 @@ class Folder {
   }
 
  private:
-  std::filesystem::path path_;
+  TemporaryFolder folder_;
 };
 
 // The error that opening gives, or that a sample gives; empty where there is none.

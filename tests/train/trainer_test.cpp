@@ -1,4 +1,5 @@
 #include "headroom/train/trainer.h"
+#include "core/temporary_folder.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -270,8 +271,8 @@ TEST(Trainer, LearnsABatchByHeart) {
 }
 
 TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
-  const auto root = std::filesystem::temp_directory_path() / fmt::format("headroom-trainer-{}", getpid());
   for (const DType dtype : {DType::f32, DType::bf16}) {
+    const TemporaryFolder root;
     const OptimizerSettings optimizer{.learning_rate = 1e-2, .warmup_steps = 2, .steps = 10};
     const auto steps = [](TrainingRun& run, std::int64_t first, std::int64_t last) {
       for (std::int64_t step = first; step <= last; ++step) {
@@ -285,7 +286,7 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     steps(first, 1, 5);
     const TrainState state{.step = 5, .tokens = 350, .samples = 10, .seed = 7, .settings = "lr 0.01"};
     const auto folder =
-        write_checkpoint(root, first.trainer().decoder().config(), state, first.trainer().buffers());
+        write_checkpoint(root.path(), first.trainer().decoder().config(), state, first.trainer().buffers());
     TrainingRun second(optimizer, dtype);
     EXPECT_NE(second.state(), first.state());
     EXPECT_EQ(read_checkpoint(folder, second.trainer().decoder().config(), second.trainer().buffers()),
@@ -293,7 +294,6 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     EXPECT_EQ(second.state(), first.state());
     steps(second, 6, 10);
     EXPECT_EQ(second.state(), whole.state());
-    std::filesystem::remove_all(root);
   }
 }
 

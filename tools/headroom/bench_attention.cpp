@@ -73,47 +73,35 @@ std::int64_t parse_count(std::string_view text, std::string_view what, std::int6
   return value;
 }
 
-// full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE, joined by '+'.
-void apply_mask(Case& c, const std::string& text) {
-  Mask& mask = c.problem.mask;
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const std::string_view part = rest.substr(0, rest.find('+'));
-    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
-    const std::string_view value =
-        part.find(':') == std::string_view::npos ? "" : part.substr(part.find(':') + 1);
-    if (part == "full") continue;
-    if (part == "causal") {
-      mask.causal = true;
-    } else if (part.starts_with("window:")) {
-      mask.causal = true;
-      mask.window_left = parse_count(value, "window") - 1;
-    } else if (part.starts_with("dilated:")) {
-      const std::size_t slash = value.find('/');
-      check(slash != std::string_view::npos, "mask '{}' needs a segment and a rate, such as dilated:8192/2",
-            part);
-      mask.dilations[0] = {parse_count(value.substr(0, slash), "segment"),
-                           parse_count(value.substr(slash + 1), "rate")};
-      mask.dilation_count = 1;
-    } else if (part.starts_with("documents:")) {
-      std::ifstream file{std::string(value)};
-      check(file.good(), "documents file '{}' cannot be read", value);
-      std::int64_t start = 0;
-      std::string length;
-      c.document_starts = {0};
-      while (file >> length && start < c.problem.seq_k) {
-        start += std::min(parse_count(length, "document length", 0), c.problem.seq_k - start);
-        c.document_starts.push_back(static_cast<std::int32_t>(start));
-      }
-      if (start < c.problem.seq_k) c.document_starts.push_back(static_cast<std::int32_t>(c.problem.seq_k));
-      mask.max_documents = static_cast<std::int64_t>(c.document_starts.size()) - 1;
+// The lengths of a file as documents; what they leave of the sequence is one more.
+std::vector<std::int32_t> read_documents(const std::string& path, std::int64_t seq) {
+  std::ifstream file(path);
+  check(file.good(), "documents file '{}' cannot be read", path);
+  std::vector<std::int32_t> starts = {0};
+  std::int64_t start = 0;
+  for (std::string length; start < seq && file >> length;) {
+    start += std::min(parse_count(length, "document length", 0), seq - start);
+    starts.push_back(static_cast<std::int32_t>(start));
+  }
+  if (start < seq) starts.push_back(static_cast<std::int32_t>(seq));
+  return starts;
+}
+
+// What parse_mask reads, and documents:FILE, joined by '+'.
+void apply_mask(Case& c, std::string_view text) {
+  constexpr std::string_view kDocuments = "documents:";
+  std::string rules;
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(part.size() + 1, text.size()));
+    if (part.starts_with(kDocuments)) {
+      c.document_starts = read_documents(std::string(part.substr(kDocuments.size())), c.problem.seq_k);
     } else {
-      fail(ErrorKind::input,
-           "mask '{}' is unknown; use full, causal, window:N, dilated:SEGMENT/RATE or documents:FILE, joined "
-           "by +",
-           part);
+      rules += fmt::format("{}{}", rules.empty() ? "" : "+", part);
     }
   }
+  c.problem.mask = parse_mask(rules.empty() ? "full" : rules);
+  c.problem.mask.max_documents = std::max<std::int64_t>(std::ssize(c.document_starts) - 1, 0);
 }
 
 std::vector<Case> make_cases(Options options) {

@@ -117,8 +117,8 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
 void print_plan(const Options& options, const TrainingSetup& setup, const TrainingFit& fit,
                 std::int64_t budget_bytes, std::int64_t naive_bytes, const Data& data, std::ostream& out) {
   const ParameterTable table(setup.problem.config);
-  fmt::print(out, "model   {}: {} parameters, {} layers, {}\n", options.model,
-             format_count(table.parameters()), setup.problem.config.layers,
+  fmt::print(out, "model   {}: {} parameters in {} {}, {}\n", options.model, format_count(table.parameters()),
+             setup.problem.config.layers, setup.problem.config.layers == 1 ? "layer" : "layers",
              name(setup.problem.compute_dtype));
   fmt::print(out, "data    {}\n", data.describe());
   fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(fit.needed_bytes),

@@ -108,7 +108,7 @@ class TrainingRun {
   void start() {
     state_ = {.seed = setup_.seed, .settings = setup_.settings};
     trainer_.load(context_, [&] {
-      trainer_.initialize(context_, setup_.seed);
+      if (!setup_.resume && !setup_.weights) return trainer_.initialize(context_, setup_.seed);
       context_.run([&](const Stream&) {
         if (setup_.resume) {
           const auto latest = latest_checkpoint(setup_.out);
@@ -118,7 +118,6 @@ class TrainingRun {
           saved_step_ = state_.step;
           return;
         }
-        if (!setup_.weights) return;
         const TrainBuffers buffers = trainer_.buffers();
         load_weights(*setup_.weights, trainer_.decoder().parameters(), buffers.weights);
         if (buffers.master.elements() > 0) {

@@ -78,4 +78,18 @@ template <class Row, class Problem>
   return choice;
 }
 
+// The implementation that serves; where none does, an error that says why each does not.
+template <class Row, class Problem>
+[[nodiscard]] const Row& pick(std::span<const Row> table, const Problem& problem,
+                              const DeviceDescription& device, std::string_view pinned,
+                              std::string_view family) {
+  const Choice<Row> choice = choose(table, problem, device, pinned);
+  if (choice.implementation != nullptr) return *choice.implementation;
+  std::string reasons;
+  for (const Refusal& refusal : choice.refusals) {
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", refusal.implementation, refusal.reason);
+  }
+  fail(ErrorKind::input, "no implementation of {} serves this problem: {}", family, reasons);
+}
+
 }  // namespace headroom

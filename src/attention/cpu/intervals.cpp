@@ -14,14 +14,13 @@
 #include <thread>
 
 #include "core/pieces.h"
+#include "cpu/levels.h"
 #include "cpu/workers.h"
 
 namespace headroom::cpu {
 
 const AttentionKernels& attention_kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return attention_kernels_avx512();
-  if (level == SimdLevel::avx2) return attention_kernels_avx2();
-  return attention_kernels_portable();
+  return at_level(level, attention_kernels_avx512, attention_kernels_avx2, attention_kernels_portable)();
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cpu/levels.h"
 #include "headroom/core/device.h"
 #include "headroom/core/dtype.h"
 #include "headroom/ops/rope_frequencies.h"
@@ -129,9 +130,7 @@ struct OpKernels {
 
 // Those of a level; the description of a CPU says which it has.
 [[nodiscard]] inline const OpKernels& op_kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return op_kernels_avx512();
-  if (level == SimdLevel::avx2) return op_kernels_avx2();
-  return op_kernels_portable();
+  return at_level(level, op_kernels_avx512, op_kernels_avx2, op_kernels_portable)();
 }
 
 }  // namespace headroom::cpu
