@@ -213,14 +213,14 @@ void pack_rows(const RowsView& src, int count, int tile_rows, int head_dim, floa
   });
 }
 
-template <class Vec>
+template <class Vec, int kWidth = kPanel<Vec>>
 void pack_transposed(const RowsView& src, int count, int head_dim, float* dst) {
   constexpr int kLanes = Vec::kLanes;
-  const int padded = (count + kPanel<Vec> - 1) / kPanel<Vec> * kPanel<Vec>;
+  const int padded = (count + kWidth - 1) / kWidth * kWidth;
   with_dtype<Vec>(src.dtype, [&]<DType kType>() {
     const auto* from = static_cast<const typename Element<kType>::Stored*>(src.data);
     for (int row = 0; row < padded; row += kLanes) {
-      float* panel = dst + std::int64_t{row / kPanel<Vec>} * kPanel<Vec> * head_dim + row % kPanel<Vec>;
+      float* panel = dst + std::int64_t{row / kWidth} * kWidth * head_dim + row % kWidth;
       for (int column = 0; column < head_dim; column += kLanes) {
         const int valid = head_dim - column;
         Vec block[kLanes];
@@ -232,7 +232,7 @@ void pack_transposed(const RowsView& src, int count, int head_dim, float* dst) {
         }
         Vec::transpose(block);
         for (int i = 0; i < lesser(kLanes, valid); ++i) {
-          block[i].store(panel + std::int64_t{column + i} * kPanel<Vec>);
+          block[i].store(panel + std::int64_t{column + i} * kWidth);
         }
       }
     }

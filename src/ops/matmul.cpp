@@ -27,24 +27,23 @@ using cpu::kTileM;
 
 constexpr std::int64_t kPackedFloats = 4 << 20;  // 16 MiB: one chunk at 2048^3
 constexpr std::int64_t kMaxDepth = 16384;
+constexpr std::int64_t kColumnMultiple = 64;  // of every panel
 
 struct Chunks {
   std::int64_t depth;    // of one pass
-  std::int64_t columns;  // packed at a time, a multiple of kGroupColumns or one group
+  std::int64_t columns;  // packed at a time: whole groups, or a part of one where the depth is large
 };
 
 Chunks chunks(std::int64_t n, std::int64_t k) {
   const std::int64_t depth = std::max<std::int64_t>(std::min(k, kMaxDepth), 1);
-  const std::int64_t fit = kPackedFloats / depth / kGroupColumns * kGroupColumns;
-  return {.depth = depth,
-          .columns = std::min(std::max<std::int64_t>(fit, kGroupColumns), round_up(n, kGroupColumns))};
+  const std::int64_t fit = kPackedFloats / depth;
+  const std::int64_t unit = fit >= kGroupColumns ? kGroupColumns : kColumnMultiple;
+  return {.depth = depth, .columns = std::min(fit / unit * unit, round_up(n, kColumnMultiple))};
 }
 
-// What is packed at a time, at most, for any product of no more columns and depth: chunks of whole groups
-// leave a remainder of the 16 MiB, which a smaller depth may use.
+// What is packed at a time, at most, for any product of no more columns and depth.
 std::int64_t packed_floats(std::int64_t n, std::int64_t k) {
-  const std::int64_t depth = chunks(n, k).depth;
-  return std::min(checked_multiply(round_up(n, 64), depth), std::max(kPackedFloats, kGroupColumns * depth));
+  return std::min(checked_multiply(round_up(n, kColumnMultiple), chunks(n, k).depth), kPackedFloats);
 }
 
 struct MatmulPieces {
@@ -122,21 +121,23 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool 
                            static_cast<int>(std::min<std::int64_t>(kernels.panel, columns - column)),
                            pieces.packed + column * depth);
       });
-      const std::int64_t groups = divide_up(columns, kGroupColumns);
+      // Wide items pack the left operand less often; several for each thread end together.
+      std::int64_t group = kGroupColumns;
+      while (group > 2 * kColumnMultiple && tiles * divide_up(columns, group) < 4 * threads) group /= 2;
       // Neighbours in the order share a group of panels.
-      cpu::for_each_in_order(stream, threads, groups * tiles, [&](std::int64_t i, const cpu::Worker& worker) {
-        const std::int64_t row = i % tiles * kTileM;
-        const std::int64_t column = i / tiles * kGroupColumns;
-        kernels.multiply(
-            {.left = matrix(a, row, depth0),
-             .right = pieces.packed + column * depth,
-             .result = matrix(c, row, column0 + column),
-             .rows = static_cast<int>(std::min<std::int64_t>(kTileM, m - row)),
-             .columns = static_cast<int>(std::min<std::int64_t>(kGroupColumns, columns - column)),
-             .depth = depth,
-             .add = add || depth0 > 0,
-             .scratch = pieces.scratch + worker.slot * cpu::kMatmulScratch});
-      });
+      cpu::for_each_in_order(
+          stream, threads, divide_up(columns, group) * tiles, [&](std::int64_t i, const cpu::Worker& worker) {
+            const std::int64_t row = i % tiles * kTileM;
+            const std::int64_t column = i / tiles * group;
+            kernels.multiply({.left = matrix(a, row, depth0),
+                              .right = pieces.packed + column * depth,
+                              .result = matrix(c, row, column0 + column),
+                              .rows = static_cast<int>(std::min<std::int64_t>(kTileM, m - row)),
+                              .columns = static_cast<int>(std::min(group, columns - column)),
+                              .depth = depth,
+                              .add = add || depth0 > 0,
+                              .scratch = pieces.scratch + worker.slot * cpu::kMatmulScratch});
+          });
     }
   }
 }

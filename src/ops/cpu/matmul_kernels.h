@@ -12,9 +12,9 @@
 
 namespace headroom::cpu {
 
-inline constexpr int kTileM = 96;          // rows of C in an item: 16 strips share a panel
-inline constexpr int kStepK = 128;         // depth of one step
-inline constexpr int kGroupColumns = 512;  // columns of C in an item: sums of 192 KiB
+inline constexpr int kTileM = 96;           // rows of C in an item: 16 strips share a panel
+inline constexpr int kStepK = 128;          // depth of one step
+inline constexpr int kGroupColumns = 1024;  // columns of C in an item: sums of 384 KiB
 
 // Element (i, j) at data[i * row_stride + j * column_stride]; one of the strides is 1.
 struct Matrix {
