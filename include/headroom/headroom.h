@@ -9,5 +9,6 @@
 #include "headroom/memory.h"
 #include "headroom/model.h"
 #include "headroom/ops.h"
+#include "headroom/plan.h"
 #include "headroom/report.h"
 #include "headroom/train.h"

@@ -12,3 +12,4 @@
 #include "headroom/memory/stream_order.h"
 #include "headroom/memory/tensor.h"
 #include "headroom/memory/usage.h"
+#include "headroom/memory/work.h"

@@ -105,6 +105,12 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
       {.name = "attention workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
+Work work_of(const AttentionProblem& problem, Pass pass) {
+  return {.kernel = pass == Pass::forward ? "attention" : "attention backward",
+          .flops = flops(problem, pass),
+          .bytes = static_cast<double>(minimum_bytes(problem, pass))};
+}
+
 }  // namespace
 
 std::span<const AttentionImplementation> attention_implementations() {
@@ -122,7 +128,7 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   check_saved(problem, views, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
-  context.run([&](const Stream& stream) {
+  context.run(work_of(problem, Pass::forward), [&](const Stream& stream) {
     check_lists(problem, views);
     chosen.forward(problem, views, workspace, stream);
   });
@@ -145,7 +151,7 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
   check_saved(problem, views.forward, chosen);
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));
-  context.run([&](const Stream& stream) {
+  context.run(work_of(problem, Pass::backward), [&](const Stream& stream) {
     check_lists(problem, views.forward);
     chosen.backward(problem, views, workspace, stream);
   });

@@ -52,27 +52,60 @@ void validate(const AttentionProblem& problem) {
         mask.block_rows, mask.block_columns, mask.max_blocks_per_row);
 }
 
+namespace {
+
+// Keys in front of a bound that moves with the query: the sum of clamp(i + shift, 0, keys) over i < queries.
+std::int64_t keys_before(std::int64_t queries, std::int64_t shift, std::int64_t keys) {
+  const std::int64_t first = std::clamp<std::int64_t>(-shift, 0, queries);           // sees one key
+  const std::int64_t last = std::clamp<std::int64_t>(keys - shift, first, queries);  // sees them all
+  const std::int64_t rising = checked_multiply(last - first, first + last - 1 + 2 * shift) / 2;
+  return checked_add(rising, checked_multiply(queries - last, keys));
+}
+
+// Pairs that causal and window leave.
+std::int64_t interval_pairs(std::int64_t seq_q, std::int64_t seq_k, std::int64_t left, std::int64_t right) {
+  const std::int64_t shift = seq_k - seq_q;  // position of query i among the keys: i + shift
+  const std::int64_t all = seq_q + seq_k;
+  return keys_before(seq_q, shift + std::min(right, all) + 1, seq_k) -
+         keys_before(seq_q, shift - std::min(left, all), seq_k);
+}
+
+// Pairs of one head under one dilation: in the rows that take part, one interval per segment.
+double dilated_pairs(const AttentionProblem& problem, const Dilation& dilation, std::int64_t head) {
+  const std::int64_t rate = dilation.rate;
+  const std::int64_t seq = problem.seq_k;
+  const auto within = [&](std::int64_t segment) {
+    const std::int64_t rows = divide_up(std::max<std::int64_t>(segment - head % rate, 0), rate);
+    return static_cast<double>(interval_pairs(rows, rows, problem.mask.window_left / rate,
+                                              problem.mask.causal ? 0 : problem.mask.window_right / rate));
+  };
+  return static_cast<double>(seq / dilation.segment) * within(dilation.segment) +
+         within(seq % dilation.segment);
+}
+
+}  // namespace
+
 std::int64_t visible_pairs(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
-  if (!mask.causal && mask.window_left == Mask::kUnlimited && mask.window_right == Mask::kUnlimited) {
-    return checked_multiply(problem.seq_q, problem.seq_k);
-  }
-  const std::int64_t shift = problem.seq_k - problem.seq_q;  // position of query i among the keys: i + shift
-  const std::int64_t right = mask.causal ? 0 : mask.window_right;
-  std::int64_t pairs = 0;
-  for (std::int64_t i = 0; i < problem.seq_q; ++i) {
-    const std::int64_t position = i + shift;
-    const std::int64_t last = right >= problem.seq_k - position ? problem.seq_k - 1 : position + right;
-    const std::int64_t first = mask.window_left >= position ? 0 : position - mask.window_left;
-    pairs = checked_add(pairs, std::max<std::int64_t>(last - first + 1, 0));
-  }
-  return pairs;
+  return interval_pairs(problem.seq_q, problem.seq_k, mask.window_left, mask.causal ? 0 : mask.window_right);
 }
 
 double flops(const AttentionProblem& problem, Pass pass) {
+  const Mask& mask = problem.mask;
+  double pairs = 0;  // of all heads
+  if (mask.dilation_count == 0) {
+    pairs = static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.heads_q);
+  } else {
+    const std::int64_t group = divide_up(problem.heads_q, mask.dilation_count);
+    for (std::int64_t head = 0; head < problem.heads_q; ++head) {
+      for (int i = 0; i < mask.patterns_per_head(); ++i) {
+        const std::int64_t pattern = mask.mix_dilations ? i : head / group;
+        pairs += dilated_pairs(problem, mask.dilations[static_cast<std::size_t>(pattern)], head);
+      }
+    }
+  }
   const double per_pair = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(problem.head_dim);
-  return per_pair * static_cast<double>(visible_pairs(problem)) *
-         static_cast<double>(checked_multiply(problem.batch, problem.heads_q));
+  return per_pair * pairs * static_cast<double>(problem.batch);
 }
 
 std::int64_t minimum_bytes(const AttentionProblem& problem, Pass pass) {

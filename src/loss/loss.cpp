@@ -50,6 +50,11 @@ Tensor take_workspace(Context& context, const LossProblem& problem, const LossIm
       {.name = "loss workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
+double moved_bytes(const LossProblem& problem) {
+  return static_cast<double>(dense_bytes(problem.dtype, {problem.tokens, problem.hidden})) +
+         static_cast<double>(dense_bytes(problem.dtype, {problem.vocab, problem.hidden}));
+}
+
 }  // namespace
 
 std::span<const LossImplementation> loss_implementations() {
@@ -66,10 +71,11 @@ void loss_forward(Context& context, const LossProblem& problem, const LossForwar
       pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views, chosen);
   const Tensor workspace = take_workspace(context, problem, chosen, Pass::forward);
-  context.run([&](const Stream& stream) {
-    check_labels(problem, views);
-    chosen.forward(problem, views, workspace, stream);
-  });
+  context.run({.kernel = "loss", .flops = flops(problem, Pass::forward), .bytes = moved_bytes(problem)},
+              [&](const Stream& stream) {
+                check_labels(problem, views);
+                chosen.forward(problem, views, workspace, stream);
+              });
 }
 
 void loss_backward(Context& context, const LossProblem& problem, const LossBackward& views,
@@ -83,7 +89,11 @@ void loss_backward(Context& context, const LossProblem& problem, const LossBackw
       pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views.forward, chosen);
   const Tensor workspace = take_workspace(context, problem, chosen, Pass::backward);
-  context.run([&](const Stream& stream) {
+  // Backward makes the logits once more.
+  const Work work{.kernel = "loss backward",
+                  .flops = flops(problem, Pass::forward) + flops(problem, Pass::backward),
+                  .bytes = 3 * moved_bytes(problem)};
+  context.run(work, [&](const Stream& stream) {
     check_labels(problem, views.forward);
     chosen.backward(problem, views, workspace, stream);
   });

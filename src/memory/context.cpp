@@ -55,6 +55,8 @@ void Context::begin_phase(std::string_view name) {
   phase_ = ledger_.begin_phase(name);
   in_phase_ = true;
   cursor_ = 0;
+  work_cursor_ = 0;
+  if (work_.size() <= phase_) work_.resize(phase_ + 1);
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
   order_.reset();
@@ -135,6 +137,38 @@ void Context::end_stage() noexcept {
   } catch (const Error& error) {
     if (!deferred_) deferred_ = error;
   }
+}
+
+double Context::seconds_since_made() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
+}
+
+void Context::note_work(const Work& work) {
+  if (!in_phase_) return;
+  std::vector<WorkRecord>& records = work_[phase_];
+  const std::size_t record = work_cursor_++;
+  if (record == records.size()) records.push_back({.work = work, .stage = ledger_.stage()});
+  WorkRecord& known = records[record];
+  // Inspection may add pieces to a run that its first had not.
+  if (known.work.kernel != work.kernel || known.stage != ledger_.stage()) {
+    known = {.work = work, .stage = ledger_.stage()};
+  }
+  ++known.runs;
+}
+
+void Context::finish_work(double began) {
+  const double seconds = seconds_since_made() - began;
+  run_seconds_ += seconds;
+  if (!in_phase_) return;
+  WorkRecord& done = work_[phase_][work_cursor_ - 1];
+  done.seconds += seconds;
+  done.began = began;
+}
+
+std::span<const WorkRecord> Context::work(std::string_view phase) const {
+  const std::optional<std::size_t> index = ledger_.find_phase(phase);
+  return index && *index < work_.size() ? std::span<const WorkRecord>(work_[*index])
+                                        : std::span<const WorkRecord>();
 }
 
 Tensor Context::allocate(const Allocation& allocation) {
@@ -230,6 +264,7 @@ void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
         name(to.view().dtype()));
   touch(id, from);
   touch(id, to);
+  note_work({.kernel = "copy", .bytes = 2.0 * static_cast<double>(to.view().bytes())});
   if (!phantom()) backend_->copy(id, to.view().raw(), from.view().raw(), to.view().bytes());
 }
 

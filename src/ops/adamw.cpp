@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -50,7 +51,10 @@ void adamw(Context& context, const AdamWViews& views, const AdamW& settings) {
   arguments.vector(views.weight, views.weight.dtype(), shape, "weight");
   arguments.vector(views.factor, DType::f32, {1}, "factor");
   check_settings(settings);
-  context.run([&](const Stream& stream) { cpu::adamw(views, settings, stream); });
+  // Master and moments are read and written.
+  context.run(moves("adamw", {views.master, views.master, views.gradient, views.first, views.first,
+                              views.second, views.second, views.weight}),
+              [&](const Stream& stream) { cpu::adamw(views, settings, stream); });
 }
 
 namespace cpu {

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 
@@ -21,19 +22,19 @@ void add(Context& context, const TensorView& a, const TensorView& b, const Tenso
     arguments.rows(b, "b");
     arguments.written_rows(y, "y");
   }
-  context.run([&](const Stream& stream) { cpu::add(a, b, y, stream); });
+  context.run(moves("add", {a, b, y}), [&](const Stream& stream) { cpu::add(a, b, y, stream); });
 }
 
 void fill(Context& context, const TensorView& view, float value) {
   const Arguments arguments(context, "fill");
   arguments.floating(view, "the view");
   arguments.dense(view, "the view");
-  context.run([&](const Stream& stream) { cpu::fill(view, value, stream); });
+  context.run(moves("fill", {view}), [&](const Stream& stream) { cpu::fill(view, value, stream); });
 }
 
 void zero(Context& context, const TensorView& view) {
   Arguments(context, "zero").dense(view, "the view");
-  context.run([&](const Stream& stream) { cpu::zero(view, stream); });
+  context.run(moves("zero", {view}), [&](const Stream& stream) { cpu::zero(view, stream); });
 }
 
 void convert(Context& context, const TensorView& from, const TensorView& to) {
@@ -43,7 +44,7 @@ void convert(Context& context, const TensorView& from, const TensorView& to) {
   arguments.shape(to, from.shape(), "to");
   arguments.dense(from, "from");
   arguments.dense(to, "to");
-  context.run([&](const Stream& stream) { cpu::convert(from, to, stream); });
+  context.run(moves("convert", {from, to}), [&](const Stream& stream) { cpu::convert(from, to, stream); });
 }
 
 namespace cpu {

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -33,7 +34,7 @@ void embedding_forward(Context& context, const TensorView& table, const TensorVi
   check_rows(arguments, table, ids, x, "table", "x");
   arguments.dtype(x, table.dtype(), "x");
   arguments.written_rows(x, "x");
-  context.run([&](const Stream& stream) {
+  context.run(moves("embedding", {x, x}), [&](const Stream& stream) {
     cpu::check_ids(ids, table.extent(0));
     cpu::embedding_forward(table, ids, x, stream);
   });
@@ -45,7 +46,7 @@ void embedding_backward(Context& context, const TensorView& ids, const TensorVie
   check_rows(arguments, table_gradient, ids, x_gradient, "table_gradient", "x_gradient");
   arguments.dtype(table_gradient, DType::f32, "table_gradient");
   arguments.written_rows(table_gradient, "table_gradient");
-  context.run([&](const Stream& stream) {
+  context.run(moves("embedding backward", {x_gradient, x_gradient, x_gradient}), [&](const Stream& stream) {
     cpu::check_ids(ids, table_gradient.extent(0));
     cpu::embedding_backward(ids, x_gradient, table_gradient, stream);
   });

@@ -6,6 +6,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -28,7 +29,8 @@ void sum_of_squares(Context& context, const TensorView& view, const TensorView& 
                                              .category = Category::workspace,
                                              .dtype = DType::f64,
                                              .shape = cpu::sum_of_squares_workspace(view.shape())});
-  context.run([&](const Stream& stream) { cpu::sum_of_squares(view, result, store, workspace, stream); });
+  context.run(moves("gradient norm", {view}),
+              [&](const Stream& stream) { cpu::sum_of_squares(view, result, store, workspace, stream); });
 }
 
 void clip_factor(Context& context, const ClipFactor& views, double max_norm) {
@@ -38,7 +40,7 @@ void clip_factor(Context& context, const ClipFactor& views, double max_norm) {
   arguments.vector(views.factor, DType::f32, {1}, "factor");
   arguments.vector(views.finite, DType::i32, {1}, "finite");
   check(max_norm > 0, "clip_factor: max_norm is {}; it has to be above 0, infinity clips nothing", max_norm);
-  context.run([&](const Stream&) { cpu::clip_factor(views, max_norm); });
+  context.run(moves("clip factor", {}), [&](const Stream&) { cpu::clip_factor(views, max_norm); });
 }
 
 namespace cpu {

@@ -9,6 +9,7 @@
 #include "cpu/workers.h"
 #include "headroom/ops/matmul.h"
 #include "ops/cpu/matmul_kernels.h"
+#include "ops/work.h"
 
 namespace headroom {
 
@@ -147,7 +148,10 @@ void matmul(Context& context, const TensorView& a, const TensorView& b, const Te
   const std::int64_t bytes = matmul_workspace_bytes(c.extent(1), a.extent(1), context.description());
   const Tensor workspace = context.allocate(
       {.name = "product workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
-  context.run([&](const Stream& stream) { matmul(a, b, c, add, workspace, stream); });
+  context.run({.kernel = "product",
+               .flops = product_flops(c.extent(0), c.extent(1), a.extent(1)),
+               .bytes = moved_bytes({a, b, c})},
+              [&](const Stream& stream) { matmul(a, b, c, add, workspace, stream); });
 }
 
 }  // namespace headroom

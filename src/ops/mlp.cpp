@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/matmul.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -109,12 +110,21 @@ class Tile {
   Tensor workspace_;
 };
 
+double product_flops_of(const MlpForward& views) {
+  return product_flops(views.x.extent(0), views.weights.gate.extent(0), views.weights.gate.extent(1));
+}
+double moved_bytes_of(const MlpForward& views) {
+  return moved_bytes(
+      {views.x, views.y, views.gate, views.up, views.weights.gate, views.weights.up, views.weights.down});
+}
+
 }  // namespace
 
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens) {
   const Tile tile(context, views, tile_tokens, Pass::forward);
   check_forward(context, views);
-  context.run([&](const Stream& stream) {
+  const Work work{.kernel = "mlp", .flops = 3 * product_flops_of(views), .bytes = moved_bytes_of(views)};
+  context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
       const TensorView up = tile.keeps() ? views.up.slice(0, begin, count) : tile.up(count);
@@ -130,7 +140,11 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   const MlpForward& forward = views.forward;
   const Tile tile(context, forward, tile_tokens, Pass::backward);
   check_backward(context, views);
-  context.run([&](const Stream& stream) {
+  // Six products, and two more that make gate and up again where they were not kept.
+  const Work work{.kernel = "mlp backward",
+                  .flops = (tile.keeps() ? 6 : 8) * product_flops_of(forward),
+                  .bytes = 3 * moved_bytes_of(forward)};
+  context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);
       const TensorView dy = views.y_gradient.slice(0, begin, count);

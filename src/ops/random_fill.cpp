@@ -28,15 +28,16 @@ void random_fill(Context& context, const TensorView& view, Random random, float 
   check(view.dtype() == DType::f32, "random_fill writes f32, not {}", name(view.dtype()));
   check(low <= high, "random_fill from {} to {} is an empty range", low, high);
   const double width = static_cast<double>(high) - low;
-  context.run([&](const Stream& stream) {
+  context.run({.kernel = "random fill", .bytes = static_cast<double>(view.bytes())},
+              [&](const Stream& stream) {
 #if defined(HEADROOM_WITH_CUDA)
-    if (stream.device->kind == DeviceKind::cuda) {
-      random_fill_cuda(view.data<float>(), view.elements(), random, low, width, stream);
-      return;
-    }
+                if (stream.device->kind == DeviceKind::cuda) {
+                  random_fill_cuda(view.data<float>(), view.elements(), random, low, width, stream);
+                  return;
+                }
 #endif
-    random_fill_cpu(view.data<float>(), view.elements(), random, low, width, stream);
-  });
+                random_fill_cpu(view.data<float>(), view.elements(), random, low, width, stream);
+              });
 }
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -53,7 +54,8 @@ void rms_norm_forward(Context& context, const RmsNormForward& views, float epsil
   check_like_x(arguments, views.y, views.x, "y");
   arguments.written_rows(views.y, "y");
   check(epsilon >= 0, "rms_norm: epsilon is {}; it has to be at least 0", epsilon);
-  context.run([&](const Stream& stream) { cpu::rms_norm_forward(views, epsilon, stream); });
+  context.run(moves("norm", {views.x, views.y}),
+              [&](const Stream& stream) { cpu::rms_norm_forward(views, epsilon, stream); });
 }
 
 void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient) {
@@ -67,7 +69,8 @@ void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_g
   const Tensor workspace = context.allocate({.name = "rms_norm workspace",
                                              .category = Category::workspace,
                                              .shape = cpu::rms_norm_workspace(views.x.shape())});
-  context.run([&](const Stream& stream) { cpu::rms_norm_backward(views, x_gradient, workspace, stream); });
+  context.run(moves("norm backward", {views.x, views.y_gradient, views.x_gradient}),
+              [&](const Stream& stream) { cpu::rms_norm_backward(views, x_gradient, workspace, stream); });
 }
 
 namespace cpu {

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 
@@ -15,7 +16,8 @@ void rope(Context& context, const TensorView& x, const TensorView& positions,
   check(x.extent(2) == 2 * std::int64_t{frequencies.half},
         "rope: x has heads of {} elements, the frequencies are for {}", x.extent(2), 2 * frequencies.half);
   arguments.vector(positions, DType::i32, {x.extent(0)}, "positions");
-  context.run([&](const Stream& stream) { cpu::rope(x, positions, frequencies, pass, stream); });
+  context.run(moves("rope", {x, x}),
+              [&](const Stream& stream) { cpu::rope(x, positions, frequencies, pass, stream); });
 }
 
 namespace cpu {

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/work.h"
 
 namespace headroom {
 namespace {
@@ -28,7 +29,8 @@ void swiglu_forward(Context& context, const TensorView& gate, const TensorView& 
   check_like_gate(arguments, up, gate, "up");
   check_like_gate(arguments, act, gate, "act");
   arguments.written_rows(act, "act");
-  context.run([&](const Stream& stream) { cpu::swiglu_forward(gate, up, act, stream); });
+  context.run(moves("swiglu", {gate, up, act}),
+              [&](const Stream& stream) { cpu::swiglu_forward(gate, up, act, stream); });
 }
 
 void swiglu_backward(Context& context, const SwigluBackward& views) {
@@ -40,7 +42,9 @@ void swiglu_backward(Context& context, const SwigluBackward& views) {
   arguments.written_rows(views.gate_gradient, "gate_gradient");
   check_like_gate(arguments, views.up_gradient, views.gate, "up_gradient");
   arguments.written_rows(views.up_gradient, "up_gradient");
-  context.run([&](const Stream& stream) { cpu::swiglu_backward(views, stream); });
+  context.run(moves("swiglu backward",
+                    {views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient}),
+              [&](const Stream& stream) { cpu::swiglu_backward(views, stream); });
 }
 
 namespace cpu {

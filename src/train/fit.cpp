@@ -38,8 +38,8 @@ std::int64_t needed(const Layout& layout) {
 
 }  // namespace
 
-Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
-                         const DeviceDescription& device) {
+TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
+                           const DeviceDescription& device) {
   Context context(device);
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
@@ -49,7 +49,20 @@ Layout rehearse_training(const TrainingProblem& problem, const Strategy& strateg
     trainer.evaluate(context, {});
     trainer.save(context, [] {});
   }
-  return make_layout(std::move(context).take_ledger());
+  const auto work = [&](std::string_view phase) {
+    const auto records = context.work(phase);
+    return std::vector<WorkRecord>(records.begin(), records.end());
+  };
+  TrainingRehearsal rehearsal;
+  rehearsal.micro_step = work("micro-step");
+  rehearsal.update = work("update");
+  rehearsal.ledger = std::move(context).take_ledger();
+  return rehearsal;
+}
+
+Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
+                         const DeviceDescription& device) {
+  return make_layout(rehearse(problem, strategy, device).ledger);
 }
 
 std::vector<Strategy> ordered_strategies(const TrainingProblem& problem, const DeviceDescription& device,

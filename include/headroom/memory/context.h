@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "headroom/memory/ledger.h"
 #include "headroom/memory/stream_order.h"
 #include "headroom/memory/tensor.h"
+#include "headroom/memory/work.h"
 
 namespace headroom {
 
@@ -88,14 +90,23 @@ class Context {
 
   [[nodiscard]] Tensor allocate(const Allocation& allocation);
 
-  // Runs body(const Stream&) on main, where memory order needs no saying; a phantom runs nothing.
+  // Runs body(const Stream&) on main, where memory order needs no saying; a phantom writes the work down and
+  // runs nothing.
+  template <class Body>
+  void run(const Work& work, Body&& body) {
+    note_work(work);
+    if (phantom()) return;
+    const double began = seconds_since_made();
+    body(backend_->stream(StreamId::main));
+    finish_work(began);
+  }
+  // What is no kernel: filling a batch, reading a value back.
   template <class Body>
   void run(Body&& body) {
-    if (phantom()) return;
-    const auto start = std::chrono::steady_clock::now();
-    body(backend_->stream(StreamId::main));
-    run_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    run(Work{.kernel = "host"}, std::forward<Body>(body));
   }
+  // The work of a phase, in order; what runs outside phases is not written down.
+  [[nodiscard]] std::span<const WorkRecord> work(std::string_view phase) const;
   // What run's bodies took so far, on the host: on a CPU the kernels themselves.
   [[nodiscard]] double run_seconds() const { return run_seconds_; }
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
@@ -138,6 +149,9 @@ class Context {
 
   // Compares with the rehearsal, moves the cursor, writes the ledger.
   void note(const Event& event);
+  void note_work(const Work& work);
+  void finish_work(double began);  // of what was noted last
+  [[nodiscard]] double seconds_since_made() const;
   void throw_deferred();
   void check_in_phase(std::string_view call) const;
   [[nodiscard]] Block* find(const Tensor& tensor);
@@ -154,6 +168,8 @@ class Context {
   std::array<Arena, kSpaceCount> arenas_;
   Ledger ledger_;
   double run_seconds_ = 0;
+  std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
+  std::vector<std::vector<WorkRecord>> work_;  // [phase][n-th piece]
 
   // The open phase.
   bool in_phase_ = false;
@@ -162,6 +178,7 @@ class Context {
   const Ledger* script_ = nullptr;  // whose trace has to be repeated; null: a rehearsal's first time
   std::size_t script_phase_ = 0;    // where in the script; also the layout's
   std::size_t cursor_ = 0;
+  std::size_t work_cursor_ = 0;
   std::size_t run_blocks_before_ = 0;
   StreamOrder order_;
   std::vector<Block> phase_blocks_;

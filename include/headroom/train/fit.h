@@ -19,7 +19,17 @@ struct TrainingProblem {
   std::int64_t accumulation = 1;
 };
 
-// One run of every phase on a phantom of the device.
+// One run of every phase on a phantom of the device: every allocation, and the work of a micro-step and of an
+// update.
+struct TrainingRehearsal {
+  Ledger ledger;
+  std::vector<WorkRecord> micro_step;
+  std::vector<WorkRecord> update;
+};
+[[nodiscard]] TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
+                                         const DeviceDescription& device);
+
+// The same, packed.
 [[nodiscard]] Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
                                        const DeviceDescription& device);
 

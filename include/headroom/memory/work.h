@@ -1,0 +1,25 @@
+// Work: what a kernel does, counted where its problem is known. A rehearsal writes it down without doing it,
+// so that time is predicted from the very step that will run; a run lays the seconds beside it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace headroom {
+
+struct Work {
+  std::string_view kernel;  // a literal
+  double flops = 0;
+  double bytes = 0;  // that have to move at least: inputs read once, results written once
+};
+
+// The n-th piece of work of a phase; later runs of the phase add their time to it.
+struct WorkRecord {
+  Work work;
+  std::uint32_t stage = 0;  // Ledger::stage_path() reads it
+  std::int64_t runs = 0;
+  double seconds = 0;  // of all runs, on the host: on a CPU the kernel itself
+  double began = 0;    // the last run, since the Context was made
+};
+
+}  // namespace headroom

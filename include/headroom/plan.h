@@ -1,0 +1,7 @@
+// Knowing before running: devices one does not have, what a step takes and how long, the best strategy that
+// fits.
+#pragma once
+
+#include "headroom/plan/catalogue.h"
+#include "headroom/plan/cost_model.h"
+#include "headroom/plan/plan.h"

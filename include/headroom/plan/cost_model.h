@@ -1,0 +1,59 @@
+// What a step costs in time: every piece of work that a rehearsal wrote down, at the rate of its kernel.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "headroom/core/device.h"
+#include "headroom/memory/work.h"
+
+namespace headroom {
+
+// Seconds of a run: start + max(flops / flops_per_second, bytes / bytes_per_second); a rate of 0 bounds
+// nothing.
+struct KernelRate {
+  double flops_per_second = 0;
+  double bytes_per_second = 0;
+  double start_seconds = 0;
+
+  bool operator==(const KernelRate&) const = default;
+};
+
+class CostModel {
+ public:
+  // From a description's rates, with the fractions of them that kernels of their kind reach.
+  CostModel(const DeviceDescription& device, DType dtype);
+  // Kernels measured on this machine go before those.
+  void set(std::string_view kernel, const KernelRate& rate) {
+    kernels_.insert_or_assign(std::string(kernel), rate);
+  }
+  [[nodiscard]] const std::map<std::string, KernelRate, std::less<>>& kernels() const { return kernels_; }
+
+  [[nodiscard]] double seconds(const Work& work) const;
+  // Copies go beside the kernels: the longer of the two counts.
+  [[nodiscard]] double seconds(std::span<const WorkRecord> records) const;
+
+ private:
+  KernelRate arithmetic_;  // kernels that have flops
+  KernelRate memory_;      // the others
+  double copy_bytes_per_second_ = 0;
+  std::map<std::string, KernelRate, std::less<>> kernels_;
+};
+
+// The rate that fits measured runs best, in the sense of relative error: seconds = start + amount / rate.
+struct MeasuredWork {
+  double amount = 0;  // flops or bytes
+  double seconds = 0;
+};
+struct FittedLine {
+  double per_second = 0;
+  double start_seconds = 0;
+};
+[[nodiscard]] FittedLine fit_line(std::span<const MeasuredWork> runs);
+
+// Rates of this machine from what its runs took, one kernel at a time.
+void calibrate(CostModel& model, std::span<const WorkRecord> records);
+
+}  // namespace headroom

@@ -1,0 +1,87 @@
+// A plan: the fastest strategy whose rehearsal fits a budget, and what it takes. Nothing is estimated that is
+// reported: live peak, arena and time come from rehearsals of the very step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/loss.h"
+#include "headroom/memory/layout.h"
+#include "headroom/memory/usage.h"
+#include "headroom/plan/cost_model.h"
+#include "headroom/train/fit.h"
+
+namespace headroom {
+
+// Parts of the strategy that somebody has decided.
+struct StrategyPins {
+  std::optional<LayerPolicy> layers;
+  std::optional<std::int64_t> loss_chunk_tokens;
+  std::optional<std::int64_t> mlp_tile_tokens;
+  std::optional<std::int64_t> accumulation;
+};
+
+struct PlanRequest {
+  TrainingProblem problem;   // sizes.batch: sequences of one update, which micro-steps may share
+  DeviceDescription device;  // whose kernels are rehearsed
+  std::int64_t budget_bytes = 0;
+  std::int64_t host_budget_bytes = 0;  // for what is offloaded; 0: nothing is
+  StrategyPins pins;
+};
+
+// One strategy, rehearsed.
+struct PlannedStep {
+  Strategy strategy;
+  std::int64_t live_peak_bytes = 0;  // of the device
+  std::int64_t arena_bytes = 0;
+  std::int64_t host_bytes = 0;
+  double seconds = 0;  // of an update with all its micro-steps
+};
+
+struct Plan {
+  bool fits = false;
+  PlannedStep step;  // the fastest that fits; where none does, the one that takes least
+  Layout layout;
+  std::int64_t candidates = 0;  // strategies in the space
+  std::int64_t rehearsals = 0;  // of them, how many were rehearsed
+};
+
+// What the search chooses from: every combination, those that split least first.
+struct SearchSpace {
+  std::vector<LayerPolicy> policies;
+  std::vector<std::int64_t> accumulations;
+  std::vector<LossChunks> loss_chunks;
+  std::vector<std::int64_t> mlp_tiles;
+};
+[[nodiscard]] SearchSpace search_space(const PlanRequest& request);
+
+[[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
+                                    const CostModel& costs, Layout* layout = nullptr);
+
+[[nodiscard]] bool fits(const PlanRequest& request, const PlannedStep& step);
+
+// Finds what trying the whole space would find.
+[[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
+
+// The largest number of tokens of a sequence, a multiple of `step`, for which some strategy fits; 0: none.
+[[nodiscard]] std::int64_t largest_context(PlanRequest request, const CostModel& costs,
+                                           std::int64_t step = 256);
+
+// A single change to a plan.
+struct Change {
+  std::string what;              // "recompute 4 layers more"
+  std::int64_t saved_bytes = 0;  // of arena and host together
+  double added_seconds = 0;
+  bool fits = false;
+};
+// Changes that save memory, those that cost least time per byte first.
+[[nodiscard]] std::vector<Change> what_if(const PlanRequest& request, const Plan& plan,
+                                          const CostModel& costs);
+
+// The step in a few lines: parameters, embedding, first layer, all layers, loss, backward, update; live bytes
+// when each ends and the most that was held in it.
+[[nodiscard]] std::vector<StageUsage> step_stages(const Ledger& ledger);
+
+}  // namespace headroom

@@ -1,0 +1,79 @@
+#include "headroom/plan/catalogue.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
+
+namespace headroom {
+namespace {
+
+struct Gpu {
+  std::string_view name;
+  int multiprocessors;
+  double memory_gib;  // what the driver shows, before its own share
+  double l2_mib;
+  int major;
+  int minor;
+  double f32_tflops;
+  double half_tflops;  // dense, f32 accumulation
+  double bandwidth_gbs;
+  RateSource source = RateSource::published;
+};
+
+DeviceDescription describe(const Gpu& gpu) {
+  DeviceDescription device;
+  device.kind = DeviceKind::cuda;
+  device.name = gpu.name;
+  device.cores = gpu.multiprocessors;
+  device.memory_bytes = static_cast<std::int64_t>(gpu.memory_gib * static_cast<double>(kGiB));
+  device.l2_bytes = static_cast<std::int64_t>(gpu.l2_mib * static_cast<double>(kMiB));
+  device.compute_major = gpu.major;
+  device.compute_minor = gpu.minor;
+  device.rate_source = gpu.source;
+  device.f32_flops = gpu.f32_tflops * 1e12;
+  device.half_flops = gpu.half_tflops * 1e12;
+  device.memory_bytes_per_second = gpu.bandwidth_gbs * 1e9;
+  return device;
+}
+
+}  // namespace
+
+std::span<const CatalogueEntry> device_catalogue() {
+  constexpr std::string_view kPublished = "published by its maker";
+  constexpr std::string_view kMeasured = "measured: products of 8192^3, a device copy";
+  static const std::array kEntries = {
+      CatalogueEntry{"a100-40", describe({"NVIDIA A100 40GB", 108, 39.4, 40, 8, 0, 19.5, 312, 1555}),
+                     kPublished},
+      CatalogueEntry{"a100-80", describe({"NVIDIA A100 80GB", 108, 79.2, 40, 8, 0, 19.5, 312, 2039}),
+                     kPublished},
+      CatalogueEntry{"h100", describe({"NVIDIA H100 80GB", 132, 79.1, 50, 9, 0, 67, 989, 3350}), kPublished},
+      CatalogueEntry{"h200",
+                     describe({"NVIDIA H200", 132, 139.8, 50, 9, 0, 51, 797, 4300, RateSource::measured}),
+                     kMeasured},
+      CatalogueEntry{"b200", describe({"NVIDIA B200", 148, 178.4, 126, 10, 0, 80, 2250, 8000}), kPublished},
+      CatalogueEntry{"rtx-3090", describe({"NVIDIA GeForce RTX 3090", 82, 23.7, 6, 8, 6, 35.6, 71, 936}),
+                     kPublished},
+      CatalogueEntry{"rtx-4090", describe({"NVIDIA GeForce RTX 4090", 128, 23.5, 72, 8, 9, 82.6, 165, 1008}),
+                     kPublished},
+      CatalogueEntry{"p100", describe({"NVIDIA Tesla P100", 56, 15.9, 4, 6, 0, 9.3, 18.7, 732}), kPublished},
+      CatalogueEntry{"gtx-1080", describe({"NVIDIA GeForce GTX 1080", 20, 7.9, 2, 6, 1, 8.9, 0.14, 320}),
+                     kPublished},
+  };
+  return kEntries;
+}
+
+const CatalogueEntry& find_in_catalogue(std::string_view key) {
+  const auto entries = device_catalogue();
+  const auto found = std::ranges::find(entries, key, &CatalogueEntry::key);
+  if (found != entries.end()) return *found;
+  std::vector<std::string_view> keys;
+  for (const CatalogueEntry& entry : entries) keys.push_back(entry.key);
+  fail(ErrorKind::input, "no device '{}'; accepted: cpu, {}", key, fmt::join(keys, ", "));
+}
+
+}  // namespace headroom

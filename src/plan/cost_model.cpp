@@ -1,0 +1,94 @@
+#include "headroom/plan/cost_model.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace headroom {
+namespace {
+
+// Of the rates that a description states: what large products and streaming kernels reach.
+constexpr double kArithmeticFraction = 0.75;
+constexpr double kMemoryFraction = 0.8;
+// Between host and GPU; a CPU copies inside its own memory.
+constexpr double kHostLinkBytesPerSecond = 25e9;
+
+double bounded(double amount, double rate) {
+  return rate > 0 ? amount / rate : 0;
+}
+
+}  // namespace
+
+CostModel::CostModel(const DeviceDescription& device, DType dtype) {
+  const double flops =
+      dtype == DType::f32 || device.kind == DeviceKind::cpu ? device.f32_flops : device.half_flops;
+  arithmetic_ = {.flops_per_second = kArithmeticFraction * flops,
+                 .bytes_per_second = kMemoryFraction * device.memory_bytes_per_second};
+  memory_ = {.bytes_per_second = kMemoryFraction * device.memory_bytes_per_second};
+  copy_bytes_per_second_ = device.kind == DeviceKind::cuda ? kHostLinkBytesPerSecond
+                                                           : kMemoryFraction * device.memory_bytes_per_second;
+}
+
+double CostModel::seconds(const Work& work) const {
+  if (work.kernel == "copy") return bounded(work.bytes, copy_bytes_per_second_);
+  const auto known = kernels_.find(work.kernel);
+  const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;
+  return rate.start_seconds +
+         std::max(bounded(work.flops, rate.flops_per_second), bounded(work.bytes, rate.bytes_per_second));
+}
+
+double CostModel::seconds(std::span<const WorkRecord> records) const {
+  double kernels = 0;
+  double copies = 0;
+  for (const WorkRecord& record : records) {
+    (record.work.kernel == "copy" ? copies : kernels) += seconds(record.work);
+  }
+  return std::max(kernels, copies);
+}
+
+FittedLine fit_line(std::span<const MeasuredWork> runs) {
+  // Least squares of (start + slope * amount - seconds) / seconds.
+  double one = 0, x = 0, xx = 0, y = 0, xy = 0;
+  for (const MeasuredWork& run : runs) {
+    if (run.seconds <= 0) continue;
+    const double weight = 1 / (run.seconds * run.seconds);
+    one += weight;
+    x += weight * run.amount;
+    xx += weight * run.amount * run.amount;
+    y += weight * run.seconds;
+    xy += weight * run.amount * run.seconds;
+  }
+  if (xx <= 0) return {};
+  const double determinant = one * xx - x * x;
+  double slope = xy / xx;  // through the origin
+  double start = 0;
+  if (determinant > 1e-9 * one * xx) {
+    start = (y * xx - x * xy) / determinant;
+    slope = (one * xy - x * y) / determinant;
+    if (start < 0 || slope <= 0) {
+      start = 0;
+      slope = xy / xx;
+    }
+  }
+  return {.per_second = 1 / slope, .start_seconds = start};
+}
+
+void calibrate(CostModel& model, std::span<const WorkRecord> records) {
+  std::map<std::string_view, std::vector<MeasuredWork>> by_kernel;
+  std::map<std::string_view, bool> arithmetic;
+  for (const WorkRecord& record : records) {
+    if (record.runs == 0 || record.work.kernel == "copy" || record.work.kernel == "host") continue;
+    const bool counts_flops = record.work.flops > 0;
+    arithmetic[record.work.kernel] = counts_flops;
+    by_kernel[record.work.kernel].push_back({.amount = counts_flops ? record.work.flops : record.work.bytes,
+                                             .seconds = record.seconds / static_cast<double>(record.runs)});
+  }
+  for (const auto& [kernel, runs] : by_kernel) {
+    const FittedLine line = fit_line(runs);
+    if (line.per_second <= 0) continue;
+    KernelRate rate{.start_seconds = line.start_seconds};
+    (arithmetic[kernel] ? rate.flops_per_second : rate.bytes_per_second) = line.per_second;
+    model.set(kernel, rate);
+  }
+}
+
+}  // namespace headroom

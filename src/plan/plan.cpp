@@ -1,0 +1,286 @@
+#include "headroom/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "headroom/core/bytes.h"
+#include "plan/uniform.h"
+
+namespace headroom {
+namespace {
+
+LossProblem loss_problem(const TrainingProblem& problem) {
+  return {.tokens = problem.sizes.batch * problem.sizes.seq,
+          .hidden = problem.config.hidden,
+          .vocab = problem.config.vocab,
+          .dtype = problem.compute_dtype};
+}
+
+// Counts of keep all, keep attention, recompute and offload that add up to the layers.
+std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload) {
+  std::vector<std::int64_t> everies = {1};
+  const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
+  for (const std::int64_t every : {std::int64_t{2}, root}) {
+    if (every > everies.back() && every <= layers) everies.push_back(every);
+  }
+  std::vector<LayerPolicy> policies;
+  for (std::int64_t all = layers; all >= 0; --all) {
+    for (std::int64_t attention = layers - all; attention >= 0; --attention) {
+      const std::int64_t rest = layers - all - attention;
+      for (std::int64_t away = 0; away <= (offload ? rest : 0); ++away) {
+        const std::int64_t recompute = rest - away;
+        for (const std::int64_t every : everies) {
+          if (every > std::max<std::int64_t>(recompute, 1)) break;
+          policies.push_back({.keep_all = all,
+                              .keep_attention = attention,
+                              .recompute = recompute,
+                              .offload = away,
+                              .input_every = every});
+        }
+      }
+    }
+  }
+  return policies;
+}
+
+// One way to cut batch, loss and MLP, and what layers cost in it.
+struct Cut {
+  Strategy strategy;
+  LayerCosts costs;
+};
+
+struct Candidate {
+  double seconds;
+  std::uint32_t cut;
+  std::uint32_t policy;
+};
+
+}  // namespace
+
+SearchSpace search_space(const PlanRequest& request) {
+  const TrainingProblem& problem = request.problem;
+  const StrategyPins& pins = request.pins;
+  SearchSpace space;
+  const bool offload = request.host_budget_bytes > 0;
+  space.policies = pins.layers ? std::vector{*pins.layers} : layer_policies(problem.config.layers, offload);
+  if (pins.accumulation) {
+    check(*pins.accumulation >= 1 && problem.sizes.batch % *pins.accumulation == 0,
+          "a batch of {} sequences is not {} equal micro-steps", problem.sizes.batch, *pins.accumulation);
+    space.accumulations = {*pins.accumulation};
+  } else {
+    for (std::int64_t parts = 1; parts <= problem.sizes.batch; ++parts) {
+      if (problem.sizes.batch % parts == 0) space.accumulations.push_back(parts);
+    }
+  }
+  for (const std::int64_t share : {8, 32, 256}) {
+    LossChunks chunks = fit_loss_chunks(loss_problem(problem), request.device, request.budget_bytes / share);
+    if (pins.loss_chunk_tokens) chunks = {.tokens = *pins.loss_chunk_tokens, .vocab = 0};
+    if (std::ranges::find(space.loss_chunks, chunks) == space.loss_chunks.end())
+      space.loss_chunks.push_back(chunks);
+  }
+  const std::int64_t tokens = problem.sizes.batch * problem.sizes.seq;
+  for (const std::int64_t tile : {2048, 512, 128}) {
+    const std::int64_t tokens_of_tile = pins.mlp_tile_tokens.value_or(std::min(tile, tokens));
+    if (std::ranges::find(space.mlp_tiles, tokens_of_tile) == space.mlp_tiles.end())
+      space.mlp_tiles.push_back(tokens_of_tile);
+  }
+  return space;
+}
+
+bool fits(const PlanRequest& request, const PlannedStep& step) {
+  // A CPU has one memory.
+  if (request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0)
+    return step.arena_bytes + step.host_bytes <= request.budget_bytes;
+  return step.arena_bytes <= request.budget_bytes &&
+         step.host_bytes <= std::max(request.host_budget_bytes, request.budget_bytes - step.arena_bytes);
+}
+
+PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
+                      Layout* layout) {
+  TrainingProblem problem = request.problem;
+  problem.sizes.batch /= strategy.accumulation;
+  problem.accumulation = strategy.accumulation;
+  TrainingRehearsal rehearsal = rehearse(problem, strategy, request.device);
+  PlannedStep step{
+      .strategy = strategy,
+      .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
+      .seconds = static_cast<double>(strategy.accumulation) * costs.seconds(rehearsal.micro_step) +
+                 costs.seconds(rehearsal.update)};
+  Layout packed = make_layout(std::move(rehearsal.ledger));
+  step.arena_bytes = packed.reserved(Space::device);
+  step.host_bytes = packed.reserved(Space::host);
+  if (layout != nullptr) *layout = std::move(packed);
+  return step;
+}
+
+Plan make_plan(const PlanRequest& request, const CostModel& costs) {
+  const SearchSpace space = search_space(request);
+  const bool offload =
+      std::ranges::any_of(space.policies, [](const LayerPolicy& p) { return p.offload > 0; });
+  std::vector<Cut> cuts;
+  for (const std::int64_t accumulation : space.accumulations) {
+    for (const LossChunks& chunks : space.loss_chunks) {
+      for (const std::int64_t tile : space.mlp_tiles) {
+        const Strategy strategy{.layers = {},
+                                .loss_chunk_tokens = chunks.tokens,
+                                .loss_chunk_vocab = chunks.vocab,
+                                .mlp_tile_tokens = tile,
+                                .accumulation = accumulation,
+                                .compute_dtype = request.problem.compute_dtype};
+        cuts.push_back({strategy, LayerCosts(request, strategy, costs, offload)});
+      }
+    }
+  }
+  // Fastest first; among equals, those that split least.
+  std::vector<Candidate> candidates;
+  candidates.reserve(cuts.size() * space.policies.size());
+  for (std::uint32_t cut = 0; cut < cuts.size(); ++cut) {
+    for (std::uint32_t policy = 0; policy < space.policies.size(); ++policy) {
+      candidates.push_back({cuts[cut].costs.seconds(space.policies[policy]), cut, policy});
+    }
+  }
+  std::ranges::stable_sort(candidates, {}, &Candidate::seconds);
+
+  Plan plan;
+  plan.candidates = static_cast<std::int64_t>(candidates.size());
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  const Candidate* smallest = nullptr;
+  const auto strategy_of = [&](const Candidate& candidate) {
+    Strategy strategy = cuts[candidate.cut].strategy;
+    strategy.layers = space.policies[candidate.policy];
+    return strategy;
+  };
+  for (const Candidate& candidate : candidates) {
+    const std::int64_t bytes =
+        cuts[candidate.cut].costs.live_bytes_at_least(space.policies[candidate.policy]);
+    if (bytes < least) {
+      least = bytes;
+      smallest = &candidate;
+    }
+    if (bytes > request.budget_bytes) continue;
+    ++plan.rehearsals;
+    plan.step = plan_step(request, strategy_of(candidate), costs, &plan.layout);
+    plan.fits = fits(request, plan.step);
+    if (plan.fits) return plan;
+  }
+  ++plan.rehearsals;
+  plan.step = plan_step(request, strategy_of(*smallest), costs, &plan.layout);
+  return plan;
+}
+
+std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::int64_t step) {
+  const auto fits_at = [&](std::int64_t units) {
+    request.problem.sizes.seq = units * step;
+    return make_plan(request, costs).fits;
+  };
+  if (!fits_at(1)) return 0;
+  std::int64_t low = 1;
+  std::int64_t high = 2;
+  while (high * step <= std::numeric_limits<std::int32_t>::max() && fits_at(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits_at(middle) ? low : high) = middle;
+  }
+  return low * step;
+}
+
+std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
+  std::vector<Change> changes;
+  const auto bytes_of = [](const PlannedStep& step) { return step.arena_bytes + step.host_bytes; };
+  const auto consider = [&](std::string what, const PlanRequest& changed, const Strategy& strategy) {
+    if (changed.problem.sizes == request.problem.sizes && strategy == plan.step.strategy) return;
+    const PlannedStep step = plan_step(changed, strategy, costs);
+    const std::int64_t saved = bytes_of(plan.step) - bytes_of(step);
+    if (saved <= 0) return;
+    changes.push_back({.what = std::move(what),
+                       .saved_bytes = saved,
+                       .added_seconds = step.seconds - plan.step.seconds,
+                       .fits = fits(request, step)});
+  };
+  const std::int64_t layers = request.problem.config.layers;
+  const Strategy& now = plan.step.strategy;
+  Strategy strategy = now;
+  strategy.layers = {.keep_attention = layers};
+  consider("every layer keeps attention, recomputes the rest", request, strategy);
+  strategy.layers = {.recompute = layers};
+  consider("every layer is recomputed from its input", request, strategy);
+  const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
+  if (root > 1) {
+    strategy.layers = {.recompute = layers, .input_every = root};
+    consider(fmt::format("layers are recomputed from every {}th input", root), request, strategy);
+  }
+  if (request.device.kind == DeviceKind::cuda || request.host_budget_bytes > 0) {
+    strategy.layers = {.offload = layers};
+    consider("layer inputs move to the host", request, strategy);
+  }
+  strategy = now;
+  strategy.loss_chunk_tokens = std::max<std::int64_t>(now.loss_chunk_tokens / 4, 96);
+  consider(fmt::format("loss {} tokens at a time", format_count(strategy.loss_chunk_tokens)), request,
+           strategy);
+  strategy = now;
+  strategy.mlp_tile_tokens = std::max<std::int64_t>(now.mlp_tile_tokens / 4, 128);
+  consider(fmt::format("MLP {} tokens at a time", format_count(strategy.mlp_tile_tokens)), request, strategy);
+  if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
+    strategy = now;
+    strategy.accumulation = 2 * now.accumulation;
+    consider(fmt::format("the batch in {} micro-steps", strategy.accumulation), request, strategy);
+  }
+  if (request.problem.compute_dtype == DType::f32) {
+    PlanRequest half = request;
+    half.problem.compute_dtype = DType::bf16;
+    strategy = now;
+    strategy.compute_dtype = DType::bf16;
+    const PlannedStep step = plan_step(half, strategy, costs);
+    if (bytes_of(step) < bytes_of(plan.step)) {
+      changes.push_back({.what = "bf16 instead of f32",
+                         .saved_bytes = bytes_of(plan.step) - bytes_of(step),
+                         .added_seconds = step.seconds - plan.step.seconds,
+                         .fits = fits(request, step)});
+    }
+  }
+  if (request.problem.sizes.seq > 1) {
+    PlanRequest shorter = request;
+    shorter.problem.sizes.seq /= 2;
+    consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.seq)), shorter,
+             now);
+  }
+  std::ranges::stable_sort(changes, [](const Change& a, const Change& b) {
+    const auto price = [](const Change& c) {
+      return std::max(c.added_seconds, 0.0) / static_cast<double>(c.saved_bytes);
+    };
+    return price(a) < price(b);
+  });
+  return changes;
+}
+
+std::vector<StageUsage> step_stages(const Ledger& ledger) {
+  struct Line {
+    std::string_view phase, stage, name;
+  };
+  constexpr std::array kLines = {Line{"load", "", "parameters"},
+                                 Line{"micro-step", "forward/embedding", "after embedding"},
+                                 Line{"micro-step", "forward/layer 0", "after the first layer"},
+                                 Line{"micro-step", "forward", "after all layers"},
+                                 Line{"micro-step", "loss", "loss"},
+                                 Line{"micro-step", "backward", "backward"},
+                                 Line{"update", "", "optimizer step"}};
+  const std::vector<StageUsage> all = usage_by_stage(ledger, Space::device);
+  std::vector<StageUsage> rows;
+  for (const Line& line : kLines) {
+    const auto found = std::ranges::find_if(
+        all, [&](const StageUsage& row) { return row.phase == line.phase && row.stage == line.stage; });
+    if (found == all.end()) continue;
+    rows.push_back(*found);
+    rows.back().stage = line.name;
+  }
+  return rows;
+}
+
+}  // namespace headroom
