@@ -38,6 +38,6 @@ target_compile_options(headroom_build_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${HEADROOM_WARNINGS_AS_ERRORS}>>:--Werror=all-warnings>)
 
 if(HEADROOM_SANITIZE)
-  add_compile_options(-fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
+  add_compile_options(-fsanitize=${HEADROOM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${HEADROOM_SANITIZE})
 endif()

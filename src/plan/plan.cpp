@@ -47,6 +47,15 @@ std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload) {
   return policies;
 }
 
+// What takes least memory for its kind.
+std::vector<LayerPolicy> smallest_policies(const SearchSpace& space, std::int64_t layers) {
+  std::vector<LayerPolicy> smallest;
+  for (const LayerPolicy& policy : space.policies) {
+    if (policy.recompute == layers || policy.offload == layers) smallest.push_back(policy);
+  }
+  return smallest.empty() ? space.policies : smallest;
+}
+
 // One way to cut batch, loss and MLP, and what layers cost in it.
 struct Cut {
   Strategy strategy;
@@ -77,7 +86,8 @@ SearchSpace search_space(const PlanRequest& request) {
     }
   }
   for (const std::int64_t share : {8, 32, 256}) {
-    LossChunks chunks = fit_loss_chunks(loss_problem(problem), request.device, request.budget_bytes / share);
+    LossChunks chunks =
+        fit_loss_chunks(loss_problem(problem), rehearsed_on(request.device), request.budget_bytes / share);
     if (pins.loss_chunk_tokens) chunks = {.tokens = *pins.loss_chunk_tokens, .vocab = 0};
     if (std::ranges::find(space.loss_chunks, chunks) == space.loss_chunks.end())
       space.loss_chunks.push_back(chunks);
@@ -89,6 +99,15 @@ SearchSpace search_space(const PlanRequest& request) {
       space.mlp_tiles.push_back(tokens_of_tile);
   }
   return space;
+}
+
+DeviceDescription rehearsed_on(const DeviceDescription& device) {
+  if (device.kind == DeviceKind::cpu) return device;
+  DeviceDescription core = device;
+  core.kind = DeviceKind::cpu;
+  core.simd = SimdLevel::avx512;
+  core.cores = 1;
+  return core;
 }
 
 bool fits(const PlanRequest& request, const PlannedStep& step) {
@@ -104,7 +123,7 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
   TrainingProblem problem = request.problem;
   problem.sizes.batch /= strategy.accumulation;
   problem.accumulation = strategy.accumulation;
-  TrainingRehearsal rehearsal = rehearse(problem, strategy, request.device);
+  TrainingRehearsal rehearsal = rehearse(problem, strategy, rehearsed_on(request.device));
   PlannedStep step{
       .strategy = strategy,
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
@@ -123,15 +142,20 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
       std::ranges::any_of(space.policies, [](const LayerPolicy& p) { return p.offload > 0; });
   std::vector<Cut> cuts;
   for (const std::int64_t accumulation : space.accumulations) {
-    for (const LossChunks& chunks : space.loss_chunks) {
-      for (const std::int64_t tile : space.mlp_tiles) {
-        const Strategy strategy{.layers = {},
-                                .loss_chunk_tokens = chunks.tokens,
-                                .loss_chunk_vocab = chunks.vocab,
-                                .mlp_tile_tokens = tile,
-                                .accumulation = accumulation,
-                                .compute_dtype = request.problem.compute_dtype};
-        cuts.push_back({strategy, LayerCosts(request, strategy, costs, offload)});
+    for (const std::int64_t tile : space.mlp_tiles) {
+      Strategy strategy{.layers = {},
+                        .mlp_tile_tokens = tile,
+                        .accumulation = accumulation,
+                        .compute_dtype = request.problem.compute_dtype};
+      const auto with = [&](const LossChunks& chunks) {
+        strategy.loss_chunk_tokens = chunks.tokens;
+        strategy.loss_chunk_vocab = chunks.vocab;
+        return strategy;
+      };
+      const LayerCosts layers(request, with(space.loss_chunks.front()), costs, offload);
+      for (const LossChunks& chunks : space.loss_chunks) {
+        cuts.push_back(
+            {with(chunks), layers.with_loss(request, with(space.loss_chunks.front()), with(chunks), costs)});
       }
     }
   }
@@ -175,7 +199,17 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
 std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::int64_t step) {
   const auto fits_at = [&](std::int64_t units) {
     request.problem.sizes.seq = units * step;
-    return make_plan(request, costs).fits;
+    const SearchSpace space = search_space(request);
+    return std::ranges::any_of(smallest_policies(space, request.problem.config.layers),
+                               [&](const LayerPolicy& policy) {
+                                 const Strategy strategy{.layers = policy,
+                                                         .loss_chunk_tokens = space.loss_chunks.back().tokens,
+                                                         .loss_chunk_vocab = space.loss_chunks.back().vocab,
+                                                         .mlp_tile_tokens = space.mlp_tiles.back(),
+                                                         .accumulation = space.accumulations.back(),
+                                                         .compute_dtype = request.problem.compute_dtype};
+                                 return fits(request, plan_step(request, strategy, costs));
+                               });
   };
   if (!fits_at(1)) return 0;
   std::int64_t low = 1;

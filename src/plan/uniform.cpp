@@ -42,11 +42,52 @@ Place place_of(std::string_view path) {
 
 }  // namespace
 
-LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload)
-    : layers_(request.problem.config.layers), accumulation_(static_cast<double>(cut.accumulation)) {
+namespace {
+
+TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut) {
   TrainingProblem problem = request.problem;
   problem.sizes.batch /= cut.accumulation;
   problem.accumulation = cut.accumulation;
+  return problem;
+}
+
+// Peak and seconds of the loss of a model of one layer.
+struct LossCosts {
+  std::int64_t peak_bytes = 0;
+  double seconds = 0;
+};
+LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
+  TrainingProblem problem = micro_step_of(request, cut);
+  problem.config.layers = 1;
+  problem.config.sliding_layers.resize(1);
+  cut.layers = {.recompute = 1};
+  const TrainingRehearsal rehearsal = rehearse(problem, cut, rehearsed_on(request.device));
+  LossCosts found;
+  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+    if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;
+  }
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    if (rehearsal.ledger.stage_path(record.stage) == "loss") found.seconds += costs.seconds(record.work);
+  }
+  return found;
+}
+
+}  // namespace
+
+LayerCosts LayerCosts::with_loss(const PlanRequest& request, const Strategy& from, const Strategy& to,
+                                 const CostModel& costs) const {
+  LayerCosts changed = *this;
+  if (from == to) return changed;
+  const LossCosts before = loss_costs(request, from, costs);
+  const LossCosts after = loss_costs(request, to, costs);
+  changed.loss_bytes_ += after.peak_bytes - before.peak_bytes;
+  changed.outside_seconds_ += after.seconds - before.seconds;
+  return changed;
+}
+
+LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload)
+    : layers_(request.problem.config.layers), accumulation_(static_cast<double>(cut.accumulation)) {
+  const TrainingProblem problem = micro_step_of(request, cut);
   forward_seconds_before_.assign(at(layers_ + 1), 0);
   for (std::size_t k = 0; k < kLayerKinds; ++k) {
     const auto kind = static_cast<LayerKind>(k);
@@ -59,7 +100,7 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
     if (kind == LayerKind::offload && !offload) continue;
     Strategy strategy = cut;
     strategy.layers = uniform(kind, layers_);
-    const TrainingRehearsal rehearsal = rehearse(problem, strategy, request.device);
+    const TrainingRehearsal rehearsal = rehearse(problem, strategy, rehearsed_on(request.device));
 
     std::int64_t embedded = 0;
     std::int64_t loss_peak = 0;

@@ -28,6 +28,10 @@ class LayerCosts {
  public:
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload);
 
+  // The same with the loss cut in another way: what changes is learned from a model of one layer.
+  [[nodiscard]] LayerCosts with_loss(const PlanRequest& request, const Strategy& from, const Strategy& to,
+                                     const CostModel& costs) const;
+
   // What an update takes by the cost model.
   [[nodiscard]] double seconds(const LayerPolicy& policy) const;
   // The live peak is at least this: the highest of moments that surely come.

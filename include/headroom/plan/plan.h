@@ -24,8 +24,8 @@ struct StrategyPins {
 };
 
 struct PlanRequest {
-  TrainingProblem problem;   // sizes.batch: sequences of one update, which micro-steps may share
-  DeviceDescription device;  // whose kernels are rehearsed
+  TrainingProblem problem;  // sizes.batch: sequences of one update, which micro-steps may share
+  DeviceDescription device;
   std::int64_t budget_bytes = 0;
   std::int64_t host_budget_bytes = 0;  // for what is offloaded; 0: nothing is
   StrategyPins pins;
@@ -57,6 +57,11 @@ struct SearchSpace {
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
 
+// Whose kernels the step is rehearsed with. There are none for GPUs yet, so a GPU's step is rehearsed with
+// those of a CPU core: every tensor is what it will be, workspaces are the CPU's.
+[[nodiscard]] DeviceDescription rehearsed_on(const DeviceDescription& device);
+
+// One strategy, rehearsed and packed.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
                                     const CostModel& costs, Layout* layout = nullptr);
 
@@ -65,7 +70,8 @@ struct SearchSpace {
 // Finds what trying the whole space would find.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
 
-// The largest number of tokens of a sequence, a multiple of `step`, for which some strategy fits; 0: none.
+// The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
+// least fits; 0: none.
 [[nodiscard]] std::int64_t largest_context(PlanRequest request, const CostModel& costs,
                                            std::int64_t step = 256);
 
