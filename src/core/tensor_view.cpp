@@ -33,7 +33,7 @@ std::string to_string(const Shape& shape) {
 std::int64_t dense_bytes(DType dtype, const Shape& shape) {
   std::int64_t bytes = 0;
   check(!__builtin_mul_overflow(shape.elements(), size_bytes(dtype), &bytes),
-        "shape {} of {} has more bytes than 64 bits count", to_string(shape), name(dtype));
+        "shape {} of {} has more bytes than 64 bits count", shape, name(dtype));
   return bytes;
 }
 
@@ -51,7 +51,7 @@ TensorView::TensorView(void* data, DType dtype, const Shape& shape)
 TensorView::TensorView(void* data, DType dtype, const Shape& shape, std::span<const std::int64_t> strides)
     : data_(static_cast<std::byte*>(data)), dtype_(dtype), shape_(shape) {
   check(static_cast<int>(strides.size()) == rank(), "{} strides were given for shape {}", strides.size(),
-        to_string(shape));
+        shape);
   static_cast<void>(dense_bytes(dtype, shape));
   std::int64_t last = 0;  // offset of the last element: it has to be addressable
   for (int i = 0; i < rank(); ++i) {
@@ -74,8 +74,7 @@ bool TensorView::is_dense() const {
 }
 
 void TensorView::check_dimension(int dimension) const {
-  check(dimension >= 0 && dimension < rank(), "dimension {} is not one of shape {}", dimension,
-        to_string(shape_));
+  check(dimension >= 0 && dimension < rank(), "dimension {} is not one of shape {}", dimension, shape_);
 }
 
 TensorView TensorView::moved(std::int64_t elements) const {
@@ -91,7 +90,7 @@ TensorView TensorView::slice(int dimension, std::int64_t begin, std::int64_t cou
   const std::int64_t end =
       count == 0 ? begin : checked_add(begin, checked_add(checked_multiply(count - 1, step), 1));
   check(end <= extent(dimension), "slice [{}, {}) passes the end of dimension {} of shape {}", begin, end,
-        dimension, to_string(shape_));
+        dimension, shape_);
   TensorView view = moved(count == 0 || elements() == 0 ? 0 : begin * stride(dimension));
   std::array<std::int64_t, kMaxRank> extents{};
   std::ranges::copy(shape_.extents(), extents.begin());
@@ -130,9 +129,9 @@ TensorView TensorView::transpose(int a, int b) const {
 }
 
 TensorView TensorView::reshape(const Shape& shape) const {
-  check(shape.elements() == elements(), "shape {} has {} elements, {} has {}", to_string(shape_), elements(),
-        to_string(shape), shape.elements());
-  check(is_dense(), "shape {} is strided; only a dense view takes another shape", to_string(shape_));
+  check(shape.elements() == elements(), "shape {} has {} elements, {} has {}", shape_, elements(), shape,
+        shape.elements());
+  check(is_dense(), "shape {} is strided; only a dense view takes another shape", shape_);
   return {data_, dtype_, shape};
 }
 

@@ -8,8 +8,7 @@ namespace headroom {
 namespace {
 
 void check_view(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
-  check(view.shape() == shape, "{} has shape {}, the problem says {}", what, to_string(view.shape()),
-        to_string(shape));
+  check(view.shape() == shape, "{} has shape {}, the problem says {}", what, view.shape(), shape);
   check(view.dtype() == dtype, "{} holds {}, the problem says {}", what, name(view.dtype()), name(dtype));
   check(view.is_dense(), "{} has to be dense", what);
 }

@@ -260,8 +260,7 @@ void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
   check_in_phase("copy");
   check(to.view().is_dense() && from.view().is_dense() && to.view().bytes() == from.view().bytes(),
         "copy from shape {} of {} to shape {} of {}: both have to be dense and of one size",
-        to_string(from.view().shape()), name(from.view().dtype()), to_string(to.view().shape()),
-        name(to.view().dtype()));
+        from.view().shape(), name(from.view().dtype()), to.view().shape(), name(to.view().dtype()));
   touch(id, from);
   touch(id, to);
   note_work({.kernel = "copy", .bytes = 2.0 * static_cast<double>(to.view().bytes())});

@@ -26,7 +26,7 @@ Tensor::~Tensor() {
 }
 
 void Tensor::free() {
-  check(context_ != nullptr, "tensor of shape {} was freed already", to_string(view_.shape()));
+  check(context_ != nullptr, "tensor of shape {} was freed already", view_.shape());
   context_->release(*this);
   context_ = nullptr;
 }

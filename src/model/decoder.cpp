@@ -262,7 +262,7 @@ void check_batch(const Decoder& decoder, const StepBatch& batch) {
   const auto dense = [](const TensorView& view, const Shape& shape, std::string_view what) {
     check(view.shape() == shape && view.dtype() == DType::i32 && view.is_dense(),
           "{} of a batch are {} of {}; they have to be dense i32 of {}", what, name(view.dtype()),
-          to_string(view.shape()), to_string(shape));
+          view.shape(), shape);
   };
   dense(batch.tokens, {sizes.batch, sizes.seq}, "tokens");
   dense(batch.labels, {sizes.batch, sizes.seq}, "labels");

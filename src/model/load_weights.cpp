@@ -25,7 +25,7 @@ Shards shards_of(const fs::path& index, const ParameterTable& table) {
   Shards shards;
   for (const Parameter& parameter : table.entries()) {
     check(names->contains(parameter.name), "{}: tensor '{}' is missing; expected in shape {}", source,
-          parameter.name, to_string(parameter.shape));
+          parameter.name, parameter.shape);
     const std::string shard = map.maybe_text(parameter.name).value_or("");
     // A name, not a way out of the folder.
     if (!shard.ends_with(".safetensors") ||

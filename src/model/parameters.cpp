@@ -59,8 +59,7 @@ const Parameter& ParameterTable::at(std::string_view name) const {
 
 void ParameterTable::check_flat(const TensorView& flat) const {
   check(flat.shape() == Shape{elements_} && flat.is_dense(),
-        "a buffer of shape {} is given for parameters; accepted: dense [{}]", to_string(flat.shape()),
-        elements_);
+        "a buffer of shape {} is given for parameters; accepted: dense [{}]", flat.shape(), elements_);
 }
 
 TensorView ParameterTable::view(const TensorView& flat, const Parameter& parameter) const {

@@ -72,7 +72,7 @@ std::string header_text(std::span<const NamedView> tensors) {
   for (const auto& [name, view] : tensors) {
     check(names.insert(name).second, "tensor {} is given twice to be written", in_quotes(name));
     check(view.is_dense(), "tensor {} of shape {} is strided; only a dense one is written", in_quotes(name),
-          to_string(view.shape()));
+          view.shape());
     // Torch maps the file and needs every element where its type may lie.
     check(begin % size_bytes(view.dtype()) == 0,
           "tensor {} of {} would begin at byte {}; write wider types first", in_quotes(name),
@@ -109,7 +109,7 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
 void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView& destination) const {
   const std::string source = file_.path().string();
   check(entry.shape == destination.shape(), "{}: tensor {} has shape {}, expected {}", source,
-        in_quotes(entry.name), to_string(entry.shape), to_string(destination.shape()));
+        in_quotes(entry.name), entry.shape, destination.shape());
   check(is_weight(entry.dtype) || entry.dtype == DType::f64,
         "{}: tensor {} holds {}; accepted: F32, BF16, F16, F64", source, in_quotes(entry.name), entry.type);
   check(is_weight(destination.dtype()) && destination.is_dense(),
@@ -130,7 +130,7 @@ void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView&
 void SafetensorsFile::read_into(std::string_view name, const TensorView& destination) const {
   const SafetensorsEntry* entry = find(name);
   check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", file_.path().string(),
-        in_quotes(name), to_string(destination.shape()));
+        in_quotes(name), destination.shape());
   read_into(*entry, destination);
 }
 

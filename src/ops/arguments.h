@@ -26,15 +26,14 @@ class Arguments {
   }
   void rank(const TensorView& view, int least, int most, std::string_view what) const {
     check(view.rank() >= least && view.rank() <= most, "{}: {} has shape {}; its rank is {} to {}",
-          operation_, what, to_string(view.shape()), least, most);
+          operation_, what, view.shape(), least, most);
   }
   void shape(const TensorView& view, const Shape& wanted, std::string_view what) const {
-    check(view.shape() == wanted, "{}: {} has shape {}, not {}", operation_, what, to_string(view.shape()),
-          to_string(wanted));
+    check(view.shape() == wanted, "{}: {} has shape {}, not {}", operation_, what, view.shape(), wanted);
   }
   void dense(const TensorView& view, std::string_view what) const {
     check(view.is_dense(), "{}: {} of shape {} has gaps between its elements; it has to be dense", operation_,
-          what, to_string(view.shape()));
+          what, view.shape());
   }
   // The elements of a row side by side; rows wherever.
   void rows(const TensorView& view, std::string_view what) const {

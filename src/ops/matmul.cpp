@@ -68,7 +68,7 @@ cpu::Matrix matrix(const TensorView& view, std::int64_t row, std::int64_t column
 }
 
 void check_operand(const TensorView& view, std::string_view what) {
-  check(view.rank() == 2, "{} of a product has shape {}, not two dimensions", what, to_string(view.shape()));
+  check(view.rank() == 2, "{} of a product has shape {}, not two dimensions", what, view.shape());
   check(view.dtype() == DType::f32 || view.dtype() == DType::bf16 || view.dtype() == DType::f16,
         "{} of a product holds {}; f32, bf16 and f16 can be multiplied", what, name(view.dtype()));
   const bool contiguous = view.stride(0) == 1 || view.stride(1) == 1 || view.elements() == 0 ||
@@ -84,8 +84,7 @@ void check_product(const TensorView& a, const TensorView& b, const TensorView& c
   check_operand(b, "the right operand");
   check_operand(c, "the result");
   check(a.extent(1) == b.extent(0) && c.extent(0) == a.extent(0) && c.extent(1) == b.extent(1),
-        "a product of {} and {} does not give {}", to_string(a.shape()), to_string(b.shape()),
-        to_string(c.shape()));
+        "a product of {} and {} does not give {}", a.shape(), b.shape(), c.shape());
   check(c.stride(1) == 1 || c.extent(1) <= 1, "the result of a product has stride {} in its last dimension",
         c.stride(1));
   check(a.extent(1) <= kMaxDepth || c.dtype() == DType::f32,

@@ -24,7 +24,7 @@ void random_fill_cpu(float* data, std::int64_t elements, Random random, double l
 }  // namespace
 
 void random_fill(Context& context, const TensorView& view, Random random, float low, float high) {
-  check(view.is_dense(), "random_fill writes dense views, not {} with gaps", to_string(view.shape()));
+  check(view.is_dense(), "random_fill writes dense views, not {} with gaps", view.shape());
   check(view.dtype() == DType::f32, "random_fill writes f32, not {}", name(view.dtype()));
   check(low <= high, "random_fill from {} to {} is an empty range", low, high);
   const double width = static_cast<double>(high) - low;

@@ -33,7 +33,7 @@ void check_inputs(const Arguments& arguments, const TensorView& x, const TensorV
   arguments.floating(x, "x");
   arguments.rank(x, 2, 3, "x");
   arguments.rows(x, "x");
-  check(dim_of(x.shape()) >= 1, "rms_norm: x of shape {} has rows of no elements", to_string(x.shape()));
+  check(dim_of(x.shape()) >= 1, "rms_norm: x of shape {} has rows of no elements", x.shape());
   arguments.shape(weight, {dim_of(x.shape())}, "weight");
   arguments.dense(weight, "weight");
   if (weight.dtype() != DType::f32) arguments.dtype(weight, x.dtype(), "weight");

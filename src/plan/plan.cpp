@@ -118,8 +118,11 @@ bool fits(const PlanRequest& request, const PlannedStep& step) {
          step.host_bytes <= std::max(request.host_budget_bytes, request.budget_bytes - step.arena_bytes);
 }
 
-PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
-                      Layout* layout) {
+namespace {
+
+// Rehearsed, and packed if the blocks alone would fit.
+PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
+                           std::int64_t most_bytes, Layout* layout) {
   TrainingProblem problem = request.problem;
   problem.sizes.batch /= strategy.accumulation;
   problem.accumulation = strategy.accumulation;
@@ -129,11 +132,20 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
       .seconds = static_cast<double>(strategy.accumulation) * costs.seconds(rehearsal.micro_step) +
                  costs.seconds(rehearsal.update)};
+  step.arena_bytes = step.live_peak_bytes;
+  if (step.live_peak_bytes > most_bytes) return step;
   Layout packed = make_layout(std::move(rehearsal.ledger));
   step.arena_bytes = packed.reserved(Space::device);
   step.host_bytes = packed.reserved(Space::host);
   if (layout != nullptr) *layout = std::move(packed);
   return step;
+}
+
+}  // namespace
+
+PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
+                      Layout* layout) {
+  return rehearsed_step(request, strategy, costs, std::numeric_limits<std::int64_t>::max(), layout);
 }
 
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
@@ -187,7 +199,7 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
     }
     if (bytes > request.budget_bytes) continue;
     ++plan.rehearsals;
-    plan.step = plan_step(request, strategy_of(candidate), costs, &plan.layout);
+    plan.step = rehearsed_step(request, strategy_of(candidate), costs, request.budget_bytes, &plan.layout);
     plan.fits = fits(request, plan.step);
     if (plan.fits) return plan;
   }
@@ -200,16 +212,16 @@ std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::i
   const auto fits_at = [&](std::int64_t units) {
     request.problem.sizes.seq = units * step;
     const SearchSpace space = search_space(request);
-    return std::ranges::any_of(smallest_policies(space, request.problem.config.layers),
-                               [&](const LayerPolicy& policy) {
-                                 const Strategy strategy{.layers = policy,
-                                                         .loss_chunk_tokens = space.loss_chunks.back().tokens,
-                                                         .loss_chunk_vocab = space.loss_chunks.back().vocab,
-                                                         .mlp_tile_tokens = space.mlp_tiles.back(),
-                                                         .accumulation = space.accumulations.back(),
-                                                         .compute_dtype = request.problem.compute_dtype};
-                                 return fits(request, plan_step(request, strategy, costs));
-                               });
+    return std::ranges::any_of(
+        smallest_policies(space, request.problem.config.layers), [&](const LayerPolicy& policy) {
+          const Strategy strategy{.layers = policy,
+                                  .loss_chunk_tokens = space.loss_chunks.back().tokens,
+                                  .loss_chunk_vocab = space.loss_chunks.back().vocab,
+                                  .mlp_tile_tokens = space.mlp_tiles.back(),
+                                  .accumulation = space.accumulations.back(),
+                                  .compute_dtype = request.problem.compute_dtype};
+          return fits(request, rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr));
+        });
   };
   if (!fits_at(1)) return 0;
   std::int64_t low = 1;

@@ -72,8 +72,8 @@ void remove_leftovers(const fs::path& root) {
 void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
   const auto check_one = [&](const TensorView& view, std::string_view what) {
     check(view.shape() == Shape{table.elements()} && view.is_dense() && view.dtype() == DType::f32,
-          "{} is {} of shape {}; accepted: dense f32 of [{}]", what, name(view.dtype()),
-          to_string(view.shape()), table.elements());
+          "{} is {} of shape {}; accepted: dense f32 of [{}]", what, name(view.dtype()), view.shape(),
+          table.elements());
   };
   const DType weights = buffers.weights.dtype();
   check(weights == DType::f32 || weights == DType::bf16 || weights == DType::f16,
@@ -84,8 +84,7 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
     check_one(buffers.master, "master weights");
   } else {
     check(buffers.master.elements() == 0,
-          "weights are f32 and have master weights of shape {}; accepted: none",
-          to_string(buffers.master.shape()));
+          "weights are f32 and have master weights of shape {}; accepted: none", buffers.master.shape());
   }
 }
 

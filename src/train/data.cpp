@@ -74,7 +74,7 @@ Source open_source(std::string_view spec, const DataOptions& options) {
 
 void check_view(const TensorView& view, std::string_view name, std::int64_t extent) {
   check(view.dtype() == DType::i32 && view.shape() == Shape{extent} && view.is_dense(),
-        "the view of {} is {} of {}; a sample needs [{}] of i32, dense", name, to_string(view.shape()),
+        "the view of {} is {} of {}; a sample needs [{}] of i32, dense", name, view.shape(),
         headroom::name(view.dtype()), extent);
   check(view.raw() != nullptr, "the view of {} has no memory to write to", name);
 }
@@ -135,7 +135,7 @@ void Data::fill(std::int64_t index, const SampleViews& views) const {
   } else {
     check(views.document_starts.elements() == 0,
           "the view of document starts is {}; this source has no boundaries, so it has to be empty",
-          to_string(views.document_starts.shape()));
+          views.document_starts.shape());
   }
   std::visit([&](const auto& source) { source.fill(index, views); }, state_->source);
 }

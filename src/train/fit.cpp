@@ -43,9 +43,12 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
   Context context(device);
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
-    trainer.load(context, [&] { trainer.initialize(context, 0); });
+    const bool updates = problem.optimizer.kind != OptimizerKind::none;
+    trainer.load(context, [&] {
+      if (updates) trainer.initialize(context, 0);
+    });
     trainer.micro_step(context, {});
-    trainer.update(context, 1);
+    if (updates) trainer.update(context, 1);
     trainer.evaluate(context, {});
     trainer.save(context, [] {});
   }

@@ -63,11 +63,17 @@ void Trainer::load(Context& context, const std::function<void()>& body) {
     const DType compute = decoder_.strategy().compute_dtype;
     const StepSizes& sizes = decoder_.sizes();
     weights_ = take(context, "weights", Category::parameters, compute, flat);
-    if (compute != DType::f32)
-      master_ = take(context, "master weights", Category::parameters, DType::f32, flat);
     gradients_ = take(context, "gradients", Category::gradients, DType::f32, flat);
-    first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat);
-    second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat);
+    std::vector<const Tensor*> flats = {&weights_, &gradients_};
+    if (optimizer_.kind == OptimizerKind::adamw) {
+      if (compute != DType::f32) {
+        master_ = take(context, "master weights", Category::parameters, DType::f32, flat);
+        flats.push_back(&master_);
+      }
+      first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat);
+      second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat);
+      flats.insert(flats.end(), {&first_moment_, &second_moment_});
+    }
     const auto staging = [&](std::string_view name, const Shape& shape) {
       return take(context, name, Category::staging, DType::i32, shape, Space::host);
     };
@@ -79,9 +85,7 @@ void Trainer::load(Context& context, const std::function<void()>& body) {
           staging("document starts on the host", {sizes.batch, sizes.max_documents + 1});
     }
     host_value_ = take(context, "value on the host", Category::staging, DType::f32, {1}, Space::host);
-    for (const Tensor* zeros : {&weights_, &gradients_, &first_moment_, &second_moment_})
-      zero(context, *zeros);
-    if (compute != DType::f32) zero(context, master_);
+    for (const Tensor* zeros : flats) zero(context, *zeros);
     body();
   });
 }
@@ -155,6 +159,7 @@ double Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
 }
 
 double Trainer::update(Context& context, std::int64_t step) {
+  check(optimizer_.kind != OptimizerKind::none, "a trainer without an optimizer has no update");
   double norm_value = 0;
   context.phase("update", [&] {
     const auto value = [&](std::string_view name, DType dtype) {

@@ -18,6 +18,7 @@ constexpr int kNoMemory = static_cast<int>(ErrorKind::memory);
 
 constexpr const char* kExamples = R"(Examples:
   headroom devices                        what is here and what is fast on it
+  headroom plan --model qwen3-4b --context 131072 --device h200
   headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run
   headroom verify memory --budget 64MiB   rehearse a small training program, run it, compare
   headroom bench memory                   the packer beside allocators that cannot see ahead
@@ -66,6 +67,9 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   add_devices(
       *app.add_subcommand("devices", "What is here, what is fast on it, which dtype is the default and why"),
       out);
+  add_plan(
+      *app.add_subcommand("plan", "What a step would take, whether it fits, the largest context that does"),
+      out, exit_code);
   add_train(*app.add_subcommand("train", "Rehearse, reserve, train; checkpoints, resume, metrics"), out);
   CLI::App* bench = app.add_subcommand("bench", "Time, memory and error, side by side");
   bench->require_subcommand(1);

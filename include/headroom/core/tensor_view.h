@@ -102,3 +102,11 @@ class TensorView {
 };
 
 }  // namespace headroom
+
+// So that messages are made only where they are needed.
+template <>
+struct fmt::formatter<headroom::Shape> : fmt::formatter<std::string_view> {
+  auto format(const headroom::Shape& shape, fmt::format_context& context) const {
+    return fmt::formatter<std::string_view>::format(headroom::to_string(shape), context);
+  }
+};

@@ -14,7 +14,13 @@
 
 namespace headroom {
 
+enum class OptimizerKind : std::uint8_t {
+  adamw,
+  none  // forward and backward alone: no state, no update
+};
+
 struct OptimizerSettings {
+  OptimizerKind kind = OptimizerKind::adamw;
   double learning_rate = 3e-4;  // after warm-up
   double final_fraction = 0.1;  // of it, in the last step
   std::int64_t warmup_steps = 0;

@@ -1,0 +1,235 @@
+#include "headroom/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "headroom/core/bytes.h"
+
+namespace headroom {
+namespace {
+
+PlanRequest small_request(std::int64_t layers) {
+  PlanRequest request;
+  request.problem.config = find_model("demo");
+  request.problem.config.layers = layers;
+  request.problem.sizes = {.batch = 1, .seq = 256};
+  request.problem.mask = parse_mask("causal");
+  request.device.cores = 2;
+  request.budget_bytes = kGiB;
+  return request;
+}
+
+CostModel costs_of(const PlanRequest& request) {
+  return {request.device, request.problem.compute_dtype};
+}
+
+// Every strategy of the space, rehearsed and packed.
+std::vector<PlannedStep> try_everything(const PlanRequest& request, const CostModel& costs) {
+  std::vector<PlannedStep> steps;
+  const SearchSpace space = search_space(request);
+  for (const std::int64_t accumulation : space.accumulations) {
+    for (const LossChunks& chunks : space.loss_chunks) {
+      for (const std::int64_t tile : space.mlp_tiles) {
+        for (const LayerPolicy& policy : space.policies) {
+          const Strategy strategy{.layers = policy,
+                                  .loss_chunk_tokens = chunks.tokens,
+                                  .loss_chunk_vocab = chunks.vocab,
+                                  .mlp_tile_tokens = tile,
+                                  .accumulation = accumulation,
+                                  .compute_dtype = request.problem.compute_dtype};
+          steps.push_back(plan_step(request, strategy, costs));
+        }
+      }
+    }
+  }
+  return steps;
+}
+
+// How the search fares against all of them, at budgets from too little to plenty.
+void expect_the_best(PlanRequest request, int budgets) {
+  const CostModel costs = costs_of(request);
+  const std::vector<PlannedStep> all = try_everything(request, costs);
+  const auto bytes = [](const PlannedStep& step) { return step.arena_bytes + step.host_bytes; };
+  const auto [least, most] = std::ranges::minmax(all, {}, bytes);
+  int fitted = 0;
+  for (int i = 0; i < budgets; ++i) {
+    request.budget_bytes = bytes(least) - 64 + (bytes(most) - bytes(least) + 128) * i / (budgets - 1);
+    const Plan plan = make_plan(request, costs);
+    double best = 0;
+    for (const PlannedStep& step : all) {
+      if (fits(request, step) && (best == 0 || step.seconds < best)) best = step.seconds;
+    }
+    ASSERT_EQ(plan.fits, best > 0) << request.budget_bytes;
+    EXPECT_EQ(plan.candidates, std::ssize(all));
+    if (!plan.fits) continue;
+    ++fitted;
+    EXPECT_NEAR(plan.step.seconds, best, 1e-9 * best)
+        << request.budget_bytes << ": " << describe(plan.step.strategy);
+    EXPECT_TRUE(fits(request, plan.step));
+    EXPECT_EQ(plan.layout.reserved(Space::device), plan.step.arena_bytes);
+  }
+  EXPECT_GE(fitted, budgets - 4);
+}
+
+TEST(Plan, FindsWhatTryingEverythingFinds) {
+  PlanRequest request = small_request(8);
+  request.pins.loss_chunk_tokens = 128;  // the same space at every budget
+  expect_the_best(request, 24);
+}
+
+TEST(Plan, FindsItWithOffloadingAndAccumulation) {
+  PlanRequest request = small_request(4);
+  request.problem.sizes.batch = 4;
+  request.host_budget_bytes = kGiB;
+  request.pins.loss_chunk_tokens = 96;
+  expect_the_best(request, 20);
+}
+
+TEST(Plan, MoreMemoryIsNeverSlower) {
+  PlanRequest request = small_request(6);
+  const CostModel costs = costs_of(request);
+  double before = 1e30;
+  for (std::int64_t budget = 4 * kMiB; budget <= 32 * kMiB; budget += kMiB) {
+    request.budget_bytes = budget;
+    const Plan plan = make_plan(request, costs);
+    if (!plan.fits) continue;
+    EXPECT_LE(plan.step.seconds, before * (1 + 1e-9)) << budget;
+    EXPECT_LE(plan.step.arena_bytes + plan.step.host_bytes, budget);
+    before = plan.step.seconds;
+  }
+  EXPECT_LT(before, 1e30);
+}
+
+TEST(Plan, PinsHold) {
+  PlanRequest request = small_request(4);
+  request.problem.sizes.batch = 2;
+  request.pins = {.layers = LayerPolicy{.keep_all = 1, .recompute = 3},
+                  .loss_chunk_tokens = 96,
+                  .mlp_tile_tokens = 64,
+                  .accumulation = 2};
+  const Plan plan = make_plan(request, costs_of(request));
+  EXPECT_EQ(plan.candidates, 1);
+  EXPECT_EQ(plan.step.strategy.layers, *request.pins.layers);
+  EXPECT_EQ(plan.step.strategy.loss_chunk_tokens, 96);
+  EXPECT_EQ(plan.step.strategy.mlp_tile_tokens, 64);
+  EXPECT_EQ(plan.step.strategy.accumulation, 2);
+  request.pins.accumulation = 3;
+  EXPECT_THROW((void)search_space(request), Error);
+}
+
+TEST(Plan, TheLargestContextIsTheLargest) {
+  PlanRequest request = small_request(3);
+  request.budget_bytes = 24 * kMiB;
+  const CostModel costs = costs_of(request);
+  const std::int64_t largest = largest_context(request, costs, 64);
+  ASSERT_GT(largest, 64);
+  request.problem.sizes.seq = largest;
+  EXPECT_TRUE(make_plan(request, costs).fits);
+  request.problem.sizes.seq = largest + 64;
+  EXPECT_FALSE(make_plan(request, costs).fits);
+  request.budget_bytes = kKiB;
+  EXPECT_EQ(largest_context(request, costs), 0);
+}
+
+TEST(Plan, ChangesSaveWhatTheySay) {
+  PlanRequest request = small_request(4);
+  const CostModel costs = costs_of(request);
+  const Plan plan = make_plan(request, costs);
+  const std::vector<Change> changes = what_if(request, plan, costs);
+  ASSERT_FALSE(changes.empty());
+  for (const Change& change : changes) EXPECT_GT(change.saved_bytes, 0) << change.what;
+  const auto recompute =
+      std::ranges::find(changes, "every layer is recomputed from its input", &Change::what);
+  ASSERT_NE(recompute, changes.end());
+  Strategy strategy = plan.step.strategy;
+  strategy.layers = {.recompute = 4};
+  const PlannedStep step = plan_step(request, strategy, costs);
+  EXPECT_EQ(recompute->saved_bytes,
+            plan.step.arena_bytes + plan.step.host_bytes - step.arena_bytes - step.host_bytes);
+  EXPECT_DOUBLE_EQ(recompute->added_seconds, step.seconds - plan.step.seconds);
+}
+
+TEST(Plan, StagesFollowTheLedger) {
+  const PlanRequest request = small_request(3);
+  const Plan plan = make_plan(request, costs_of(request));
+  const std::vector<StageUsage> stages = step_stages(plan.layout.rehearsal);
+  std::vector<std::string> names;
+  std::int64_t highest = 0;
+  for (const StageUsage& row : stages) {
+    names.push_back(row.stage);
+    highest = std::max(highest, row.peak_bytes);
+    EXPECT_EQ(total(row.at_peak), row.peak_bytes) << row.stage;
+  }
+  EXPECT_THAT(names, testing::ElementsAre("parameters", "after embedding", "after the first layer",
+                                          "after all layers", "loss", "backward", "optimizer step"));
+  EXPECT_EQ(highest, plan.step.live_peak_bytes);
+}
+
+TEST(Plan, WithoutAnOptimizerThereIsNoState) {
+  PlanRequest request = small_request(2);
+  const Plan with = make_plan(request, costs_of(request));
+  request.problem.optimizer.kind = OptimizerKind::none;
+  const Plan without = make_plan(request, costs_of(request));
+  const std::int64_t flat = 4 * ParameterTable(request.problem.config).elements();
+  EXPECT_EQ(with.step.live_peak_bytes - without.step.live_peak_bytes, 2 * flat);
+}
+
+TEST(Catalogue, NamesWhatItHas) {
+  for (const CatalogueEntry& entry : device_catalogue()) {
+    EXPECT_EQ(&find_in_catalogue(entry.key), &entry);
+    EXPECT_GT(entry.device.memory_bytes, kGiB);
+    EXPECT_GT(entry.device.f32_flops, 0);
+    EXPECT_GT(entry.device.memory_bytes_per_second, 0);
+  }
+  EXPECT_EQ(default_dtype(find_in_catalogue("gtx-1080").device).dtype, DType::f32);
+  EXPECT_EQ(default_dtype(find_in_catalogue("h200").device).dtype, DType::bf16);
+  EXPECT_TRUE(dtype_warning(find_in_catalogue("gtx-1080").device, DType::f16).has_value());
+  try {
+    (void)find_in_catalogue("h300");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("no device 'h300'; accepted: cpu, a100-40"));
+  }
+}
+
+TEST(CostModel, FitsALine) {
+  const std::vector<MeasuredWork> runs = {{1e6, 2e-3 + 1e-3}, {4e6, 8e-3 + 1e-3}, {9e6, 18e-3 + 1e-3}};
+  const FittedLine line = fit_line(runs);
+  EXPECT_NEAR(line.per_second, 5e8, 1);
+  EXPECT_NEAR(line.start_seconds, 1e-3, 1e-9);
+  const std::vector<MeasuredWork> one = {{1e6, 2e-3}};
+  EXPECT_NEAR(fit_line(one).per_second, 5e8, 1);
+  EXPECT_EQ(fit_line({}).per_second, 0);
+  // A line that would start below zero goes through zero.
+  const std::vector<MeasuredWork> steep = {{1e6, 1e-3}, {2e6, 4e-3}};
+  EXPECT_EQ(fit_line(steep).start_seconds, 0);
+}
+
+TEST(CostModel, TheSlowerOfFlopsAndBytesCounts) {
+  CostModel costs(find_in_catalogue("h200").device, DType::bf16);
+  costs.set("kernel", {.flops_per_second = 1e9, .bytes_per_second = 1e6, .start_seconds = 0.5});
+  EXPECT_DOUBLE_EQ(costs.seconds({.kernel = "kernel", .flops = 3e9, .bytes = 1e6}), 3.5);
+  EXPECT_DOUBLE_EQ(costs.seconds({.kernel = "kernel", .flops = 1e9, .bytes = 4e6}), 4.5);
+  EXPECT_GT(costs.seconds({.kernel = "unheard of", .flops = 1e12}), 1e12 / 797e12);
+  // Copies go beside kernels.
+  const std::vector<WorkRecord> records = {{.work = {.kernel = "kernel", .flops = 1e9}},
+                                           {.work = {.kernel = "copy", .bytes = 1e9}}};
+  EXPECT_DOUBLE_EQ(costs.seconds(records), 1.5);
+}
+
+TEST(CostModel, CalibratesToWhatRunsTook) {
+  CostModel costs(DeviceDescription{}, DType::f32);
+  const std::vector<WorkRecord> records = {
+      {.work = {.kernel = "product", .flops = 1e9, .bytes = 1}, .runs = 2, .seconds = 0.02},
+      {.work = {.kernel = "norm", .bytes = 1e6}, .runs = 1, .seconds = 1e-3},
+      {.work = {.kernel = "host"}, .runs = 1, .seconds = 7}};
+  calibrate(costs, records);
+  EXPECT_NEAR(costs.seconds({.kernel = "product", .flops = 2e9}), 0.02, 1e-9);
+  EXPECT_NEAR(costs.seconds({.kernel = "norm", .bytes = 3e6}), 3e-3, 1e-9);
+  EXPECT_FALSE(costs.kernels().contains("host"));
+}
+
+}  // namespace
+}  // namespace headroom

@@ -1,0 +1,336 @@
+// headroom plan: what a training step would take, by stage and category; the strategy that fits, how long it
+// takes, the largest context that fits, and what single changes would save. Runs nothing.
+#include <fmt/ostream.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+
+#include "cli.h"
+#include "headroom/core/bytes.h"
+#include "headroom/device.h"
+#include "headroom/plan.h"
+#include "headroom/report.h"
+#include "rates.h"
+
+namespace headroom {
+namespace {
+
+struct Options {
+  std::string model;
+  std::int64_t context = 0;
+  std::int64_t batch = 1;
+  std::string device = "cpu";
+  std::optional<std::string> budget;
+  std::optional<std::string> host_budget;
+  std::string attention = "causal";
+  std::optional<std::string> dtype;
+  std::string optimizer = "adamw";
+  std::optional<std::string> layers;
+  std::optional<std::int64_t> loss_chunk;
+  std::optional<std::int64_t> mlp_tile;
+  std::optional<std::int64_t> accumulation;
+  bool compare = false;
+  bool json = false;
+};
+
+// What the driver keeps of a GPU for itself once a program uses it.
+constexpr std::int64_t kDriverBytes = 600 * kMiB;
+
+struct PlannedDevice {
+  DeviceDescription description;
+  std::int64_t budget_bytes = 0;
+  std::string rates;  // where they come from
+};
+
+PlannedDevice find_planned_device(const Options& options) {
+  PlannedDevice device;
+  std::int64_t free_bytes = 0;
+  if (options.device == "cpu") {
+    const ListedDevice listed = find_device(parse_device("cpu"));
+    device.description = listed.description;
+    device.rates = "assumed; headroom bench step --calibrate measures them";
+    free_bytes = default_budget(listed.memory);
+  } else {
+    const CatalogueEntry& entry = find_in_catalogue(options.device);
+    device.description = entry.device;
+    device.rates = entry.source;
+    free_bytes = entry.device.memory_bytes - kDriverBytes;
+  }
+  device.budget_bytes = options.budget ? parse_budget(*options.budget) : free_bytes;
+  return device;
+}
+
+// "keep:8,attention:4,recompute:20,offload:4,every:2"
+LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
+  constexpr std::string_view kAccepted =
+      "parts of keep:N,attention:N,recompute:N,offload:N that add up to the layers, and every:N";
+  LayerPolicy policy;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const std::size_t colon = std::min(part.find(':'), part.size());
+    const std::string_view kind = part.substr(0, colon);
+    const std::string_view number = part.substr(std::min(colon + 1, part.size()));
+    std::int64_t* count = kind == "keep"        ? &policy.keep_all
+                          : kind == "attention" ? &policy.keep_attention
+                          : kind == "recompute" ? &policy.recompute
+                          : kind == "offload"   ? &policy.offload
+                          : kind == "every"     ? &policy.input_every
+                                                : nullptr;
+    const char* end = number.data() + number.size();
+    check(count != nullptr && !number.empty(), "--layers '{}': accepted: {}", text, kAccepted);
+    const auto [stop, error] = std::from_chars(number.data(), end, *count);
+    check(error == std::errc() && stop == end && *count >= 0, "--layers '{}': accepted: {}", text, kAccepted);
+  }
+  const std::int64_t sum = policy.keep_all + policy.keep_attention + policy.recompute + policy.offload;
+  check(sum == layers && policy.input_every >= 1,
+        "--layers '{}' are {} layers, the model has {}; accepted: {}", text, sum, layers, kAccepted);
+  return policy;
+}
+
+PlanRequest make_request(const Options& options, const PlannedDevice& device) {
+  PlanRequest request;
+  request.problem.config = find_model(options.model);
+  request.problem.sizes = {.batch = options.batch, .seq = options.context};
+  request.problem.mask = parse_mask(options.attention);
+  request.problem.compute_dtype =
+      options.dtype ? parse_dtype(*options.dtype) : default_dtype(device.description).dtype;
+  request.problem.optimizer.kind = options.optimizer == "none" ? OptimizerKind::none : OptimizerKind::adamw;
+  request.device = device.description;
+  request.budget_bytes = device.budget_bytes;
+  if (options.host_budget) request.host_budget_bytes = parse_budget(*options.host_budget);
+  request.pins.loss_chunk_tokens = options.loss_chunk;
+  request.pins.mlp_tile_tokens = options.mlp_tile;
+  request.pins.accumulation = options.accumulation;
+  if (options.layers) request.pins.layers = parse_layers(*options.layers, request.problem.config.layers);
+  check(request.problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
+        options.attention);
+  return request;
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1) return fmt::format("{:.0f} ms", 1e3 * seconds);
+  return seconds < 100 ? fmt::format("{:.1f} s", seconds) : fmt::format("{:.0f} s", seconds);
+}
+
+// Strategies that people know, beside the chosen one.
+struct Compared {
+  std::string name;
+  std::int64_t bytes = 0;
+  double seconds = 0;
+};
+std::vector<Compared> compare(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
+  std::vector<Compared> rows;
+  TrainingProblem naive = request.problem;
+  rows.push_back(
+      {"naive: scores and logits held", naive_training_bytes(naive, rehearsed_on(request.device)), 0});
+  Strategy checkpointed = plan.step.strategy;
+  checkpointed.layers = {.recompute = request.problem.config.layers};
+  const PlannedStep step = plan_step(request, checkpointed, costs);
+  rows.push_back({"every layer recomputed", step.arena_bytes + step.host_bytes, step.seconds});
+  rows.push_back({"chosen", plan.step.arena_bytes + plan.step.host_bytes, plan.step.seconds});
+  return rows;
+}
+
+struct Answer {
+  Plan plan;
+  std::vector<StageUsage> stages;
+  std::vector<Change> changes;
+  std::vector<Compared> compared;
+  std::int64_t max_context = 0;
+  std::string rates;
+  std::optional<std::string> warning;
+};
+
+nlohmann::ordered_json to_json(const Options& options, const PlanRequest& request, const Answer& answer) {
+  const Usage& usage = answer.plan.layout.rehearsal.usage(Space::device);
+  nlohmann::ordered_json by_category;
+  for (int i = 0; i < kCategoryCount; ++i) {
+    const std::int64_t bytes = usage.at_peak[static_cast<std::size_t>(i)];
+    if (bytes > 0) by_category[std::string(name(static_cast<Category>(i)))] = bytes;
+  }
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const StageUsage& row : answer.stages) {
+    stages.push_back({{"stage", row.stage}, {"live_bytes", row.live_bytes}, {"peak_bytes", row.peak_bytes}});
+  }
+  nlohmann::ordered_json advice = nlohmann::ordered_json::array();
+  for (const Change& change : answer.changes) {
+    advice.push_back({{"change", change.what},
+                      {"saved_bytes", change.saved_bytes},
+                      {"added_seconds", change.added_seconds},
+                      {"fits", change.fits}});
+  }
+  const PlannedStep& step = answer.plan.step;
+  nlohmann::ordered_json json = {{"model", options.model},
+                                 {"context", options.context},
+                                 {"batch", options.batch},
+                                 {"device", options.device},
+                                 {"dtype", name(request.problem.compute_dtype)},
+                                 {"fits", answer.plan.fits},
+                                 {"arena_bytes", step.arena_bytes},
+                                 {"live_peak_bytes", step.live_peak_bytes},
+                                 {"reserved_bytes", step.arena_bytes},
+                                 {"host_bytes", step.host_bytes},
+                                 {"budget_bytes", request.budget_bytes},
+                                 {"by_category", by_category},
+                                 {"by_stage", stages},
+                                 {"strategy", describe(step.strategy)},
+                                 {"max_context", answer.max_context},
+                                 {"step_seconds", step.seconds},
+                                 {"rates", answer.rates},
+                                 {"advice", advice}};
+  if (answer.warning) json["warning"] = *answer.warning;
+  for (const Compared& row : answer.compared) {
+    json["compare"].push_back({{"strategy", row.name}, {"bytes", row.bytes}, {"step_seconds", row.seconds}});
+  }
+  return json;
+}
+
+std::string largest_categories(const CategoryBytes& bytes) {
+  std::vector<std::pair<std::int64_t, std::string_view>> order;
+  for (int i = 0; i < kCategoryCount; ++i) {
+    const std::int64_t value = bytes[static_cast<std::size_t>(i)];
+    if (value > 0) order.emplace_back(value, name(static_cast<Category>(i)));
+  }
+  std::ranges::sort(order, std::greater());
+  std::string text;
+  for (const auto& [value, category] : order)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", category, format_bytes(value));
+  return text;
+}
+
+void print(const Options& options, const PlanRequest& request, const Answer& answer, std::ostream& out) {
+  const ParameterTable table(request.problem.config);
+  const PlannedStep& step = answer.plan.step;
+  fmt::print(out, "model     {}: {} parameters in {} {}, {}\n", options.model,
+             format_count(table.parameters()), request.problem.config.layers,
+             request.problem.config.layers == 1 ? "layer" : "layers", name(request.problem.compute_dtype));
+  fmt::print(out, "device    {}, budget {}\n", request.device.name, format_bytes(request.budget_bytes));
+  if (answer.warning) fmt::print(out, "note      {}\n", *answer.warning);
+  if (request.device.kind == DeviceKind::cuda) {
+    fmt::print(out, "note      GPUs have no kernels of ours yet: workspaces are those of the CPU's\n");
+  }
+  fmt::print(
+      out, "strategy  {}{}\n", describe(step.strategy),
+      step.strategy.accumulation > 1 ? fmt::format(", {} micro-steps", step.strategy.accumulation) : "");
+  fmt::print(out, "memory    {} arena ({} bytes), live peak {}{}: {}\n", format_bytes(step.arena_bytes),
+             format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
+             step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
+             answer.plan.fits ? "fits" : "does not fit");
+  fmt::print(out, "time      {} a step, {} tokens/s (rates {})\n", seconds_text(step.seconds),
+             format_count(static_cast<std::int64_t>(static_cast<double>(options.batch * options.context) /
+                                                    std::max(step.seconds, 1e-9))),
+             answer.rates);
+  fmt::print(out, "context   up to {} tokens fit\n\n", format_count(answer.max_context));
+  Table stages({"stage", "live", "peak", "at the peak"});
+  for (const StageUsage& row : answer.stages) {
+    stages.add({row.stage, format_bytes(row.live_bytes), format_bytes(row.peak_bytes),
+                largest_categories(row.at_peak)});
+  }
+  out << stages.text();
+  if (!answer.compared.empty()) {
+    Table compared({"beside it", "memory", "time"});
+    for (const Compared& row : answer.compared) {
+      compared.add({row.name, format_bytes(row.bytes), row.seconds > 0 ? seconds_text(row.seconds) : "-"});
+    }
+    out << "\n" << compared.text();
+  }
+  if (!answer.changes.empty()) {
+    Table changes({"what if", "saves", "time", "fits"});
+    for (const Change& change : answer.changes) {
+      changes.add({change.what, format_bytes(change.saved_bytes),
+                   fmt::format("{}{}", change.added_seconds < 0 ? "-" : "+",
+                               seconds_text(std::abs(change.added_seconds))),
+                   change.fits ? "yes" : "no"});
+    }
+    out << "\n" << changes.text();
+  }
+}
+
+[[noreturn]] void fail_shortfall(const PlanRequest& request, const Answer& answer) {
+  const PlannedStep& step = answer.plan.step;
+  const auto fitting = std::ranges::find_if(answer.changes, &Change::fits);
+  std::string way;
+  if (fitting != answer.changes.end()) way = fmt::format("; it would with: {}", fitting->what);
+  if (answer.max_context > 0) {
+    way += fmt::format("{} {} tokens of context", way.empty() ? "; it would with" : ", or",
+                       format_count(answer.max_context));
+  }
+  fail(ErrorKind::memory,
+       "does not fit: the least is {} bytes on the device and {} on the host, the budget {} ({} over): {}{}",
+       format_count(step.arena_bytes), format_count(step.host_bytes), format_count(request.budget_bytes),
+       format_bytes(step.arena_bytes + step.host_bytes - request.budget_bytes),
+       largest_categories(answer.plan.layout.rehearsal.usage(Space::device).at_peak), way);
+}
+
+void plan(const Options& options, std::ostream& out, int& exit_code) {
+  const PlannedDevice device = find_planned_device(options);
+  const PlanRequest request = make_request(options, device);
+  CostModel costs(device.description, request.problem.compute_dtype);
+  Answer answer;
+  answer.rates = device.rates;
+  if (options.device == "cpu" &&
+      read_rates(rates_file(), device.description, request.problem.compute_dtype, costs)) {
+    answer.rates = "measured on this machine";
+  }
+  answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
+  answer.plan = make_plan(request, costs);
+  answer.stages = step_stages(answer.plan.layout.rehearsal);
+  answer.changes = what_if(request, answer.plan, costs);
+  if (options.compare) answer.compared = compare(request, answer.plan, costs);
+  answer.max_context = largest_context(request, costs);
+  if (options.json) {
+    out << to_json(options, request, answer).dump(2) << "\n";
+    if (!answer.plan.fits) exit_code = static_cast<int>(ErrorKind::memory);
+    return;
+  }
+  print(options, request, answer, out);
+  if (!answer.plan.fits) fail_shortfall(request, answer);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
+  app.add_option("--model", options->model,
+                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b, or a Hugging Face folder")
+      ->required();
+  app.add_option("--context", options->context, "Tokens of a sequence")
+      ->required()
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{std::numeric_limits<std::int32_t>::max()}));
+  app.add_option("--batch", options->batch, "Sequences of an update")->check(positive)->capture_default_str();
+  app.add_option("--device", options->device,
+                 "cpu (this one), a100-40, a100-80, h100, h200, b200, rtx-3090, rtx-4090, p100, gtx-1080")
+      ->capture_default_str();
+  app.add_option("--budget", options->budget, "Bytes of the device, such as 80GiB (default: what it has)");
+  app.add_option("--host-budget", options->host_budget,
+                 "Host memory that layer inputs may move to (default: none)");
+  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
+      ->capture_default_str();
+  app.add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: what is fast on the device)");
+  app.add_option("--optimizer", options->optimizer, "adamw, or none: forward and backward alone")
+      ->check(CLI::IsMember({"adamw", "none"}))
+      ->capture_default_str();
+  app.add_option("--layers", options->layers,
+                 "Pins what layers do: keep:8,attention:4,recompute:24 (also offload:N, every:N)");
+  app.add_option("--loss-chunk", options->loss_chunk, "Pins the tokens of a chunk of the loss")
+      ->check(positive);
+  app.add_option("--mlp-tile", options->mlp_tile, "Pins the tokens of a tile of the MLP")->check(positive);
+  app.add_option("--accumulation", options->accumulation, "Pins the micro-steps that share a batch")
+      ->check(positive);
+  app.add_flag("--compare", options->compare, "The naive way and full recomputation beside the chosen one");
+  app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  app.footer(
+      "Examples:\n"
+      "  headroom plan --model qwen3-4b --context 131072 --device h200\n"
+      "  headroom plan --model qwen3-0.6b --context 32768 --budget 16GiB --compare\n"
+      "Needs neither the device nor weights. Exit code 3: nothing fits.");
+  app.callback([options, &out, &exit_code] { plan(*options, out, exit_code); });
+}
+
+}  // namespace headroom
