@@ -3,5 +3,5 @@
 
 #include "headroom/train/checkpoint.h"
 #include "headroom/train/data.h"
-#include "headroom/train/fit.h"
+#include "headroom/train/rehearsal.h"
 #include "headroom/train/trainer.h"

@@ -163,6 +163,7 @@ void Context::finish_work(double began) {
   WorkRecord& done = work_[phase_][work_cursor_ - 1];
   done.seconds += seconds;
   done.began = began;
+  done.last_seconds = seconds;
 }
 
 std::span<const WorkRecord> Context::work(std::string_view phase) const {

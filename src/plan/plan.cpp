@@ -208,6 +208,19 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   return plan;
 }
 
+TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
+                         std::int64_t budget_bytes) {
+  PlanRequest request{
+      .problem = problem, .device = device, .budget_bytes = budget_bytes, .host_budget_bytes = 0, .pins = {}};
+  request.problem.sizes.batch *= problem.accumulation;
+  request.pins.accumulation = problem.accumulation;
+  Plan plan = make_plan(request, CostModel(device, problem.compute_dtype));
+  return {.strategy = plan.step.strategy,
+          .layout = std::move(plan.layout),
+          .needed_bytes = plan.step.arena_bytes + plan.step.host_bytes,
+          .fits = plan.fits};
+}
+
 std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::int64_t step) {
   const auto fits_at = [&](std::int64_t units) {
     request.problem.sizes.seq = units * step;

@@ -1,6 +1,8 @@
 // headroom bench step: one training step of a model, whole and as the sum of its kernels.
 #include <fmt/ostream.h>
 
+#include <algorithm>
+#include <iostream>
 #include <ostream>
 #include <vector>
 
@@ -8,8 +10,11 @@
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/cpu.h"
+#include "headroom/plan.h"
 #include "headroom/train.h"
 #include "progress.h"
+#include "rates.h"
+#include "step_program.h"
 
 namespace headroom {
 namespace {
@@ -19,6 +24,7 @@ struct Options {
   std::vector<std::int64_t> context = {4096, 16384};
   std::vector<std::string> dtype = {"f32"};
   std::string attention = "causal";
+  bool calibrate = false;
   BenchOptions bench;
 };
 
@@ -32,21 +38,29 @@ struct Row {
   std::int64_t planned_bytes = 0;
   std::string strategy;
   std::string status = "ok";
+  std::vector<WorkRecord> work;  // after the warm-up
 };
 
-// Random tokens, each to predict the next.
-void fill_random(const StepBatch& batch, std::int64_t vocab) {
-  const std::int64_t seq = batch.tokens.extent(1);
-  const Random random(1);
-  auto* tokens = batch.tokens.data<std::int32_t>();
-  auto* labels = batch.labels.data<std::int32_t>();
-  for (std::int64_t i = 0; i < seq; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(vocab)));
-    batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i);
-    labels[i] = kIgnore;
-    if (i > 0) labels[i - 1] = tokens[i];
+// What later runs added to the records of earlier ones.
+std::vector<WorkRecord> less(std::vector<WorkRecord> all, const std::vector<WorkRecord>& earlier) {
+  for (std::size_t i = 0; i < std::min(all.size(), earlier.size()); ++i) {
+    all[i].runs -= earlier[i].runs;
+    all[i].seconds -= earlier[i].seconds;
   }
+  return all;
+}
+
+// Rates from all rows, dtype by dtype, into this machine's file.
+void write_calibration(const std::vector<Row>& rows, const DeviceDescription& device, std::ostream& out) {
+  std::vector<CalibrationRuns> runs;
+  for (const Row& row : rows) {
+    const DType dtype = parse_dtype(row.dtype);
+    auto same = std::ranges::find(runs, dtype, &CalibrationRuns::dtype);
+    if (same == runs.end()) same = runs.insert(runs.end(), {.dtype = dtype, .records = {}});
+    same->records.insert(same->records.end(), row.work.begin(), row.work.end());
+  }
+  write_rates(rates_file(), device, runs);
+  fmt::print(out, "rates of this machine: {}\n", rates_file().string());
 }
 
 Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
@@ -66,27 +80,24 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
     row.status = fmt::format("oom: {} bytes", format_count(fit.needed_bytes));
     return row;
   }
-  Context context(backend, fit.layout);
-  Trainer trainer(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer);
-  trainer.load(context, [&] { trainer.initialize(context, 0); });
+  StepProgram program(backend, problem, fit);
+  Context& context = program.context();
   std::vector<double> whole;
   std::vector<double> kernels;
   std::vector<double> updates;
-  std::int64_t number = 0;
   const auto step = [&] {
     const double before = context.run_seconds();
-    whole.push_back(1e3 * seconds_of([&] {
-                      trainer.micro_step(
-                          context, [&](const StepBatch& batch) { fill_random(batch, problem.config.vocab); });
-                    }));
+    whole.push_back(1e3 * seconds_of([&] { program.micro_step(); }));
     kernels.push_back(1e3 * (context.run_seconds() - before));
-    updates.push_back(1e3 * seconds_of([&] { trainer.update(context, ++number); }));
+    updates.push_back(1e3 * seconds_of([&] { program.update(); }));
   };
   for (int i = 0; i < options.bench.warmup; ++i) step();
+  const std::vector<WorkRecord> warm = program.work();
   whole.clear();
   kernels.clear();
   updates.clear();
   repeat(options.bench, step);
+  row.work = less(program.work(), warm);
   row.milliseconds = median(whole);
   row.kernels_milliseconds = median(kernels);
   row.update_milliseconds = median(updates);
@@ -116,6 +127,7 @@ void run(const Options& options, std::ostream& out) {
       }
     }
   }
+  if (options.calibrate) write_calibration(rows, backend.description(), options.bench.json ? std::cerr : out);
   if (options.bench.json) {
     nlohmann::ordered_json json =
         bench_header(backend.description(), measured_peak_flops(backend.stream(StreamId::main)) / 1e9);
@@ -156,6 +168,10 @@ void add_bench_step(CLI::App& app, std::ostream& out) {
   add_list(app, "--dtype", options->dtype, "f32, bf16");
   app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
       ->capture_default_str();
+  app.add_flag(
+      "--calibrate", options->calibrate,
+      "Write this machine's rates, by which plan predicts time (kept in $HEADROOM_RATES, or the user's "
+      "configuration)");
   add_bench_options(app, options->bench);
   app.footer("Example:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB");
   app.callback([options, &out] { run(*options, out); });

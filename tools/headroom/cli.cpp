@@ -20,6 +20,7 @@ constexpr const char* kExamples = R"(Examples:
   headroom devices                        what is here and what is fast on it
   headroom plan --model qwen3-4b --context 131072 --device h200
   headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run
+  headroom profile --model demo --context 16384 --budget 512MiB
   headroom verify memory --budget 64MiB   rehearse a small training program, run it, compare
   headroom bench memory                   the packer beside allocators that cannot see ahead
   headroom verify attention               every implementation against the fp64 reference
@@ -71,6 +72,8 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
       *app.add_subcommand("plan", "What a step would take, whether it fits, the largest context that does"),
       out, exit_code);
   add_train(*app.add_subcommand("train", "Rehearse, reserve, train; checkpoints, resume, metrics"), out);
+  add_profile(*app.add_subcommand("profile", "Run real steps, and lay what happened beside what was planned"),
+              out);
   CLI::App* bench = app.add_subcommand("bench", "Time, memory and error, side by side");
   bench->require_subcommand(1);
   add_bench_memory(*bench->add_subcommand("memory", "The packer beside allocators that cannot see ahead"),

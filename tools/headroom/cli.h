@@ -12,6 +12,7 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
 // Each adds its options and what it does; a command that can fail without an error sets the exit code.
 void add_devices(CLI::App& app, std::ostream& out);
 void add_plan(CLI::App& app, std::ostream& out, int& exit_code);
+void add_profile(CLI::App& app, std::ostream& out);
 void add_train(CLI::App& app, std::ostream& out);
 void add_bench_memory(CLI::App& app, std::ostream& out);
 void add_bench_step(CLI::App& app, std::ostream& out);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "headroom/plan.h"
 #include "headroom/train.h"
 
 namespace headroom {

@@ -20,6 +20,7 @@ struct WorkRecord {
   std::int64_t runs = 0;
   double seconds = 0;  // of all runs, on the host: on a CPU the kernel itself
   double began = 0;    // the last run, since the Context was made
+  double last_seconds = 0;
 };
 
 }  // namespace headroom

@@ -11,7 +11,7 @@
 #include "headroom/memory/layout.h"
 #include "headroom/memory/usage.h"
 #include "headroom/plan/cost_model.h"
-#include "headroom/train/fit.h"
+#include "headroom/train/rehearsal.h"
 
 namespace headroom {
 
@@ -69,6 +69,16 @@ struct SearchSpace {
 
 // Finds what trying the whole space would find.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
+
+// The plan of a run whose batch and accumulation are decided: what train reserves.
+struct TrainingFit {
+  Strategy strategy;  // the fastest that fits; where none does, the one that takes least
+  Layout layout;
+  std::int64_t needed_bytes = 0;  // arena and host staging
+  bool fits = false;
+};
+[[nodiscard]] TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
+                                       std::int64_t budget_bytes);
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
 // least fits; 0: none.

@@ -1,4 +1,4 @@
-// Which strategy fits a budget: each is rehearsed, fastest first, and the first that fits is taken.
+// What a training step takes: rehearsed, phase by phase.
 #pragma once
 
 #include <cstdint>
@@ -33,23 +33,8 @@ struct TrainingRehearsal {
 [[nodiscard]] Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
                                        const DeviceDescription& device);
 
-// Strategies worth trying, fastest first: layers keep everything, then attention alone, then their inputs,
-// then some of their inputs; within each, ever smaller chunks of the loss and tiles of the MLP.
-[[nodiscard]] std::vector<Strategy> ordered_strategies(const TrainingProblem& problem,
-                                                       const DeviceDescription& device,
-                                                       std::int64_t budget_bytes);
-
 // In words: "keep attention, recompute the rest; loss 384 tokens at a time; MLP 2,048".
 [[nodiscard]] std::string describe(const Strategy& strategy);
-
-struct TrainingFit {
-  Strategy strategy;  // the first that fits; where none does, the one that takes least
-  Layout layout;
-  std::int64_t needed_bytes = 0;  // arena and host staging
-  bool fits = false;
-};
-[[nodiscard]] TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                                       std::int64_t budget_bytes);
 
 // What the step takes where every layer keeps everything, attention holds its scores and the loss its logits,
 // as eager frameworks do: from the same rehearsal and the same families' tables.

@@ -1,10 +1,7 @@
-#include "headroom/train/fit.h"
+#include "headroom/train/rehearsal.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -13,13 +10,6 @@
 
 namespace headroom {
 namespace {
-
-// How finely the loss and the MLP are cut; a product of 2,048 rows runs at full speed.
-struct Cut {
-  std::int64_t loss_share;  // the loss may add this part of the budget
-  std::int64_t mlp_tokens;
-};
-constexpr std::array<Cut, 3> kCuts = {{{8, 2048}, {32, 512}, {256, 128}}};
 
 std::int64_t tokens_of(const TrainingProblem& problem) {
   return problem.sizes.batch * problem.sizes.seq;
@@ -68,29 +58,6 @@ Layout rehearse_training(const TrainingProblem& problem, const Strategy& strateg
   return make_layout(rehearse(problem, strategy, device).ledger);
 }
 
-std::vector<Strategy> ordered_strategies(const TrainingProblem& problem, const DeviceDescription& device,
-                                         std::int64_t budget_bytes) {
-  const std::int64_t layers = problem.config.layers;
-  const std::int64_t tokens = tokens_of(problem);
-  std::vector<LayerPolicy> policies = {
-      {.keep_all = layers}, {.keep_attention = layers}, {.recompute = layers}};
-  const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
-  if (root > 1) policies.push_back({.recompute = layers, .input_every = root});
-  std::vector<Strategy> strategies;
-  for (const LayerPolicy& policy : policies) {
-    for (const Cut& cut : kCuts) {
-      const LossChunks chunks = fit_loss_chunks(loss_problem(problem), device, budget_bytes / cut.loss_share);
-      strategies.push_back({.layers = policy,
-                            .loss_chunk_tokens = chunks.tokens,
-                            .loss_chunk_vocab = chunks.vocab,
-                            .mlp_tile_tokens = std::min(tokens, cut.mlp_tokens),
-                            .accumulation = problem.accumulation,
-                            .compute_dtype = problem.compute_dtype});
-    }
-  }
-  return strategies;
-}
-
 std::string describe(const Strategy& strategy) {
   const LayerPolicy& policy = strategy.layers;
   std::string text;
@@ -110,19 +77,6 @@ std::string describe(const Strategy& strategy) {
                                 : fmt::format(" x {} words", format_count(strategy.loss_chunk_vocab));
   return fmt::format("{}; loss {} tokens{} at a time, MLP {}", text, format_count(strategy.loss_chunk_tokens),
                      words, format_count(strategy.mlp_tile_tokens));
-}
-
-TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                         std::int64_t budget_bytes) {
-  TrainingFit least;
-  for (const Strategy& strategy : ordered_strategies(problem, device, budget_bytes)) {
-    TrainingFit fit{.strategy = strategy, .layout = rehearse_training(problem, strategy, device)};
-    fit.needed_bytes = needed(fit.layout);
-    fit.fits = fit.needed_bytes <= budget_bytes;
-    if (fit.fits) return fit;
-    if (least.needed_bytes == 0 || fit.needed_bytes < least.needed_bytes) least = std::move(fit);
-  }
-  return least;
 }
 
 std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDescription& device) {

@@ -1,0 +1,58 @@
+// One training step on random tokens: what bench step times and profile looks into.
+#pragma once
+
+#include <vector>
+
+#include "headroom/plan.h"
+#include "headroom/train.h"
+
+namespace headroom {
+
+class StepProgram {
+ public:
+  // Reserves what the fit says, and fills the weights.
+  StepProgram(Backend& backend, const TrainingProblem& problem, const TrainingFit& fit)
+      : vocab_(problem.config.vocab),
+        context_(backend, fit.layout),
+        trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
+    trainer_.load(context_, [&] { trainer_.initialize(context_, 0); });
+  }
+
+  [[nodiscard]] Context& context() { return context_; }
+
+  // Random tokens, each to predict the next.
+  void micro_step() {
+    trainer_.micro_step(context_, [&](const StepBatch& batch) {
+      const Random random(1);
+      const std::int64_t seq = batch.tokens.extent(1);
+      auto* tokens = batch.tokens.data<std::int32_t>();
+      auto* labels = batch.labels.data<std::int32_t>();
+      for (std::int64_t i = 0; i < batch.tokens.elements(); ++i) {
+        tokens[i] = static_cast<std::int32_t>(
+            random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(vocab_)));
+        batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % seq);
+        labels[i] = kIgnore;
+        if (i % seq > 0) labels[i - 1] = tokens[i];
+      }
+    });
+  }
+  void update() { trainer_.update(context_, ++updates_); }
+
+  // Of a micro-step, then of an update.
+  [[nodiscard]] std::vector<WorkRecord> work() const {
+    std::vector<WorkRecord> records;
+    for (const char* phase : {"micro-step", "update"}) {
+      const auto part = context_.work(phase);
+      records.insert(records.end(), part.begin(), part.end());
+    }
+    return records;
+  }
+
+ private:
+  std::int64_t vocab_;
+  Context context_;
+  Trainer trainer_;
+  std::int64_t updates_ = 0;
+};
+
+}  // namespace headroom
