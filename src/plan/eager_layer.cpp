@@ -185,8 +185,8 @@ QkvGradients EagerLayer::attend_backward() {
   return gradients;
 }
 
-// The norm saw [tokens, heads, head_dim], rope and attention heads first: the gradient is copied back into the
-// order that the projection wants.
+// The norm saw [tokens, heads, head_dim], rope and attention heads first: the gradient is copied back into
+// the order that the projection wants.
 Tensor EagerLayer::head_norm_backward(std::optional<EagerRmsNorm>& norm, Tensor gradient,
                                       std::int64_t width) const {
   const Tensor by_heads = norm ? norm->backward(std::move(gradient)) : std::move(gradient);

@@ -92,7 +92,7 @@ class EagerLayer {
   std::optional<EagerRmsNorm> query_norm_, key_norm_;
   std::optional<SdpaAttention> sdpa_;
   std::optional<NaiveAttention> naive_;
-  Tensor normed1_, query_, key_, value_, attended_;         // saved by the projections and by attention
+  Tensor normed1_, query_, key_, value_, attended_;              // saved by the projections and by attention
   Tensor residual_, normed2_, gate_, activated_, up_, product_;  // by the second norm and the MLP
 };
 

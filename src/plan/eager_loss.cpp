@@ -45,7 +45,8 @@ void EagerLossProgram::forward() {
     }
     Tensor made = log_probabilities(tokens_of(chunk));
     // checkpoint() keeps the chunk of hidden states, a view, and nothing else.
-    if (options_.loss != EagerLoss::chunked_recompute) saved_[static_cast<std::size_t>(chunk)] = std::move(made);
+    if (options_.loss != EagerLoss::chunked_recompute)
+      saved_[static_cast<std::size_t>(chunk)] = std::move(made);
   }
 }
 
@@ -87,7 +88,8 @@ void EagerLossProgram::backward_chunk(std::int64_t chunk) {
     hidden_gradient_ = std::move(hidden_gradient);
     return;
   }
-  // A slice's gradient is as large as what was sliced, zero elsewhere; from the second on it is added in place.
+  // A slice's gradient is as large as what was sliced, zero elsewhere; from the second on it is added in
+  // place.
   Tensor whole = program_.make("hidden gradient", Category::activations, options_.dtype,
                                {problem_.tokens, problem_.hidden});
   drop(hidden_gradient);

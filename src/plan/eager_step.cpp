@@ -111,7 +111,8 @@ class EagerStep {
       const auto stage = program_.context().stage("layer", layer);
       graphs_.emplace_back(shared_);
       input(layer) = std::move(x);
-      x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph : EagerLayer::Mode::with_graph);
+      x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph
+                                             : EagerLayer::Mode::with_graph);
       if (!checkpoints() && !graph(layer).saves_input()) drop(input(layer));
     }
     const auto stage = program_.context().stage("norm");

@@ -1,10 +1,10 @@
-// One rank's work on one chunk of keys in ring attention, as it is often written: the scores of the chunk as a
-// tensor, online softmax over it in eager operators. No graph is kept: the state is updated in place.
+// One rank's work on one chunk of keys in ring attention, as it is often written: the scores of the chunk as
+// a tensor, online softmax over it in eager operators. No graph is kept: the state is updated in place.
 #include <algorithm>
 #include <utility>
 
-#include "plan/eager_program.h"
 #include "headroom/plan/eager.h"
+#include "plan/eager_program.h"
 
 namespace headroom {
 namespace {
@@ -42,15 +42,9 @@ class Chunk {
       const Tensor scale = row("exp");
     }
     switch (ring_.variant) {
-      case RingSoftmax::Variant::as_written:
-        accumulate_as_written();
-        break;
-      case RingSoftmax::Variant::in_place:
-        accumulate_in_place();
-        break;
-      case RingSoftmax::Variant::chunked:
-        accumulate_in_chunks();
-        break;
+      case RingSoftmax::Variant::as_written: accumulate_as_written(); break;
+      case RingSoftmax::Variant::in_place: accumulate_in_place(); break;
+      case RingSoftmax::Variant::chunked: accumulate_in_chunks(); break;
     }
   }
 
@@ -114,10 +108,11 @@ class Chunk {
 }  // namespace
 
 Ledger rehearse_ring_softmax(const RingSoftmax& ring, const DeviceDescription& device) {
-  check(ring.batch >= 1 && ring.heads >= 1 && ring.seq_q >= 1 && ring.seq_k >= 1 && ring.head_dim >= 1 &&
-            ring.chunk >= 1,
-        "a ring's chunk of batch {}, {} heads, {} queries, {} keys, head_dim {}, {} columns at a time is empty",
-        ring.batch, ring.heads, ring.seq_q, ring.seq_k, ring.head_dim, ring.chunk);
+  check(
+      ring.batch >= 1 && ring.heads >= 1 && ring.seq_q >= 1 && ring.seq_k >= 1 && ring.head_dim >= 1 &&
+          ring.chunk >= 1,
+      "a ring's chunk of batch {}, {} heads, {} queries, {} keys, head_dim {}, {} columns at a time is empty",
+      ring.batch, ring.heads, ring.seq_q, ring.seq_k, ring.head_dim, ring.chunk);
   Context context(device);
   context.phase("pytorch", [&] {
     EagerProgram program(context);

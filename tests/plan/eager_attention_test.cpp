@@ -12,8 +12,8 @@ namespace {
 using Form = EagerAttentionBenchmark::Form;
 
 Ledger benchmark(Form form, std::int64_t seq, std::int64_t head_dim, DType dtype = DType::f32) {
-  return rehearse_attention_benchmark({.form = form, .batch = 8, .seq = seq, .head_dim = head_dim, .dtype = dtype},
-                                      h200());
+  return rehearse_attention_benchmark(
+      {.form = form, .batch = 8, .seq = seq, .head_dim = head_dim, .dtype = dtype}, h200());
 }
 
 // Measured: batch 8, one head, f32, softmax written out; MB of torch.cuda.max_memory_allocated() over a
@@ -23,13 +23,13 @@ struct WrittenOutRow {
   double forward_peak, kept;
 };
 constexpr std::array<WrittenOutRow, 20> kWrittenOut = {{
-    {16, 256, 72.7739, 4.02344},    {16, 1024, 195.094, 64.0938},  {16, 4096, 2124.38, 1024.38},
-    {16, 8192, 8280.75, 4096.75},   {16, 16384, 32881.5, 16385.5}, {32, 256, 73.5239, 4.02344},
-    {32, 1024, 198.094, 64.0938},   {32, 4096, 2136.38, 1024.38},  {32, 8192, 8304.75, 4096.75},
-    {32, 16384, 32929.5, 16385.5},  {64, 256, 75.0239, 4.02344},   {64, 1024, 204.094, 64.0938},
-    {64, 4096, 2160.38, 1024.38},   {64, 8192, 8352.75, 4096.75},  {64, 16384, 33025.5, 16385.5},
-    {128, 256, 78.0239, 4.02344},   {128, 1024, 216.094, 64.0938}, {128, 4096, 2208.38, 1024.38},
-    {128, 8192, 8448.75, 4096.75},  {128, 16384, 33217.5, 16385.5},
+    {16, 256, 72.7739, 4.02344},   {16, 1024, 195.094, 64.0938},   {16, 4096, 2124.38, 1024.38},
+    {16, 8192, 8280.75, 4096.75},  {16, 16384, 32881.5, 16385.5},  {32, 256, 73.5239, 4.02344},
+    {32, 1024, 198.094, 64.0938},  {32, 4096, 2136.38, 1024.38},   {32, 8192, 8304.75, 4096.75},
+    {32, 16384, 32929.5, 16385.5}, {64, 256, 75.0239, 4.02344},    {64, 1024, 204.094, 64.0938},
+    {64, 4096, 2160.38, 1024.38},  {64, 8192, 8352.75, 4096.75},   {64, 16384, 33025.5, 16385.5},
+    {128, 256, 78.0239, 4.02344},  {128, 1024, 216.094, 64.0938},  {128, 4096, 2208.38, 1024.38},
+    {128, 8192, 8448.75, 4096.75}, {128, 16384, 33217.5, 16385.5},
 }};
 
 TEST(EagerAttention, WrittenOutMatchesEveryPublishedRow) {
@@ -97,13 +97,25 @@ TEST(EagerAttention, FragmentationIsWhatFailsAt32768) {
   EXPECT_NEAR(gibibytes(memory.failure->allocated_bytes), 96.38, 0.01);  // what PyTorch's message said
 }
 
+// Measured on an H200 whose allocator was limited to 98 GB, two steps: the largest context that ran (one
+// token more did not), and its allocated and reserved bytes.
 TEST(EagerAttention, LargestContextOn98GB) {
-  const auto program = [](std::int64_t seq) { return benchmark(Form::written_out, seq, 64); };
+  struct Row {
+    std::int64_t head_dim, seq, allocated, reserved;
+  };
   const std::int64_t capacity = 98'000'000'000;
-  EXPECT_FALSE(eager_memory(program(16384), capacity).failure);
-  EXPECT_TRUE(eager_memory(program(32768), capacity).failure);
-  // Measured on an H200 whose allocator was limited to 98 GB, two steps: 20,894 fits, 20,895 does not.
-  EXPECT_EQ(largest_context(capacity, 32768, program), 20894);
+  for (const Row& row :
+       {Row{16, 20904, 84'036'733'440, 97'993'621'504}, Row{64, 20894, 84'145'236'992, 97'999'912'960},
+        Row{128, 20880, 84'290'722'304, 97'993'621'504}}) {
+    SCOPED_TRACE(row.head_dim);
+    const auto program = [&](std::int64_t seq) { return benchmark(Form::written_out, seq, row.head_dim); };
+    EXPECT_FALSE(eager_memory(program(16384), capacity).failure);
+    EXPECT_TRUE(eager_memory(program(32768), capacity).failure);
+    EXPECT_EQ(largest_context(capacity, 32768, program), row.seq);
+    const EagerMemory memory = eager_memory(program(row.seq), capacity);
+    EXPECT_EQ(memory.live_peak_bytes, row.allocated);
+    EXPECT_EQ(memory.reserved_bytes, row.reserved);
+  }
 }
 
 TEST(EagerAttention, LargestContextEndsAtItsLimits) {

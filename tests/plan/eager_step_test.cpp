@@ -54,7 +54,7 @@ TEST(EagerLoss, LogitsAt131072Tokens) {
   const EagerMemory memory = eager_memory(ledger, parse_bytes("94.97GiB"));
   ASSERT_TRUE(memory.failure.has_value());
   EXPECT_NEAR(gibibytes(memory.failure->bytes), 37.09, 0.01);
-  EXPECT_NEAR(loss_adds(131072, as_published) / 1024, 111.27, 0.01);
+  EXPECT_NEAR(loss_adds(131072, as_published) / 1024, 3 * 37.09375, 0.01);
 }
 
 EagerMemory qwen3_4b(std::int64_t seq, const EagerOptions& options, std::int64_t capacity = 0) {
@@ -64,9 +64,10 @@ EagerMemory qwen3_4b(std::int64_t seq, const EagerOptions& options, std::int64_t
 // Measured on an H200: transformers, SDPA, checkpointing, compiled chunked loss, no optimizer.
 TEST(EagerStep, Qwen3At131072Tokens) {
   const EagerMemory memory = qwen3_4b(131072, {.loss = EagerLoss::chunked_compiled});
-  EXPECT_NEAR(gibibytes(memory.live_peak_bytes), 57.7, 57.7 * 0.05);
-  EXPECT_NEAR(gibibytes(memory.reserved_bytes), 69.2, 69.2 * 0.05);
-  EXPECT_NEAR(gibibytes(memory.reserved_bytes), 83.8, 83.8 * 0.15);
+  EXPECT_NEAR(gibibytes(memory.live_peak_bytes), 57.73, 57.73 * 0.001);
+  // 69.17 GiB in three processes of different history. Another run had 83.8 GiB; what else it had done is not
+  // known, and no program here reserves that much (docs/memory.md).
+  EXPECT_NEAR(gibibytes(memory.reserved_bytes), 69.17, 69.17 * 0.01);
   EXPECT_EQ(memory.stage("forward/embedding").live_bytes - memory.stage("load").live_bytes, 640 * kMiB);
 }
 

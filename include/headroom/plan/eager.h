@@ -37,8 +37,8 @@ struct EagerOptions {
   std::int64_t loss_chunk = 4096;  // tokens
   bool upcast_logits = true;       // logits.float() before cross_entropy, as transformers does
   bool checkpoint_layers = true;   // torch.utils.checkpoint around every layer, use_reentrant=False
-  bool adamw = false;              // torch.optim.AdamW, foreach; two steps, since the state comes with the first
-  DType dtype = DType::bf16;       // of parameters, activations, gradients and optimizer state
+  bool adamw = false;         // torch.optim.AdamW, foreach; two steps, since the state comes with the first
+  DType dtype = DType::bf16;  // of parameters, activations, gradients and optimizer state
 };
 
 // One training step (two with an optimizer) of a decoder: phase "pytorch", stages load, forward, loss,
@@ -59,9 +59,10 @@ struct EagerLossProblem {
 // are rehearsed. Stages: inputs, step 0/forward, step 0/backward, step 1/forward, ...
 struct EagerAttentionBenchmark {
   enum class Form : std::uint8_t {
-    written_out,  // loss = attention(q, k, v).sum(), softmax from max, exp and sum; gradients are never cleared
-    softmax,      // out = ..., torch.softmax; out.sum().backward(); gradients are set to None before every step
-    sdpa,         // the same with scaled_dot_product_attention
+    written_out,  // loss = attention(q, k, v).sum(), softmax from max, exp and sum; gradients are never
+                  // cleared
+    softmax,  // out = ..., torch.softmax; out.sum().backward(); gradients are set to None before every step
+    sdpa,     // the same with scaled_dot_product_attention
   };
   Form form = Form::written_out;
   std::int64_t batch = 8;
