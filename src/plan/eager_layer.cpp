@@ -88,7 +88,10 @@ EagerLayer::EagerLayer(const EagerStepShared& shared)
                                   .heads_kv = config.heads_kv,
                                   .head_dim = config.head_dim,
                                   .dtype = shared.options.dtype};
-  if (shared.options.attention == EagerAttention::sdpa) {
+  // No fused kernel takes f32 with shared key heads: there scaled_dot_product_attention is PyTorch's own
+  // composition of operators, which is the naive form.
+  const bool fused = shape.dtype != DType::f32 || shape.heads_q == shape.heads_kv;
+  if (shared.options.attention == EagerAttention::sdpa && fused) {
     sdpa_.emplace(shared.program, shape);
   } else {
     naive_.emplace(shared.program, shape, true);

@@ -20,7 +20,8 @@
 namespace headroom {
 
 enum class EagerAttention : std::uint8_t {
-  sdpa,   // scaled_dot_product_attention: cuDNN for 16-bit types, the memory-efficient kernel for f32
+  sdpa,   // scaled_dot_product_attention: cuDNN for 16-bit types, the memory-efficient kernel for f32; the
+          // naive form where query heads share key heads in f32, which no fused kernel takes
   naive,  // scores, mask, softmax and product, each a tensor of its own
 };
 
