@@ -177,13 +177,13 @@ Tensor EagerLayer::forward(Mode mode) {
 QkvGradients EagerLayer::attend_backward() {
   Tensor output_gradient = shared_.make("attention output gradient", queries_);
   drop(attended_);
-  if (naive_) {
-    QkvGradients gradients = naive_->backward(std::move(output_gradient));
-    drop(query_, key_, value_);
-    return gradients;
+  QkvGradients gradients;
+  if (sdpa_) {
+    gradients = sdpa_->backward();
+    sdpa_->drop_saved();
+  } else if (naive_) {
+    gradients = naive_->backward(std::move(output_gradient));
   }
-  QkvGradients gradients = sdpa_->backward();
-  sdpa_->drop_saved();
   drop(query_, key_, value_);
   return gradients;
 }
