@@ -1,6 +1,4 @@
 // A training step of a decoder in eager PyTorch: load, forward, loss, backward, optimizer.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -19,8 +17,16 @@ class EagerStep {
 
   void load() {
     const auto stage = program_.context().stage("load");
+    std::vector<Tensor> wide;
+    if (shared_.options.made_in_f32 && shared_.options.dtype != DType::f32) {
+      for (const Parameter& parameter : table_.entries()) {
+        wide.push_back(program_.make("parameter in f32", Category::parameters, DType::f32, parameter.shape));
+      }
+    }
     for (const Parameter& parameter : table_.entries()) {
+      // .to(dtype) converts one parameter after the other.
       parameters_.push_back(like(parameter, parameter.name, Category::parameters));
+      if (!wide.empty()) drop(wide[parameters_.size() - 1]);
     }
     token_ids_ = program_.integers("token ids", shared_.tokens());
     labels_ = program_.integers("labels", shared_.tokens());

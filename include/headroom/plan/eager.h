@@ -38,8 +38,9 @@ struct EagerOptions {
   std::int64_t loss_chunk = 4096;  // tokens
   bool upcast_logits = true;       // logits.float() before cross_entropy, as transformers does
   bool checkpoint_layers = true;   // torch.utils.checkpoint around every layer, use_reentrant=False
-  bool adamw = false;         // torch.optim.AdamW, foreach; two steps, since the state comes with the first
-  DType dtype = DType::bf16;  // of parameters, activations, gradients and optimizer state
+  bool adamw = false;              // torch.optim.AdamW, foreach; two steps: the state comes with the first
+  DType dtype = DType::bf16;       // of parameters, activations, gradients and optimizer state
+  bool made_in_f32 = false;        // the model was made in f32 on the device, then converted with .to(dtype)
 };
 
 // One training step (two with an optimizer) of a decoder: phase "pytorch", stages load, forward, loss,
