@@ -7,8 +7,8 @@
 
 namespace headroom {
 
-Tensor EagerRmsNorm::forward(bool saves) {
-  if (widens()) input_ = wide("x.float()");
+Tensor EagerRmsNorm::forward(bool saves, Tensor input) {
+  input_ = widens() ? wide("x.float()") : std::move(input);
   Tensor squares = wide("x.pow(2)");
   Tensor variance = row("mean");
   drop(squares);
@@ -127,7 +127,7 @@ Tensor EagerLayer::attend(bool saves) {
     shared_.program.product_in_forward();
     Tensor raw = shared_.make(name, width);
     if (!norm) return raw;
-    return norm->forward(saves);
+    return norm->forward(saves, std::move(raw));
   };
   Tensor query = project("q_proj", queries_, query_norm_);
   Tensor key = project("k_proj", keys_, key_norm_);

@@ -38,8 +38,9 @@ class EagerRmsNorm {
   EagerRmsNorm(const EagerStepShared& shared, std::int64_t rows, std::int64_t width)
       : shared_(shared), rows_(rows), width_(width) {}
 
-  // With `saves` false, what torch.no_grad() leaves: the result alone.
-  [[nodiscard]] Tensor forward(bool saves);
+  // With `saves` false, what torch.no_grad() leaves: the result alone. `input` is given where nobody but the
+  // norm's graph holds it; in f32 that saves it as it is.
+  [[nodiscard]] Tensor forward(bool saves, Tensor input = {});
   // From the result's gradient to the input's.
   [[nodiscard]] Tensor backward(Tensor gradient);
 
