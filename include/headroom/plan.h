@@ -4,4 +4,5 @@
 
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
+#include "headroom/plan/eager.h"
 #include "headroom/plan/plan.h"

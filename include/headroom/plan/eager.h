@@ -1,0 +1,122 @@
+// What a step takes in eager PyTorch: a second step program, written as autograd keeps and frees tensors, on
+// the same phantom device; its ledger is fed to the model of PyTorch's caching allocator. Nothing here runs a
+// kernel. Every program follows PyTorch 2.11 (and transformers' Qwen3 / Llama modules) operator by operator.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headroom/core/device.h"
+#include "headroom/core/dtype.h"
+#include "headroom/memory/ledger.h"
+#include "headroom/memory/usage.h"
+#include "headroom/model/config.h"
+#include "headroom/model/decoder.h"
+
+namespace headroom {
+
+enum class EagerAttention : std::uint8_t {
+  sdpa,   // scaled_dot_product_attention: cuDNN for 16-bit types, the memory-efficient kernel for f32; the
+          // naive form where query heads share key heads in f32, which no fused kernel takes
+  naive,  // scores, mask, softmax and product, each a tensor of its own
+};
+
+enum class EagerLoss : std::uint8_t {
+  full,               // logits of all tokens at once
+  chunked,            // logits of a chunk at once; every chunk's log-probabilities stay for backward
+  chunked_recompute,  // each chunk under checkpoint(): made again in backward
+  chunked_compiled,   // the same with the chunk's function compiled: no f32 copy of the logits
+};
+
+struct EagerOptions {
+  EagerAttention attention = EagerAttention::sdpa;
+  EagerLoss loss = EagerLoss::chunked_recompute;
+  std::int64_t loss_chunk = 4096;  // tokens
+  bool upcast_logits = true;       // logits.float() before cross_entropy, as transformers does
+  bool checkpoint_layers = true;   // torch.utils.checkpoint around every layer, use_reentrant=False
+  bool adamw = false;              // torch.optim.AdamW, foreach; two steps: the state comes with the first
+  DType dtype = DType::bf16;       // of parameters, activations, gradients and optimizer state
+  bool made_in_f32 = false;        // the model was made in f32 on the device, then converted with .to(dtype)
+};
+
+// One training step (two with an optimizer) of a decoder: phase "pytorch", stages load, forward, loss,
+// backward, optimizer.
+[[nodiscard]] Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes,
+                                    const EagerOptions& options, const DeviceDescription& device);
+
+// The loss alone, hidden states and weight given: what the loss adds to a step.
+struct EagerLossProblem {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;
+  std::int64_t vocab = 0;
+};
+[[nodiscard]] Ledger rehearse_eager_loss(const EagerLossProblem& problem, const EagerOptions& options,
+                                         const DeviceDescription& device);
+
+// The attention benchmark: forward and backward of one attention, over and over, of which the first two steps
+// are rehearsed. Stages: inputs, step 0/forward, step 0/backward, step 1/forward, ...
+struct EagerAttentionBenchmark {
+  enum class Form : std::uint8_t {
+    written_out,  // loss = attention(q, k, v).sum(), softmax from max, exp and sum; gradients are never
+                  // cleared
+    softmax,  // out = ..., torch.softmax; out.sum().backward(); gradients are set to None before every step
+    sdpa,     // the same with scaled_dot_product_attention
+  };
+  Form form = Form::written_out;
+  std::int64_t batch = 8;
+  std::int64_t seq = 0;
+  std::int64_t head_dim = 0;
+  DType dtype = DType::f32;
+};
+[[nodiscard]] Ledger rehearse_attention_benchmark(const EagerAttentionBenchmark& benchmark,
+                                                  const DeviceDescription& device);
+
+// A ring-attention rank's chunk function with online softmax, line by line; stages are named after the lines.
+struct RingSoftmax {
+  enum class Variant : std::uint8_t {
+    as_written,  // torch.exp(scores - new_max), twice
+    in_place,    // scores.sub_(new_max).exp_(), once
+    chunked,     // as written, over a few columns of the scores at a time
+  };
+  Variant variant = Variant::as_written;
+  std::int64_t batch = 1;
+  std::int64_t heads = 8;
+  std::int64_t seq_q = 8192;
+  std::int64_t seq_k = 8192;
+  std::int64_t head_dim = 64;
+  std::int64_t chunk = 2048;  // columns, for the chunked variant
+  DType dtype = DType::f16;
+};
+[[nodiscard]] Ledger rehearse_ring_softmax(const RingSoftmax& ring, const DeviceDescription& device);
+
+// The request that the device could not serve.
+struct EagerFailure {
+  std::string block;  // its name
+  std::string stage;  // where it was asked for
+  std::int64_t bytes = 0;
+  std::int64_t allocated_bytes = 0;  // alive at that moment
+};
+
+struct EagerMemory {
+  std::int64_t live_peak_bytes = 0;  // torch.cuda.max_memory_allocated()
+  std::int64_t reserved_bytes = 0;   // torch.cuda.max_memory_reserved()
+  std::vector<StageUsage> stages;
+  std::optional<EagerFailure> failure;  // where a capacity was given and did not suffice
+
+  // The stage of that path, "forward/layer 3"; throws where there is none.
+  [[nodiscard]] const StageUsage& stage(std::string_view path) const;
+};
+
+// Live and reserved of a program under the caching allocator; a capacity of 0 is without limit.
+[[nodiscard]] EagerMemory eager_memory(const Ledger& ledger, std::int64_t capacity_bytes = 0);
+
+// The largest n for which program(n) fits the capacity and program(n + 1) does not, by bisection over
+// rehearsals; 0 where not even 1 fits, `limit` where that still fits.
+[[nodiscard]] std::int64_t largest_context(std::int64_t capacity_bytes, std::int64_t limit,
+                                           const std::function<Ledger(std::int64_t)>& program);
+
+}  // namespace headroom

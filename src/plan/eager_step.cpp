@@ -1,0 +1,195 @@
+// A training step of a decoder in eager PyTorch: load, forward, loss, backward, optimizer.
+#include <algorithm>
+#include <utility>
+
+#include "headroom/model/parameters.h"
+#include "plan/eager_layer.h"
+#include "plan/eager_loss.h"
+
+namespace headroom {
+namespace {
+
+class EagerStep {
+ public:
+  EagerStep(EagerProgram& program, const ModelConfig& config, const StepSizes& sizes,
+            const EagerOptions& options)
+      : program_(program), shared_{program, config, sizes, options, gradients_}, table_(config) {}
+
+  void load() {
+    const auto stage = program_.context().stage("load");
+    std::vector<Tensor> wide;
+    if (shared_.options.made_in_f32 && shared_.options.dtype != DType::f32) {
+      for (const Parameter& parameter : table_.entries()) {
+        wide.push_back(program_.make("parameter in f32", Category::parameters, DType::f32, parameter.shape));
+      }
+    }
+    for (const Parameter& parameter : table_.entries()) {
+      // .to(dtype) converts one parameter after the other.
+      parameters_.push_back(like(parameter, parameter.name, Category::parameters));
+      if (!wide.empty()) drop(wide[parameters_.size() - 1]);
+    }
+    token_ids_ = program_.integers("token ids", shared_.tokens());
+    labels_ = program_.integers("labels", shared_.tokens());
+  }
+
+  void run() {
+    gradients_.clear();  // zero_grad(): set to None
+    Tensor hidden;
+    EagerRmsNorm final_norm(shared_, shared_.tokens(), shared_.config.hidden);
+    {
+      const auto stage = program_.context().stage("forward");
+      hidden = forward(final_norm);
+    }
+    EagerLossProgram loss(
+        program_,
+        {.tokens = shared_.tokens(), .hidden = shared_.config.hidden, .vocab = shared_.config.vocab},
+        shared_.options);
+    {
+      const auto stage = program_.context().stage("loss");
+      loss.forward();
+    }
+    const auto stage = program_.context().stage("backward");
+    Tensor gradient;
+    {
+      const auto loss_stage = program_.context().stage("loss");
+      gradient = final_norm.backward(loss.backward());
+      drop(last_output_);
+    }
+    backward();
+    embedding_backward(loss.take_weight_gradient());
+  }
+
+  // torch.optim.AdamW with foreach: every operator over all parameters at once.
+  void update() {
+    const auto stage = program_.context().stage("optimizer");
+    const auto like_all = [&](std::vector<Tensor>& tensors, std::string_view name) {
+      for (const Parameter& parameter : table_.entries()) {
+        tensors.push_back(like(parameter, name, Category::optimizer));
+      }
+    };
+    if (moments_.empty()) {
+      like_all(moments_, "exp_avg");
+      like_all(moments_, "exp_avg_sq");
+    }
+    std::vector<Tensor> roots;
+    like_all(roots, "exp_avg_sq.sqrt()");
+  }
+
+ private:
+  [[nodiscard]] std::int64_t layers() const { return shared_.config.layers; }
+  [[nodiscard]] bool checkpoints() const { return shared_.options.checkpoint_layers; }
+  [[nodiscard]] Tensor& input(std::int64_t layer) { return inputs_[static_cast<std::size_t>(layer)]; }
+  [[nodiscard]] EagerLayer& graph(std::int64_t layer) { return graphs_[static_cast<std::size_t>(layer)]; }
+  [[nodiscard]] Tensor like(const Parameter& parameter, std::string_view name, Category category) const {
+    return program_.make(name, category, shared_.options.dtype, parameter.shape);
+  }
+
+  // The angles are made once, in f32; layers save cos and sin in their own type.
+  void rope() {
+    const auto stage = program_.context().stage("rope");
+    const std::int64_t seq = shared_.sizes.seq;
+    const std::int64_t width = shared_.config.head_dim;
+    const auto wide = [&](std::string_view name, std::int64_t columns) {
+      return program_.make(name, Category::activations, DType::f32, {seq, columns});
+    };
+    const Tensor positions = program_.integers("positions", seq);
+    const Tensor frequencies = wide("freqs", width / 2);
+    const Tensor angles = wide("cat(freqs, freqs)", width);
+    (void)wide("emb.cos()", width);
+    const Tensor cosines = wide("cos * scaling", width);
+    (void)wide("emb.sin()", width);
+    const Tensor sines = wide("sin * scaling", width);
+    cos_ = program_.make("cos", Category::activations, shared_.options.dtype, {seq, width});
+    sin_ = program_.make("sin", Category::activations, shared_.options.dtype, {seq, width});
+  }
+
+  Tensor forward(EagerRmsNorm& final_norm) {
+    inputs_ = std::vector<Tensor>(static_cast<std::size_t>(layers()));
+    graphs_.clear();
+    graphs_.reserve(static_cast<std::size_t>(layers()));
+    Tensor x;
+    {
+      const auto stage = program_.context().stage("embedding");
+      x = shared_.hidden("embedding");
+    }
+    rope();
+    for (std::int64_t layer = 0; layer < layers(); ++layer) {
+      const auto stage = program_.context().stage("layer", layer);
+      graphs_.emplace_back(shared_);
+      input(layer) = std::move(x);
+      x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph
+                                             : EagerLayer::Mode::with_graph);
+      if (!checkpoints() && !graph(layer).saves_input()) drop(input(layer));
+    }
+    const auto stage = program_.context().stage("norm");
+    Tensor hidden = final_norm.forward(true);
+    if (shared_.options.dtype == DType::f32) last_output_ = std::move(x);  // the norm saves it
+    return hidden;
+  }
+
+  void backward() {
+    for (std::int64_t layer = layers() - 1; layer >= 0; --layer) {
+      const auto stage = program_.context().stage("layer", layer);
+      if (checkpoints()) {
+        const auto again = program_.context().stage("again");
+        (void)graph(layer).forward(EagerLayer::Mode::again);
+      }
+      graph(layer).backward();
+      drop(input(layer));
+    }
+    drop(cos_, sin_);
+  }
+
+  void embedding_backward(Tensor output_gradient) {
+    const auto stage = program_.context().stage("embedding");
+    const std::int64_t tokens = shared_.tokens();
+    const ModelConfig& config = shared_.config;
+    Tensor gradient = program_.make("embedding gradient", Category::gradients, shared_.options.dtype,
+                                    {config.vocab, config.hidden});
+    {
+      // Tokens are sorted; runs of ten are summed in f32 before the runs of one word are.
+      const std::int64_t segments = tokens / 10 + std::min(tokens, config.vocab);
+      const Tensor partial = program_.make("partial sums of the embedding", Category::workspace, DType::f32,
+                                           {segments, config.hidden});
+    }
+    // Tied, both gradients are one parameter's: the second is added to the first.
+    if (!config.tied_embeddings) gradients_.push_back(std::move(gradient));
+    gradients_.push_back(std::move(output_gradient));
+  }
+
+  EagerProgram& program_;
+  std::vector<Tensor> gradients_;
+  EagerStepShared shared_;
+  ParameterTable table_;
+  std::vector<Tensor> parameters_, moments_;
+  Tensor token_ids_, labels_, cos_, sin_;
+  std::vector<Tensor> inputs_;  // [layers]
+  std::vector<EagerLayer> graphs_;
+  Tensor last_output_;
+};
+
+}  // namespace
+
+Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const EagerOptions& options,
+                      const DeviceDescription& device) {
+  validate(config);
+  check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
+        sizes.seq);
+  check(options.loss_chunk >= 1, "the loss takes {} tokens at a time; at least 1 is accepted",
+        options.loss_chunk);
+  Context context(device);
+  context.phase("pytorch", [&] {
+    EagerProgram program(context);
+    EagerStep step(program, config, sizes, options);
+    step.load();
+    step.run();
+    if (!options.adamw) return;
+    step.update();
+    const auto stage = context.stage("second step");
+    step.run();
+    step.update();
+  });
+  return std::move(context).take_ledger();
+}
+
+}  // namespace headroom
