@@ -14,6 +14,7 @@
 #include "headroom/device.h"
 #include "headroom/plan.h"
 #include "headroom/report.h"
+#include "plan_eager.h"
 #include "rates.h"
 
 namespace headroom {
@@ -33,6 +34,11 @@ struct Options {
   std::optional<std::int64_t> loss_chunk;
   std::optional<std::int64_t> mlp_tile;
   std::optional<std::int64_t> accumulation;
+  std::string runtime = "headroom";
+  std::string torch_attention = "sdpa";
+  std::string torch_loss = "recompute";
+  bool no_checkpointing = false;
+  std::optional<std::string> program;
   bool compare = false;
   bool json = false;
 };
@@ -267,9 +273,42 @@ void print(const Options& options, const PlanRequest& request, const Answer& ans
        largest_categories(answer.plan.layout.rehearsal.usage(Space::device).at_peak), way);
 }
 
+EagerOptions eager_options(const Options& options, const PlanRequest& request) {
+  EagerOptions eager;
+  eager.attention = options.torch_attention == "naive" ? EagerAttention::naive : EagerAttention::sdpa;
+  eager.loss = options.torch_loss == "full"       ? EagerLoss::full
+               : options.torch_loss == "chunked"  ? EagerLoss::chunked
+               : options.torch_loss == "compiled" ? EagerLoss::chunked_compiled
+                                                  : EagerLoss::chunked_recompute;
+  eager.loss_chunk = options.loss_chunk.value_or(eager.loss_chunk);
+  eager.checkpoint_layers = !options.no_checkpointing;
+  eager.adamw = options.optimizer == "adamw";
+  eager.dtype = request.problem.compute_dtype;
+  return eager;
+}
+
 void plan(const Options& options, std::ostream& out, int& exit_code) {
   const PlannedDevice device = find_planned_device(options);
+  const auto say_whether = [&](bool fits) {
+    if (!fits) exit_code = static_cast<int>(ErrorKind::memory);
+  };
+  if (options.program) {
+    const RingSoftmax ring{.batch = options.batch, .seq_q = options.context, .seq_k = options.context};
+    return say_whether(plan_ring_softmax({.ring = ring,
+                                          .device = device.description,
+                                          .budget_bytes = device.budget_bytes,
+                                          .json = options.json},
+                                         out));
+  }
+  check(!options.model.empty(), "--model is required; a built-in name or a Hugging Face folder");
   const PlanRequest request = make_request(options, device);
+  if (options.runtime == "pytorch") {
+    return say_whether(plan_eager({.model = options.model,
+                                   .request = request,
+                                   .options = eager_options(options, request),
+                                   .json = options.json},
+                                  out));
+  }
   CostModel costs(device.description, request.problem.compute_dtype);
   Answer answer;
   answer.rates = device.rates;
@@ -298,8 +337,7 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<Options>();
   const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
   app.add_option("--model", options->model,
-                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b, or a Hugging Face folder")
-      ->required();
+                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b, or a Hugging Face folder");
   app.add_option("--context", options->context, "Tokens of a sequence")
       ->required()
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{std::numeric_limits<std::int32_t>::max()}));
@@ -323,12 +361,29 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
   app.add_option("--mlp-tile", options->mlp_tile, "Pins the tokens of a tile of the MLP")->check(positive);
   app.add_option("--accumulation", options->accumulation, "Pins the micro-steps that share a batch")
       ->check(positive);
+  app.add_option("--runtime", options->runtime, "headroom, or pytorch: the same model in eager PyTorch")
+      ->check(CLI::IsMember({"headroom", "pytorch"}))
+      ->capture_default_str();
+  app.add_option("--torch-attention", options->torch_attention, "With pytorch: sdpa, or naive: scores held")
+      ->check(CLI::IsMember({"sdpa", "naive"}))
+      ->capture_default_str();
+  app.add_option("--torch-loss", options->torch_loss,
+                 "With pytorch: full logits, chunked, recompute (chunks made again), compiled")
+      ->check(CLI::IsMember({"full", "chunked", "recompute", "compiled"}))
+      ->capture_default_str();
+  app.add_flag("--no-checkpointing", options->no_checkpointing,
+               "With pytorch: layers keep their activations");
+  app.add_option("--program", options->program,
+                 "Instead of a model: ring-softmax, a ring-attention rank's chunk function of --context keys")
+      ->check(CLI::IsMember({"ring-softmax"}));
   app.add_flag("--compare", options->compare, "The naive way and full recomputation beside the chosen one");
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer(
       "Examples:\n"
       "  headroom plan --model qwen3-4b --context 131072 --device h200\n"
       "  headroom plan --model qwen3-0.6b --context 32768 --budget 16GiB --compare\n"
+      "  headroom plan --model qwen3-4b --context 131072 --device h200 --runtime pytorch --optimizer none\n"
+      "  headroom plan --program ring-softmax --context 8192 --device gtx-1080 --budget 2793MiB\n"
       "Needs neither the device nor weights. Exit code 3: nothing fits.");
   app.callback([options, &out, &exit_code] { plan(*options, out, exit_code); });
 }
