@@ -1,6 +1,6 @@
 # Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
 .DEFAULT_GOAL := build
-.PHONY: setup setup-checks build run test check check-ci parity format bench clean
+.PHONY: setup setup-checks setup-browser build run test check check-ci parity format bench clean
 .NOTPARALLEL:
 
 build: setup
@@ -28,8 +28,8 @@ check-ci: setup-checks
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
 	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
 
-# Everything, however slow: every test under every sanitizer, the fuzzers, every CUDA instance.
-check: test check-ci
+# Everything, however slow: every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
+check: setup-browser test check-ci
 	@ctest --preset dev
 	@cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
 	@cmake --preset fuzz && cmake --build --preset fuzz && scripts/run_fuzzers.sh build/fuzz 60
@@ -57,6 +57,9 @@ setup:
 
 setup-checks:
 	@scripts/setup.sh checks
+
+setup-browser:
+	@scripts/setup.sh browser
 
 clean:
 	@rm -rf build
