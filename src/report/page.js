@@ -77,7 +77,8 @@
   };
   // The part of a value axis that is shown; levels belong to it unless they would flatten the rest.
   const extent = (axis, values, levels) => {
-    const near = levels.map((level) => level.value).filter((value) => value <= 3 * Math.max(...values));
+    const most = (axis.logarithmic ? 1000 : 3) * Math.max(...values);
+    const near = levels.map((level) => level.value).filter((value) => value <= most && (value > 0 || !axis.logarithmic));
     const all = values.concat(near);
     let low = Math.min(...all);
     let high = Math.max(...all);

@@ -67,18 +67,35 @@ std::string as_asked(const Table& table, const BenchOptions& options) {
   return options.csv ? table.csv() : options.markdown ? table.markdown() : table.text();
 }
 
+namespace {
+
+// Takes from every series' name the words at its end that all share: they are said once, above.
+std::string take_common_words(std::vector<BenchPoint>& points) {
+  std::string common = points[0].series.substr(std::min(points[0].series.find(' '), points[0].series.size()));
+  for (const BenchPoint& point : points) {
+    while (!point.series.ends_with(common)) common.erase(0, std::min(common.find(' ', 1), common.size()));
+  }
+  for (BenchPoint& point : points) point.series.resize(point.series.size() - common.size());
+  return common.empty() ? common : common.substr(1) + " \u00b7 ";
+}
+
+}  // namespace
+
 void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
-                      std::int64_t budget_bytes, const std::vector<BenchPoint>& points, const Table& table) {
-  if (!options.html) return;
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table) {
+  if (!options.html || points.empty()) return;
+  const std::string common = take_common_words(points);
   const Axis sizes{.label = size_label, .unit = Unit::tokens, .logarithmic = true};
-  LineChart time{.title = fmt::format("Time over {}", size_label),
-                 .x = sizes,
-                 .y = {.label = "median of a run", .unit = Unit::milliseconds, .logarithmic = true}};
-  LineChart memory{.title = fmt::format("Memory over {}", size_label),
-                   .x = sizes,
-                   .y = {.label = "reserved", .unit = Unit::bytes, .logarithmic = true},
-                   .levels = {{"budget", static_cast<double>(budget_bytes)}},
-                   .note = "Known before anything runs; what is over the budget is refused."};
+  LineChart time;
+  time.title = fmt::format("Time over {}", size_label);
+  time.x = sizes;
+  time.y = {.label = "median of a run", .unit = Unit::milliseconds, .logarithmic = true};
+  LineChart memory;
+  memory.title = fmt::format("Memory over {}", size_label);
+  memory.x = sizes;
+  memory.y = {.label = "reserved", .unit = Unit::bytes, .logarithmic = true};
+  memory.levels = {{"budget", static_cast<double>(budget_bytes)}};
+  memory.note = "Known before anything runs; what is over the budget is refused.";
   const auto add = [](LineChart& chart, const BenchPoint& point, double y) {
     auto found = std::ranges::find(chart.series, point.series, &LineChart::Series::name);
     if (found == chart.series.end()) found = chart.series.insert(found, {.name = point.series});
@@ -94,11 +111,12 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
     }
   }
   const DeviceDescription device = describe_cpu();
-  write_html(*options.html, {.title = title,
-                             .subtitle = fmt::format("{}, {} cores with {} \u00b7 commit {}", device.name,
-                                                     device.cores, name(device.simd), HEADROOM_COMMIT),
-                             .sections = {std::move(time), std::move(memory),
-                                          TableSection{.title = "Every case", .table = table}}});
+  write_html(*options.html,
+             {.title = title,
+              .subtitle = fmt::format("{}{}, {} cores with {} \u00b7 commit {}", common, device.name,
+                                      device.cores, name(device.simd), HEADROOM_COMMIT),
+              .sections = {std::move(time), std::move(memory),
+                           TableSection{.title = "Every case", .table = table}}});
 }
 
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream) {

@@ -60,7 +60,7 @@ struct BenchPoint {
 };
 // Where a page was asked for: time and memory over the size, then the table.
 void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
-                      std::int64_t budget_bytes, const std::vector<BenchPoint>& points, const Table& table);
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table);
 
 // elements <- spread * (nearly) standard normal numbers of the seed; dense.
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);

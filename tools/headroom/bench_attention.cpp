@@ -515,7 +515,7 @@ void run(const Options& options, std::ostream& out) {
          rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
-  write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, points, table);
+  write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, std::move(points), table);
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(backend.description(), peak);
     for (const Row& row : rows) json["rows"].push_back(to_json(row));
