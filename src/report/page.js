@@ -72,7 +72,7 @@
       return found;
     }
     const by = step(axis.unit, high - low, wanted);
-    for (let i = Math.ceil(low / by - 1e-9); i * by <= high * (1 + 1e-9); ++i) found.push(i * by);
+    for (let i = Math.ceil(low / by - 1e-9); i * by <= high * (1 + 1e-9); ++i) found.push(i * by + 0);  // never -0
     return found;
   };
   // The part of a value axis that is shown; levels belong to it unless they would flatten the rest.
@@ -106,11 +106,11 @@
       const width = Math.max(280, plot.clientWidth || 680);
       const bands = spec.bands || [];
       const bandHeight = 19;
-      const height = (width < 560 ? 236 : 300) + bands.length * bandHeight;
+      const height = (width < 560 ? 246 : 310) + bands.length * bandHeight;
       const yTicks = ticks(spec.y, ...spec.yRange, 5);
       const yNames = yTicks.map(short[spec.y.unit]);
       const left = 14 + 6.7 * Math.max(...yNames.map((name) => name.length));
-      frame = { left, right: width - 10, top: 26, bottom: height - 30 - bands.length * bandHeight, width, height };
+      frame = { left, right: width - 10, top: 26, bottom: height - 44 - bands.length * bandHeight, width, height };
       X = scale(spec.x, ...spec.xRange, frame.left, frame.right);
       Y = scale(spec.y, ...spec.yRange, frame.bottom, frame.top);
       const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
@@ -126,16 +126,15 @@
       bands.forEach((band, row) => drawBand(root, band, frame.bottom + 5 + row * bandHeight, bandHeight));
       const axisLine = frame.bottom + bands.length * bandHeight + 20;
       let taken = -Infinity;
-      const labelStart = frame.right - 6.6 * spec.x.label.length - 12;
       for (const tick of spec.xTicks || ticks(spec.x, ...spec.xRange, width < 560 ? 4 : 8)) {
         const name = short[spec.x.unit](tick);
         const half = 3.6 * name.length;
         const at = Math.min(Math.max(X(tick), frame.left), frame.right - half);
-        if (at - half < taken || at + half > labelStart) continue;
+        if (at - half < taken) continue;
         taken = at + half + 10;
         root.append(svg("text", { x: at, y: axisLine, "text-anchor": "middle" }, name));
       }
-      root.append(svg("text", { x: frame.right, y: axisLine, "text-anchor": "end" }, spec.x.label));
+      root.append(svg("text", { x: frame.right, y: axisLine + 17, "text-anchor": "end" }, spec.x.label));
       for (const level of spec.levels) drawLevel(root, level);
       cursor = svg("g");
       root.append(cursor);
@@ -230,7 +229,9 @@
 
   const kinds = {};
 
-  kinds.figures = (section) => el("section", { class: "figure-card" }, el("dl", { class: "card figures" },
+  kinds.figures = (section) => el("section", { class: "figure-card" }, el("dl",
+    // One row, or two of nearly the same length.
+    { class: "card figures", style: `--columns: ${Math.ceil(section.figures.length / (section.figures.length > 5 ? 2 : 1))}` },
     ...section.figures.map((figure) => el("div", {}, el("dt", {}, figure.label),
       cellText(figure.value, "dd", { class: "value" }), figure.note ? el("dd", { class: "note" }, figure.note) : undefined))));
 
@@ -238,7 +239,7 @@
     const [header, ...rows] = section.rows;
     const right = header.map((_, i) => i > 0 && rows.every((row) => !row[i] || numeric(row[i].text)));
     const side = (i) => (right[i] ? "number" : undefined);
-    return el("section", { class: "card" }, el("h2", {}, section.title), scrolled(section.title, el("table", {},
+    return el("section", { class: "card" }, el("h2", {}, section.title), scrolled(section.title, el("table", { class: "whole" },
       el("thead", {}, el("tr", {}, ...header.map((cell, i) => el("th", { scope: "col", class: side(i) }, cell.text)))),
       el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell, i) => cellText(cell, "td", { class: side(i) }))))))),
       section.note ? el("p", { class: "note" }, section.note) : undefined);
@@ -279,16 +280,32 @@
     const bands = [1, 2].map((depth) => stages.filter((stage) => stage.depth === depth)).filter((band) => band.length);
     const draw = (layer, X, Y, frame) => {
       const fixed = (n) => n.toFixed(1);
-      const x = section.number.map((number) => fixed(X(number))).concat(fixed(X(section.moment_count)));
-      let below = new Array(moments).fill(0);
+      // Where several moments share a pixel and a half, the highest stands for them: a spike stays visible.
+      const steps = [];
+      section.number.forEach((number, i) => {
+        const column = Math.floor(X(number) / 1.5);
+        const last = steps[steps.length - 1];
+        if (!last || last.column !== column) steps.push({ column, i, x: fixed(X(number)) });
+        else if (totals[i] > totals[last.i]) last.i = i;
+      });
+      const x = steps.map((one) => one.x).concat(fixed(X(section.moment_count)));
+      let below = steps.map(() => 0);
       section.categories.forEach((name, c) => {
-        const above = below.map((base, i) => base + section.live[c][i]);
+        const above = below.map((base, k) => base + section.live[c][steps[k].i]);
         let path = `M${x[0]},${fixed(Y(above[0]))}`;
-        for (let i = 0; i < moments; ++i) path += `V${fixed(Y(above[i]))}H${x[i + 1]}`;
-        for (let i = moments - 1; i >= 0; --i) path += `V${fixed(Y(below[i]))}H${x[i]}`;
-        layer.append(svg("path", { class: moments < 400 ? "area" : "", style: `fill: var(--${name})`, d: path + "Z" }));
+        for (let k = 0; k < steps.length; ++k) path += `V${fixed(Y(above[k]))}H${x[k + 1]}`;
+        for (let k = steps.length - 1; k >= 0; --k) path += `V${fixed(Y(below[k]))}H${x[k]}`;
+        layer.append(svg("path", { class: steps.length < 300 ? "area" : "", style: `fill: var(--${name})`, d: path + "Z" }));
         below = above;
       });
+      // The peak itself is three pixels wide, however short it was.
+      let floor = 0;
+      for (const [c, name] of X(1) - X(0) < 3 ? section.categories.entries() : []) {
+        const roof = floor + section.live[c][peak];
+        layer.append(svg("rect", { style: `fill: var(--${name})`, x: X(section.number[peak]), y: Y(roof), width: 3,
+                                   height: Y(floor) - Y(roof) }));
+        floor = roof;
+      }
       for (const stage of bands[0] || []) {
         layer.append(svg("line", { class: "boundary", x1: X(stage.begin), x2: X(stage.begin), y1: frame.top, y2: frame.bottom }));
       }
@@ -317,35 +334,65 @@
       thinned, table), blocksAtPeak(section, totals[peak]), made.draw];
   };
 
-  const blocksAtPeak = (section, total) => {
-    const text = (id) => section.texts[id];
-    const first = 12;
-    const largest = section.blocks.length ? section.blocks[0][3] : 1;
-    const rows = section.blocks.map(([name, category, place, size], i) => el("tr", { class: i < first ? undefined : "more" },
-      el("td", {}, text(name)),
-      el("td", {}, el("span", { class: "swatch", style: colored(text(category)) }), text(category)),
-      el("td", { class: "path place" }, text(place)),
-      el("td", { class: "bar" }, el("i", { style: `${colored(text(category))}; width: ${((100 * size) / largest).toFixed(2)}%` })),
-      sized(size, "td", { class: "number" })));
-    if (section.other_blocks > 0) {
-      rows.push(el("tr", { class: "more" }, el("td", { class: "quiet" }, `${count(section.other_blocks)} smaller ones`),
-        el("td"), el("td", { class: "place" }), el("td", { class: "bar" }), sized(section.other_bytes, "td", { class: "number" })));
+  // Blocks of one name and category as one row; those of several layers say which.
+  const grouped = (blocks) => {
+    const groups = new Map();
+    for (const block of blocks) {
+      const key = `${block.name}\n${block.category}`;
+      if (!groups.has(key)) groups.set(key, { ...block, size: 0, places: [] });
+      const group = groups.get(key);
+      group.size += block.size;
+      group.places.push(block.place);
     }
-    const table = el("table", { class: rows.length > first ? "blocks short" : "blocks" },
+    const place = (places) => {
+      const kinds = [...new Set(places.map((path) => path.replace(/ \d+/, " \0")))];
+      const numbers = places.map((path) => Number((path.match(/ (\d+)/) || [0, 0])[1]));
+      const layers = [Math.min(...numbers), Math.max(...numbers)];
+      const first = kinds[0].replace("\0", layers[0] === layers[1] ? layers[0] : layers.join("\u2013"));
+      return kinds.length === 1 ? first : `${first} and ${kinds.length - 1} more`;
+    };
+    return [...groups.values()].sort((a, b) => b.size - a.size).map((group) =>
+      ({ ...group, place: place(group.places), times: group.places.length }));
+  };
+
+  const blocksAtPeak = (section, total) => {
+    const blocks = section.blocks.map(([name, category, place, size]) =>
+      ({ name: section.texts[name], category: section.texts[category], place: section.texts[place], size, times: 1 }));
+    const rows = (list, others, otherBytes, kind) => {
+      const largest = Math.max(1, ...list.map((block) => block.size));
+      const made = list.map((block) => el("tr", {},
+        el("td", {}, block.name, block.times > 1 ? el("span", { class: "quiet" }, `\u00a0\u00d7\u00a0${count(block.times)}`) : ""),
+        el("td", { class: "category" }, el("span", { class: "swatch", style: colored(block.category) }), block.category),
+        el("td", { class: "path place" }, block.place),
+        el("td", { class: "bar" }, el("i", { style: `${colored(block.category)}; width: ${((100 * block.size) / largest).toFixed(2)}%` })),
+        sized(block.size, "td", { class: "number" })));
+      if (others > 0) {
+        made.push(el("tr", { class: "others" }, el("td", { class: "quiet" }, `${count(others)} smaller`),
+          el("td"), el("td", { class: "place" }), el("td", { class: "bar" }), sized(otherBytes, "td", { class: "number" })));
+      }
+      return el("tbody", { class: kind }, ...made);
+    };
+    const most = 12;
+    const groups = grouped(blocks);
+    const rest = groups.splice(most);
+    const folded = groups.length < blocks.length;
+    const sum = (list, key) => list.reduce((before, block) => before + block[key], 0);
+    const table = el("table", { class: folded ? "blocks folded" : "blocks" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "allocation"), el("th", { scope: "col" }, "category"),
-        el("th", { scope: "col", class: "place" }, "allocated in"), el("th", { class: "bar" }),
+        el("th", { scope: "col", class: "place" }, "allocated in"), el("td", { class: "bar" }),
         el("th", { scope: "col", class: "number" }, "size"))),
-      el("tbody", {}, ...rows));
-    const all = section.blocks.length + section.other_blocks;
+      rows(blocks, section.other_blocks, section.other_bytes, "each"),
+      folded ? rows(groups, sum(rest, "times") + section.other_blocks, sum(rest, "size") + section.other_bytes, "groups") : undefined);
+    const all = `${count(section.blocks.length + section.other_blocks)} allocations`;
     const parts = [el("h2", {}, `Alive at the peak of ${section.title.replace(/^Memory of /, "")}`),
-      el("p", { class: "note", style: "margin: -8px 0 12px" }, `${count(all)} allocations, `, sized(total), ", largest first"),
+      el("p", { class: "note above" }, `${all}, `, sized(total), folded ? ", by name" : "", ", largest first"),
       scrolled("Allocations alive at the peak", table)];
-    if (rows.length > first) {
-      const button = el("button", { type: "button", "aria-expanded": "false" }, `Show all ${count(all)}`);
+    if (folded) {
+      const button = el("button", { type: "button", "aria-expanded": "false" }, `Show all ${all}`);
       button.addEventListener("click", () => {
-        const hidden = table.classList.toggle("short");
+        const hidden = table.classList.toggle("folded");
         button.setAttribute("aria-expanded", String(!hidden));
-        button.textContent = hidden ? `Show all ${count(all)}` : "Show the largest";
+        button.textContent = hidden ? `Show all ${all}` : "Show them by name";
       });
       parts.push(button);
     }

@@ -123,10 +123,12 @@ def check_timeline(browser, index, order, section):
     browser.move(1, 1)
     check(chart.total() == totals[peak], "the chart does not return to its peak")
 
-    blocks = browser.ask(f"(() => {{ const rows = [...document.querySelectorAll('table.blocks')][{order}]"
-                         ".querySelectorAll('tbody tr td.number'); return [...rows].map((cell) => Number(cell.dataset.bytes)); })()")
-    check(sum(blocks) == totals[peak], "blocks at the peak add up to", sum(blocks), "not", totals[peak])
-    check(blocks == sorted(blocks, reverse=True), "blocks at the peak are not sorted")
+    table = f"document.querySelectorAll('table.blocks')[{order}]"
+    for kind in browser.ask(f"[...{table}.tBodies].map((rows) => rows.className)"):
+        blocks = browser.ask(f"[...{table}.querySelectorAll('tbody.{kind} td.number')].map((cell) => Number(cell.dataset.bytes))")
+        check(sum(blocks) == totals[peak], "blocks at the peak,", kind, "add up to", sum(blocks), "not", totals[peak])
+        listed = browser.ask(f"{table}.querySelectorAll('tbody.{kind} tr:not(.others)').length")
+        check(blocks[:listed] == sorted(blocks[:listed], reverse=True), "blocks at the peak,", kind, "are not sorted")
 
 
 def check_lines(browser, index, section):

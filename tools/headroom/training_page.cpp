@@ -20,15 +20,16 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
                                                     static_cast<double>(plan.budget_bytes))},
       {"scores and logits held", bytes_cell(plan.naive_bytes), "what the same step would take"},
       {"tokens a batch", format_count(sizes.batch * sizes.seq),
-       fmt::format("{} of {}", format_count(sizes.batch), format_count(sizes.seq))}};
+       fmt::format("{} {} of {}", format_count(sizes.batch), sizes.batch == 1 ? "sequence" : "sequences",
+                   format_count(sizes.seq))}};
   if (!result) return figures;
   figures.figures.push_back({"live peak", bytes_cell(result->live_peak_bytes), "as the run measured itself"});
   figures.figures.push_back({"loss", fmt::format("{:.4f}", result->last_loss),
                              fmt::format("from {:.4f}, after step {}{}", result->first_loss,
                                          result->last_step, result->interrupted ? ", stopped" : "")});
   if (result->held_out_loss) {
-    figures.figures.push_back({"held-out loss", fmt::format("{:.4f}", *result->held_out_loss),
-                               "on samples that were not trained on"});
+    figures.figures.push_back(
+        {"held-out loss", fmt::format("{:.4f}", *result->held_out_loss), "on samples never trained on"});
   }
   return figures;
 }
