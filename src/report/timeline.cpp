@@ -30,19 +30,17 @@ std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger:
     std::int64_t end = 0;
   };
   std::vector<Visit> visits;
-  std::vector<std::optional<std::size_t>> open;  // visits, where they are shown
-  std::int64_t moment = 1;                       // the next one
+  std::vector<std::size_t> open;  // visits, outermost first; none for deeper stages
+  std::size_t depth = 0;
+  std::int64_t moment = 1;  // the next one
   for (const Event& event : phase.events) {
     if (moves(event, space)) ++moment;
-    if (event.kind == EventKind::stage_begin) {
-      open.emplace_back();
-      if (open.size() <= kDepths) {
-        open.back() = visits.size();
-        visits.push_back({event.stage, std::ssize(open), moment, moment});
-      }
+    if (event.kind == EventKind::stage_begin && ++depth <= kDepths) {
+      open.push_back(visits.size());
+      visits.push_back({event.stage, static_cast<std::int64_t>(depth), moment, moment});
     }
-    if (event.kind == EventKind::stage_end && !open.empty()) {
-      if (open.back()) visits[*open.back()].end = moment;
+    if (event.kind == EventKind::stage_end && depth-- <= kDepths) {
+      visits[open.back()].end = moment;
       open.pop_back();
     }
   }
@@ -61,7 +59,7 @@ std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger:
 
 MemoryTimeline memory_timeline(const Ledger& ledger, std::string_view phase_name, Space space) {
   const std::optional<std::size_t> found = ledger.find_phase(phase_name);
-  check(found.has_value(), "the ledger has no phase '{}'", phase_name);
+  if (!found) fail(ErrorKind::input, "the ledger has no phase '{}'", phase_name);
   const Ledger::Phase& phase = ledger.phases()[*found];
   const CategoryBytes& before = phase.live_before[static_cast<std::size_t>(space)];
 
