@@ -45,8 +45,8 @@ std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger:
     }
   }
   std::erase_if(visits, [](const Visit& visit) { return visit.begin == visit.end; });
-  for (auto depth = static_cast<std::int64_t>(kDepths); visits.size() > kMostStages; --depth) {
-    std::erase_if(visits, [&](const Visit& visit) { return visit.depth == depth; });
+  for (auto deepest = static_cast<std::int64_t>(kDepths); visits.size() > kMostStages; --deepest) {
+    std::erase_if(visits, [&](const Visit& visit) { return visit.depth == deepest; });
   }
   std::vector<MemoryTimeline::Stage> stages;
   for (const Visit& visit : visits) {
