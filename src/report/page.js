@@ -69,7 +69,8 @@
       const last = Math.floor(log(high) + 1e-9);
       const stride = Math.max(1, Math.ceil((last - first + 1) / wanted));
       for (let power = first; power <= last; power += stride) found.push(base ** power);
-      return found;
+      if (found.length > 1) return found;
+      found.length = 0;  // too narrow for powers: even steps
     }
     const by = step(axis.unit, high - low, wanted);
     for (let i = Math.ceil(low / by - 1e-9); i * by <= high * (1 + 1e-9); ++i) found.push(i * by + 0);  // never -0
@@ -109,7 +110,7 @@
       const height = (width < 560 ? 246 : 310) + bands.length * bandHeight;
       const yTicks = ticks(spec.y, ...spec.yRange, 5);
       const yNames = yTicks.map(short[spec.y.unit]);
-      const left = 14 + 6.7 * Math.max(...yNames.map((name) => name.length));
+      const left = 14 + 6.7 * Math.max(0, ...yNames.map((name) => name.length));
       frame = { left, right: width - 10, top: 26, bottom: height - 44 - bands.length * bandHeight, width, height };
       X = scale(spec.x, ...spec.xRange, frame.left, frame.right);
       Y = scale(spec.y, ...spec.yRange, frame.bottom, frame.top);
