@@ -313,14 +313,16 @@ void run(const Options& options, std::ostream& out) {
   std::vector<BenchPoint> points;
   for (const Row& row : rows) {
     const LossProblem& p = row.c.problem;
-    points.push_back(
-        {fmt::format("{} {} hidden {} vocab {}", row.c.implementation, name(p.dtype), p.hidden, p.vocab),
-         p.tokens, row.status == "ok" ? std::optional(row.milliseconds) : std::nullopt, row.peak_bytes});
     const auto cell = [&](const std::string& text) { return row.status == "ok" ? text : std::string("-"); };
     const auto size = [](std::int64_t count) { return count == 0 ? "-" : std::to_string(count); };
+    const std::string chunk = fmt::format("{} x {}", size(p.chunk_tokens), size(p.chunk_vocab));
+    points.push_back({fmt::format("{}{} {} hidden {} vocab {}", row.c.implementation,
+                                  chunk == "- x -" ? "" : fmt::format(" chunk {}", chunk), name(p.dtype),
+                                  p.hidden, p.vocab),
+                      p.tokens, row.status == "ok" ? std::optional(row.milliseconds) : std::nullopt,
+                      row.peak_bytes});
     table.add({row.c.implementation, std::string(name(p.dtype)), std::to_string(p.tokens),
-               std::to_string(p.hidden), std::to_string(p.vocab),
-               fmt::format("{} x {}", size(p.chunk_tokens), size(p.chunk_vocab)),
+               std::to_string(p.hidden), std::to_string(p.vocab), chunk,
                cell(fmt::format("{:.3f}", row.milliseconds)), bytes_cell(row.peak_bytes),
                bytes_cell(row.added_bytes), cell(fmt::format("{:.1e}", row.error)),
                cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", row.gflops, 100 * row.of_peak)),
