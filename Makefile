@@ -1,6 +1,6 @@
 # Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
 .DEFAULT_GOAL := build
-.PHONY: setup setup-checks build run test check check-ci parity format bench clean
+.PHONY: setup setup-checks setup-browser build run test check check-ci parity format bench clean
 .NOTPARALLEL:
 
 build: setup
@@ -16,11 +16,12 @@ run: build
 test: build
 	@ctest --preset release
 
-# What CI runs after `make test`: style, room rule, sanitized short tests, warnings as errors, CUDA where nvcc is, the
-# fuzzers of what reads files.
-check-ci: setup-checks
+# What CI runs after `make test`: style, room rule, pages in Chromium, sanitized short tests, warnings as errors, CUDA where
+# nvcc is, the fuzzers of what reads files.
+check-ci: setup-checks setup-browser
 	@scripts/check_format.sh
 	@scripts/check_rooms.sh
+	@ctest --preset release -L browser
 	@cmake --preset dev && cmake --build --preset dev && ctest --preset dev-short
 	@scripts/check_tidy.sh build/dev
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset ci && cmake --build --preset ci; \
@@ -28,7 +29,7 @@ check-ci: setup-checks
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
 	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
 
-# Everything, however slow: every test under every sanitizer, the fuzzers, every CUDA instance.
+# Everything, however slow: every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
 check: test check-ci
 	@ctest --preset dev
 	@cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
@@ -57,6 +58,9 @@ setup:
 
 setup-checks:
 	@scripts/setup.sh checks
+
+setup-browser:
+	@scripts/setup.sh browser
 
 clean:
 	@rm -rf build

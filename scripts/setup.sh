@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a target needs and that are missing. Usage: setup.sh build|checks
+# Installs the Debian packages that a target needs and that are missing. Usage: setup.sh build|checks|browser
 # With everything in place it does nothing and needs no privileges and no network.
 set -eu
 
 build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev)
 checks=("${build[@]}" clang-format-16 clang-16 clang-tidy-16 libclang-rt-16-dev)  # 14 has no std::source_location
+browser=(chromium python3)  # apart, because it is large: the browser test skips without it
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;
   checks) wanted=("${checks[@]}") ;;
-  *) echo "setup: '${1:-}' is not a set of packages; use build or checks" >&2; exit 2 ;;
+  browser) wanted=("${browser[@]}") ;;
+  *) echo "setup: '${1:-}' is not a set of packages; use build, checks or browser" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

@@ -54,12 +54,14 @@ std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space) {
   return rows;
 }
 
-std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space) {
+std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space,
+                                      std::optional<std::string_view> only) {
   // First find the moment, then collect what is alive then.
   std::size_t peak_phase = 0;
   std::int64_t peak_events = 0;
   std::int64_t peak_bytes = -1;
   for (std::size_t p = 0; p < ledger.phases().size(); ++p) {
+    if (only && ledger.text(ledger.phases()[p].name) != *only) continue;
     std::int64_t events = 0;
     replay(ledger.phases()[p], space, [&](const Event* event, const CategoryBytes& live) {
       events += event != nullptr;

@@ -41,6 +41,25 @@ class Train : public testing::Test {
   fs::path folder_;
 };
 
+TEST_F(Train, WritesAPageToLookAt) {
+  const CliResult result =
+      train("run", {"--steps", "2", "--budget", "64MiB", "--html", path("page.html"), "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  const std::string page = read(folder_ / "page.html");
+  EXPECT_THAT(page, HasSubstr("Training demo at 256 tokens"));
+  EXPECT_THAT(page, HasSubstr(fmt::format("\"bytes\":{}", json["live_peak_bytes"].get<std::int64_t>())));
+  EXPECT_THAT(page, HasSubstr(fmt::format("{:.4f}", json["last_loss"].get<double>())));
+  EXPECT_THAT(page, HasSubstr("Memory of micro-step"));
+}
+
+TEST_F(Train, RefusesAPageInNoFolderBeforeItTrains) {
+  const CliResult result = train("run", {"--steps", "2", "--html", path("no/page.html")});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("there is no folder"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
 TEST_F(Train, PlansTrainsAndLeavesAModel) {
   const CliResult result = train("run", {"--steps", "3", "--budget", "64MiB"});
   ASSERT_EQ(result.code, 0) << result.err;

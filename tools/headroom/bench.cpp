@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli.h"
 #include "commit.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/elements.h"
@@ -29,6 +30,7 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
   CLI::Option* json = app.add_flag("--json", options.json, "For machines; keys in docs/cli.md");
   CLI::Option* csv = app.add_flag("--csv", options.csv, "Comma-separated")->excludes(json);
   app.add_flag("--markdown", options.markdown, "A Markdown table")->excludes(json)->excludes(csv);
+  add_html_option(app, options.html);
 }
 
 void add_list(CLI::App& app, const std::string& name, std::vector<std::int64_t>& values,
@@ -63,6 +65,58 @@ nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak
 
 std::string as_asked(const Table& table, const BenchOptions& options) {
   return options.csv ? table.csv() : options.markdown ? table.markdown() : table.text();
+}
+
+namespace {
+
+// Takes from every series' name the words at its end that all share: they are said once, above.
+std::string take_common_words(std::vector<BenchPoint>& points) {
+  std::string common = points[0].series.substr(std::min(points[0].series.find(' '), points[0].series.size()));
+  for (const BenchPoint& point : points) {
+    while (!point.series.ends_with(common)) common.erase(0, std::min(common.find(' ', 1), common.size()));
+  }
+  for (BenchPoint& point : points) point.series.resize(point.series.size() - common.size());
+  return common.empty() ? common : common.substr(1) + " \u00b7 ";
+}
+
+}  // namespace
+
+void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table) {
+  if (!options.html || points.empty()) return;
+  const std::string common = take_common_words(points);
+  const Axis sizes{.label = size_label, .unit = Unit::tokens, .logarithmic = true};
+  LineChart time;
+  time.title = fmt::format("Time over {}", size_label);
+  time.x = sizes;
+  time.y = {.label = "median of a run", .unit = Unit::milliseconds, .logarithmic = true};
+  LineChart memory;
+  memory.title = fmt::format("Memory over {}", size_label);
+  memory.x = sizes;
+  memory.y = {.label = "reserved", .unit = Unit::bytes, .logarithmic = true};
+  memory.levels = {{"budget", static_cast<double>(budget_bytes)}};
+  memory.note = "Known before anything runs; what is over the budget is refused.";
+  const auto add = [](LineChart& chart, const BenchPoint& point, double y) {
+    auto found = std::ranges::find(chart.series, point.series, &LineChart::Series::name);
+    if (found == chart.series.end()) found = chart.series.insert(found, {.name = point.series});
+    found->points.push_back({static_cast<double>(point.size), y});
+  };
+  for (const BenchPoint& point : points) {
+    if (point.milliseconds) add(time, point, *point.milliseconds);
+    if (point.bytes > 0) add(memory, point, static_cast<double>(point.bytes));
+  }
+  for (LineChart* chart : {&time, &memory}) {
+    for (LineChart::Series& series : chart->series) {
+      std::ranges::stable_sort(series.points, {}, &LineChart::Point::x);
+    }
+  }
+  const DeviceDescription device = describe_cpu();
+  write_html(*options.html,
+             {.title = title,
+              .subtitle = fmt::format("{}{}, {} cores with {} \u00b7 commit {}", common, device.name,
+                                      device.cores, name(device.simd), HEADROOM_COMMIT),
+              .sections = {std::move(time), std::move(memory),
+                           TableSection{.title = "Every case", .table = table}}});
 }
 
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream) {

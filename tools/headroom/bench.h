@@ -30,6 +30,7 @@ struct BenchOptions {
   bool json = false;
   bool csv = false;
   bool markdown = false;
+  std::optional<std::string> html;
 };
 
 void add_bench_options(CLI::App& app, BenchOptions& options);
@@ -49,6 +50,17 @@ void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& 
 [[nodiscard]] nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak_gflops);
 // Text, CSV or Markdown.
 [[nodiscard]] std::string as_asked(const Table& table, const BenchOptions& options);
+
+// One measured case on a page: a line per series, over a size.
+struct BenchPoint {
+  std::string series;
+  std::int64_t size = 0;
+  std::optional<double> milliseconds;  // none where it did not run
+  std::int64_t bytes = 0;              // 0 where it is not known
+};
+// Where a page was asked for: time and memory over the size, then the table.
+void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table);
 
 // elements <- spread * (nearly) standard normal numbers of the seed; dense.
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);

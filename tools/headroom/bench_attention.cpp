@@ -412,14 +412,17 @@ struct Growth {
   std::int64_t largest_seq = 0;  // that fits the budget
 };
 
+std::string kind_of(const Case& c) {
+  const AttentionProblem& p = c.problem;
+  return fmt::format("{} {} {} batch {} heads {} d {}", c.implementation, name(p.dtype), c.mask, p.batch,
+                     p.heads_q, p.head_dim);
+}
+
 std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescription& device,
                                std::int64_t budget) {
   std::map<std::string, std::vector<const Row*>> kinds;
   for (const Row& row : rows) {
-    const AttentionProblem& p = row.c.problem;
-    kinds[fmt::format("{} {} {} batch {} heads {} d {}", row.c.implementation, name(p.dtype), row.c.mask,
-                      p.batch, p.heads_q, p.head_dim)]
-        .push_back(&row);
+    kinds[kind_of(row.c)].push_back(&row);
   }
   std::vector<Growth> fits;
   for (const auto& [kind, members] : kinds) {
@@ -490,20 +493,14 @@ void run(const Options& options, std::ostream& out) {
   for (const Row& row : rows) peaks.insert(peaks.end(), row.peak_gflops.begin(), row.peak_gflops.end());
   const double peak = peaks.empty() ? 0 : median(peaks);
 
-  if (options.bench.json) {
-    nlohmann::ordered_json json = bench_header(backend.description(), peak);
-    for (const Row& row : rows) json["rows"].push_back(to_json(row));
-    json["budget_bytes"] = budget;
-    json["growth"] = nlohmann::ordered_json::array();
-    for (const Growth& fit : fits) json["growth"].push_back(to_json(fit));
-    out << json.dump(2) << "\n";
-    return;
-  }
   Table table({"impl", "dtype", "batch", "heads", "seq", "head_dim", "mask", "forward_ms", "backward_ms",
                "peak", "added", "saved", "error", "forward", "backward", "status"});
+  std::vector<BenchPoint> points;
   for (const Row& row : rows) {
     const AttentionProblem& p = row.c.problem;
     const bool ran = row.status == "ok";
+    points.push_back({kind_of(row.c), p.seq_q,
+                      ran ? std::optional(row.forward_ms + row.backward_ms) : std::nullopt, row.peak_bytes});
     const auto cell = [&](const std::string& text) { return ran ? text : std::string("-"); };
     const auto rate = [&](double gflops, double of_peak) {
       return cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", gflops, 100 * of_peak));
@@ -513,10 +510,20 @@ void run(const Options& options, std::ostream& out) {
          p.heads_q == p.heads_kv ? std::to_string(p.heads_q) : fmt::format("{}/{}", p.heads_q, p.heads_kv),
          std::to_string(p.seq_q), std::to_string(p.head_dim), row.c.mask,
          cell(fmt::format("{:.3f}", row.forward_ms)), cell(fmt::format("{:.3f}", row.backward_ms)),
-         format_bytes(row.peak_bytes), format_bytes(row.added_bytes), format_bytes(row.saved_bytes),
+         bytes_cell(row.peak_bytes), bytes_cell(row.added_bytes), bytes_cell(row.saved_bytes),
          cell(fmt::format("{:.1e}", row.error)), rate(row.forward_gflops, row.forward_of_peak),
          rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
+  }
+  write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, std::move(points), table);
+  if (options.bench.json) {
+    nlohmann::ordered_json json = bench_header(backend.description(), peak);
+    for (const Row& row : rows) json["rows"].push_back(to_json(row));
+    json["budget_bytes"] = budget;
+    json["growth"] = nlohmann::ordered_json::array();
+    for (const Growth& fit : fits) json["growth"].push_back(to_json(fit));
+    out << json.dump(2) << "\n";
+    return;
   }
   out << as_asked(table, options.bench);
   if (options.bench.csv) return;

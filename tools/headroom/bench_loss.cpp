@@ -308,26 +308,33 @@ void run(const Options& options, std::ostream& out) {
     }
   }
   const double peak = peaks.empty() ? 0 : median(peaks);
+  Table table({"impl", "dtype", "tokens", "hidden", "vocab", "chunk", "milliseconds", "peak", "added",
+               "error", "rate", "status"});
+  std::vector<BenchPoint> points;
+  for (const Row& row : rows) {
+    const LossProblem& p = row.c.problem;
+    const auto cell = [&](const std::string& text) { return row.status == "ok" ? text : std::string("-"); };
+    const auto size = [](std::int64_t count) { return count == 0 ? "-" : std::to_string(count); };
+    const std::string chunk = fmt::format("{} x {}", size(p.chunk_tokens), size(p.chunk_vocab));
+    points.push_back({fmt::format("{}{} {} hidden {} vocab {}", row.c.implementation,
+                                  chunk == "- x -" ? "" : fmt::format(" chunk {}", chunk), name(p.dtype),
+                                  p.hidden, p.vocab),
+                      p.tokens, row.status == "ok" ? std::optional(row.milliseconds) : std::nullopt,
+                      row.peak_bytes});
+    table.add({row.c.implementation, std::string(name(p.dtype)), std::to_string(p.tokens),
+               std::to_string(p.hidden), std::to_string(p.vocab), chunk,
+               cell(fmt::format("{:.3f}", row.milliseconds)), bytes_cell(row.peak_bytes),
+               bytes_cell(row.added_bytes), cell(fmt::format("{:.1e}", row.error)),
+               cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", row.gflops, 100 * row.of_peak)),
+               row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
+  }
+  write_bench_page(options.bench, "Linear cross-entropy", "tokens", budget, std::move(points), table);
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(backend.description(), peak);
     for (const Row& row : rows) json["rows"].push_back(to_json(row));
     json["budget_bytes"] = budget;
     out << json.dump(2) << "\n";
     return;
-  }
-  Table table({"impl", "dtype", "tokens", "hidden", "vocab", "chunk", "milliseconds", "peak", "added",
-               "error", "rate", "status"});
-  for (const Row& row : rows) {
-    const LossProblem& p = row.c.problem;
-    const auto cell = [&](const std::string& text) { return row.status == "ok" ? text : std::string("-"); };
-    const auto size = [](std::int64_t count) { return count == 0 ? "-" : std::to_string(count); };
-    table.add({row.c.implementation, std::string(name(p.dtype)), std::to_string(p.tokens),
-               std::to_string(p.hidden), std::to_string(p.vocab),
-               fmt::format("{} x {}", size(p.chunk_tokens), size(p.chunk_vocab)),
-               cell(fmt::format("{:.3f}", row.milliseconds)), format_bytes(row.peak_bytes),
-               format_bytes(row.added_bytes), cell(fmt::format("{:.1e}", row.error)),
-               cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", row.gflops, 100 * row.of_peak)),
-               row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
   out << as_asked(table, options.bench);
   if (options.bench.csv) return;

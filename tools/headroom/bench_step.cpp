@@ -128,6 +128,21 @@ void run(const Options& options, std::ostream& out) {
     }
   }
   if (options.calibrate) write_calibration(rows, backend.description(), options.bench.json ? std::cerr : out);
+  Table table(
+      {"model", "context", "dtype", "step ms", "in kernels", "update ms", "tokens/s", "planned", "status"});
+  std::vector<BenchPoint> points;
+  for (const Row& row : rows) {
+    points.push_back({fmt::format("{} {}", row.model, row.dtype), row.context,
+                      row.status == "ok" ? std::optional(row.milliseconds) : std::nullopt,
+                      row.planned_bytes});
+    table.add({row.model, format_count(row.context), row.dtype, fmt::format("{:.1f}", row.milliseconds),
+               fmt::format("{:.1f} %",
+                           row.milliseconds == 0 ? 0 : 100 * row.kernels_milliseconds / row.milliseconds),
+               fmt::format("{:.1f}", row.update_milliseconds),
+               format_count(static_cast<std::int64_t>(tokens_per_second(row))), bytes_cell(row.planned_bytes),
+               row.status});
+  }
+  write_bench_page(options.bench, "A training step", "context", budget_bytes, std::move(points), table);
   if (options.bench.json) {
     nlohmann::ordered_json json =
         bench_header(backend.description(), measured_peak_flops(backend.stream(StreamId::main)) / 1e9);
@@ -145,16 +160,6 @@ void run(const Options& options, std::ostream& out) {
     }
     out << json.dump(2) << "\n";
     return;
-  }
-  Table table(
-      {"model", "context", "dtype", "step ms", "in kernels", "update ms", "tokens/s", "planned", "status"});
-  for (const Row& row : rows) {
-    table.add({row.model, format_count(row.context), row.dtype, fmt::format("{:.1f}", row.milliseconds),
-               fmt::format("{:.1f} %",
-                           row.milliseconds == 0 ? 0 : 100 * row.kernels_milliseconds / row.milliseconds),
-               fmt::format("{:.1f}", row.update_milliseconds),
-               format_count(static_cast<std::int64_t>(tokens_per_second(row))),
-               format_bytes(row.planned_bytes), row.status});
   }
   out << as_asked(table, options.bench);
 }

@@ -3,6 +3,7 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 #include <ostream>
 
@@ -57,6 +58,19 @@ std::string path_of(const CLI::App& app) {
 }
 
 }  // namespace
+
+void add_html_option(CLI::App& app, std::optional<std::string>& path) {
+  app.add_option("--html", path, "Besides, a page to look at in a browser")
+      ->check(
+          [](const std::string& given) {
+            const auto folder = std::filesystem::path(given).parent_path();
+            return folder.empty() || std::filesystem::is_directory(folder)
+                       ? std::string()
+                       : fmt::format("'{}' cannot be written: there is no folder '{}'", given,
+                                     folder.string());
+          },
+          "FILE");
+}
 
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   CLI::App app("Headroom: long-context attention and training inside a memory budget.", "headroom");

@@ -3,11 +3,17 @@
 
 #include <CLI/CLI.hpp>
 #include <iosfwd>
+#include <optional>
+#include <string>
 
 namespace headroom {
 
 // 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit. An error is one line on `err`.
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
+
+// --html FILE, the same for every command that has a page; a folder that is not there is refused before any
+// work.
+void add_html_option(CLI::App& app, std::optional<std::string>& path);
 
 // Each adds its options and what it does; a command that can fail without an error sets the exit code.
 void add_devices(CLI::App& app, std::ostream& out);

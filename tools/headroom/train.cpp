@@ -14,6 +14,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
+#include "training_page.h"
 #include "training_run.h"
 
 namespace headroom {
@@ -41,6 +42,7 @@ struct Options {
   std::string device = "cpu";
   int threads = 0;
   bool json = false;
+  std::optional<std::string> html;
 };
 
 // Ctrl-C asks the loop to save and leave; a second one ends the process as usual.
@@ -259,6 +261,14 @@ void train(const Options& options, std::ostream& out) {
 
   const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
   fs::create_directories(setup.out);
+  const TrainingPlan plan{.model = options.model,
+                          .setup = setup,
+                          .fit = fit,
+                          .data = data,
+                          .budget_bytes = budget_bytes,
+                          .naive_bytes = naive_bytes};
+  // Before the first step too: the plan can be looked at while it trains.
+  if (options.html) write_html(*options.html, training_page(plan, std::nullopt));
   const StopOnSignal signals;
   TrainingResult result;
   {
@@ -272,6 +282,7 @@ void train(const Options& options, std::ostream& out) {
   } else {
     print_result(result, data, out);
   }
+  if (options.html) write_html(*options.html, training_page(plan, result));
 }
 
 }  // namespace
@@ -320,6 +331,7 @@ void add_train(CLI::App& app, std::ostream& out) {
   app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
       ->check(CLI::Range(1, 4096));
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  add_html_option(app, options->html);
   app.footer(
       "Examples:\n"
       "  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run\n"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,8 @@ struct LiveBlock {
   std::int64_t bytes = 0;
   std::string allocated_in;  // phase/stage
 };
-// The blocks alive when the space's live bytes were highest, largest first.
-[[nodiscard]] std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space);
+// The blocks alive when the space's live bytes were highest, largest first; in one phase, or in any.
+[[nodiscard]] std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space,
+                                                    std::optional<std::string_view> phase = std::nullopt);
 
 }  // namespace headroom

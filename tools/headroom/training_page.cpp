@@ -1,0 +1,72 @@
+#include "training_page.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "headroom/core/bytes.h"
+
+namespace headroom {
+namespace {
+
+Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& result) {
+  const StepSizes& sizes = plan.setup.problem.sizes;
+  Figures figures;
+  figures.figures = {
+      {"planned", bytes_cell(plan.fit.needed_bytes), "reserved before the first step"},
+      {"budget", bytes_cell(plan.budget_bytes),
+       fmt::format("{:.0f} % of it is planned", 100.0 * static_cast<double>(plan.fit.needed_bytes) /
+                                                    static_cast<double>(plan.budget_bytes))},
+      {"scores and logits held", bytes_cell(plan.naive_bytes), "what the same step would take"},
+      {"tokens a batch", format_count(sizes.batch * sizes.seq),
+       fmt::format("{} {} of {}", format_count(sizes.batch), sizes.batch == 1 ? "sequence" : "sequences",
+                   format_count(sizes.seq))}};
+  if (!result) return figures;
+  figures.figures.push_back({"live peak", bytes_cell(result->live_peak_bytes), "as the run measured itself"});
+  figures.figures.push_back({"loss", fmt::format("{:.4f}", result->last_loss),
+                             fmt::format("from {:.4f}, after step {}{}", result->first_loss,
+                                         result->last_step, result->interrupted ? ", stopped" : "")});
+  if (result->held_out_loss) {
+    figures.figures.push_back(
+        {"held-out loss", fmt::format("{:.4f}", *result->held_out_loss), "on samples never trained on"});
+  }
+  return figures;
+}
+
+LineChart loss_chart(const TrainingPlan& plan) {
+  LineChart chart{.title = "Loss", .x = {.label = "step"}, .y = {.label = "nats a token"}};
+  LineChart::Series& loss = chart.series.emplace_back(LineChart::Series{.name = "loss"});
+  std::ifstream lines(plan.setup.out / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    loss.points.push_back({json.value("step", 0.0), json.value("loss", 0.0)});
+  }
+  if (const std::optional<double> floor = plan.data.floor()) {
+    chart.levels.push_back({"guessing", *floor});
+    chart.note = "The line is what guessing costs whoever does not look back.";
+  }
+  return chart;
+}
+
+}  // namespace
+
+Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>& result) {
+  const TrainingProblem& problem = plan.setup.problem;
+  Page page{.title = fmt::format("Training {} at {} tokens", plan.model, format_count(problem.sizes.seq)),
+            .subtitle =
+                fmt::format("{} parameters in {} \u00b7 {} \u00b7 {}",
+                            format_count(ParameterTable(problem.config).parameters()),
+                            name(problem.compute_dtype), plan.data.describe(), describe(plan.fit.strategy))};
+  page.sections.emplace_back(figures(plan, result));
+  if (result) page.sections.emplace_back(loss_chart(plan));
+  for (const char* phase : {"micro-step", "update"}) {
+    MemoryTimeline timeline = memory_timeline(plan.fit.layout.rehearsal, phase);
+    timeline.levels.push_back({"budget", static_cast<double>(plan.budget_bytes)});
+    page.sections.emplace_back(std::move(timeline));
+  }
+  return page;
+}
+
+}  // namespace headroom
