@@ -15,6 +15,7 @@
 #include "headroom/plan.h"
 #include "headroom/report.h"
 #include "plan_eager.h"
+#include "plan_page.h"
 #include "rates.h"
 
 namespace headroom {
@@ -40,6 +41,7 @@ struct Options {
   bool no_checkpointing = false;
   std::optional<std::string> program;
   bool compare = false;
+  std::optional<std::string> html;
   bool json = false;
 };
 
@@ -118,19 +120,9 @@ PlanRequest make_request(const Options& options, const PlannedDevice& device) {
   return request;
 }
 
-std::string seconds_text(double seconds) {
-  if (seconds < 1) return fmt::format("{:.0f} ms", 1e3 * seconds);
-  return seconds < 100 ? fmt::format("{:.1f} s", seconds) : fmt::format("{:.0f} s", seconds);
-}
-
-// Strategies that people know, beside the chosen one.
-struct Compared {
-  std::string name;
-  std::int64_t bytes = 0;
-  double seconds = 0;
-};
-std::vector<Compared> compare(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
-  std::vector<Compared> rows;
+std::vector<PlanAnswer::Compared> compare(const PlanRequest& request, const Plan& plan,
+                                          const CostModel& costs) {
+  std::vector<PlanAnswer::Compared> rows;
   TrainingProblem naive = request.problem;
   rows.push_back(
       {"naive: scores and logits held", naive_training_bytes(naive, rehearsed_on(request.device)), 0});
@@ -142,17 +134,7 @@ std::vector<Compared> compare(const PlanRequest& request, const Plan& plan, cons
   return rows;
 }
 
-struct Answer {
-  Plan plan;
-  std::vector<StageUsage> stages;
-  std::vector<Change> changes;
-  std::vector<Compared> compared;
-  std::int64_t max_context = 0;
-  std::string rates;
-  std::optional<std::string> warning;
-};
-
-nlohmann::ordered_json to_json(const Options& options, const PlanRequest& request, const Answer& answer) {
+nlohmann::ordered_json to_json(const Options& options, const PlanRequest& request, const PlanAnswer& answer) {
   const Usage& usage = answer.plan.layout.rehearsal.usage(Space::device);
   nlohmann::ordered_json by_category;
   for (int i = 0; i < kCategoryCount; ++i) {
@@ -190,7 +172,7 @@ nlohmann::ordered_json to_json(const Options& options, const PlanRequest& reques
                                  {"rates", answer.rates},
                                  {"advice", advice}};
   if (answer.warning) json["warning"] = *answer.warning;
-  for (const Compared& row : answer.compared) {
+  for (const PlanAnswer::Compared& row : answer.compared) {
     json["compare"].push_back({{"strategy", row.name}, {"bytes", row.bytes}, {"step_seconds", row.seconds}});
   }
   return json;
@@ -209,7 +191,7 @@ std::string largest_categories(const CategoryBytes& bytes) {
   return text;
 }
 
-void print(const Options& options, const PlanRequest& request, const Answer& answer, std::ostream& out) {
+void print(const Options& options, const PlanRequest& request, const PlanAnswer& answer, std::ostream& out) {
   const ParameterTable table(request.problem.config);
   const PlannedStep& step = answer.plan.step;
   fmt::print(out, "model     {}: {} parameters in {} {}, {}\n", options.model,
@@ -240,7 +222,7 @@ void print(const Options& options, const PlanRequest& request, const Answer& ans
   out << stages.text();
   if (!answer.compared.empty()) {
     Table compared({"beside it", "memory", "time"});
-    for (const Compared& row : answer.compared) {
+    for (const PlanAnswer::Compared& row : answer.compared) {
       compared.add({row.name, format_bytes(row.bytes), row.seconds > 0 ? seconds_text(row.seconds) : "-"});
     }
     out << "\n" << compared.text();
@@ -257,7 +239,7 @@ void print(const Options& options, const PlanRequest& request, const Answer& ans
   }
 }
 
-[[noreturn]] void fail_shortfall(const PlanRequest& request, const Answer& answer) {
+[[noreturn]] void fail_shortfall(const PlanRequest& request, const PlanAnswer& answer) {
   const PlannedStep& step = answer.plan.step;
   const auto fitting = std::ranges::find_if(answer.changes, &Change::fits);
   std::string way;
@@ -310,7 +292,7 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
                                   out));
   }
   CostModel costs(device.description, request.problem.compute_dtype);
-  Answer answer;
+  PlanAnswer answer;
   answer.rates = device.rates;
   if (options.device == "cpu" &&
       read_rates(rates_file(), device.description, request.problem.compute_dtype, costs)) {
@@ -322,6 +304,7 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
   answer.changes = what_if(request, answer.plan, costs);
   if (options.compare) answer.compared = compare(request, answer.plan, costs);
   answer.max_context = largest_context(request, costs);
+  if (options.html) write_html(*options.html, plan_page(options.model, request, answer, costs));
   if (options.json) {
     out << to_json(options, request, answer).dump(2) << "\n";
     if (!answer.plan.fits) exit_code = static_cast<int>(ErrorKind::memory);
@@ -377,6 +360,7 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
                  "Instead of a model: ring-softmax, a ring-attention rank's chunk function of --context keys")
       ->check(CLI::IsMember({"ring-softmax"}));
   app.add_flag("--compare", options->compare, "The naive way and full recomputation beside the chosen one");
+  add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer(
       "Examples:\n"

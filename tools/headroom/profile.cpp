@@ -30,6 +30,7 @@ struct Options {
   std::optional<std::string> dtype;
   std::int64_t steps = 3;
   std::optional<std::string> trace;
+  std::optional<std::string> html;
   int threads = 0;
   bool json = false;
 };
@@ -202,6 +203,20 @@ nlohmann::ordered_json to_json(const Options& options, const Profile& profile) {
           {"kernels", kernels}};
 }
 
+Table kernel_table(const Profile& profile) {
+  Table kernels({"kernel", "calls", "ms", "predicted", "GFLOP/s", "of peak", "GB/s"});
+  for (const KernelTime& row : profile.kernels) {
+    const double seconds = std::max(row.seconds, 1e-12);
+    kernels.add(
+        {std::string(row.kernel), format_count(row.calls), fmt::format("{:.2f}", 1e3 * row.seconds),
+         fmt::format("{:.2f}", 1e3 * row.predicted_seconds),
+         row.flops > 0 ? fmt::format("{:.0f}", row.flops / seconds / 1e9) : "-",
+         row.flops > 0 ? fmt::format("{:.0f} %", 100 * row.flops / seconds / profile.peak_flops) : "-",
+         fmt::format("{:.1f}", row.bytes / seconds / 1e9)});
+  }
+  return kernels;
+}
+
 void print(const Options& options, const Profile& profile, std::ostream& out) {
   const Layout& layout = profile.fit.layout;
   const std::int64_t arenas = layout.reserved(Space::device) + layout.reserved(Space::host);
@@ -227,18 +242,36 @@ void print(const Options& options, const Profile& profile, std::ostream& out) {
                 fmt::format("{:.2f}", 1e3 * profile.stage_seconds[i])});
   }
   out << stages.text() << "\n";
-  Table kernels({"kernel", "calls", "ms", "predicted", "GFLOP/s", "of peak", "GB/s"});
-  for (const KernelTime& row : profile.kernels) {
-    const double seconds = std::max(row.seconds, 1e-12);
-    kernels.add(
-        {std::string(row.kernel), format_count(row.calls), fmt::format("{:.2f}", 1e3 * row.seconds),
-         fmt::format("{:.2f}", 1e3 * row.predicted_seconds),
-         row.flops > 0 ? fmt::format("{:.0f}", row.flops / seconds / 1e9) : "-",
-         row.flops > 0 ? fmt::format("{:.0f} %", 100 * row.flops / seconds / profile.peak_flops) : "-",
-         fmt::format("{:.1f}", row.bytes / seconds / 1e9)});
-  }
-  out << kernels.text();
+  out << kernel_table(profile).text();
   if (options.trace) fmt::print(out, "\ntrace: {}; chrome://tracing and Perfetto open it\n", *options.trace);
+}
+
+Page profile_page(const Options& options, const Profile& profile) {
+  const Layout& layout = profile.fit.layout;
+  const std::int64_t arenas = layout.reserved(Space::device) + layout.reserved(Space::host);
+  Page page{.title = fmt::format("A step of {} at {} tokens", options.model, format_count(options.context)),
+            .subtitle = describe(profile.fit.strategy)};
+  Figures figures;
+  figures.figures = {
+      {"arena", bytes_cell(layout.reserved(Space::device)), "planned and reserved"},
+      {"live peak", bytes_cell(profile.live_peak_bytes),
+       profile.live_peak_bytes == layout.rehearsal.usage(Space::device).peak_bytes ? "as planned"
+                                                                                   : "not as planned"},
+      {"resident", bytes_cell(profile.resident_peak_bytes), "what the system says the process holds"},
+      {"outside the arenas", bytes_cell(profile.resident_peak_bytes - arenas), "the program itself"},
+      {"a step", fmt::format("{:.1f} ms", 1e3 * profile.step_seconds),
+       fmt::format("predicted {:.1f} ms", 1e3 * profile.predicted_seconds)}};
+  page.sections.emplace_back(std::move(figures));
+  page.sections.emplace_back(memory_timeline(layout.rehearsal, "micro-step"));
+  Table stages({"stage", "planned peak", "peak", "kernels ms"});
+  for (std::size_t i = 0; i < profile.planned.size(); ++i) {
+    stages.add({profile.planned[i].stage, bytes_cell(profile.planned[i].peak_bytes),
+                bytes_cell(profile.measured[i].peak_bytes),
+                fmt::format("{:.2f}", 1e3 * profile.stage_seconds[i])});
+  }
+  page.sections.emplace_back(TableSection{.title = "Stages", .table = std::move(stages)});
+  page.sections.emplace_back(TableSection{.title = "Kernels", .table = kernel_table(profile)});
+  return page;
 }
 
 void profile_step(const Options& options, std::ostream& out) {
@@ -253,6 +286,7 @@ void profile_step(const Options& options, std::ostream& out) {
   check(problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
         options.attention);
   const Profile profile = measure(options, problem, budget_bytes);
+  if (options.html) write_html(*options.html, profile_page(options, profile));
   if (options.json) {
     out << to_json(options, profile).dump(2) << "\n";
   } else {
@@ -280,6 +314,7 @@ void add_profile(CLI::App& app, std::ostream& out) {
   app.add_option("--trace", options->trace, "Write the last step as a Chrome trace (JSON)");
   app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
       ->check(CLI::Range(1, 4096));
+  add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom profile --model demo --context 16384 --budget 512MiB --trace step.json");
   app.callback([options, &out] { profile_step(*options, out); });

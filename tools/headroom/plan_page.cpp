@@ -1,0 +1,87 @@
+#include "plan_page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "headroom/core/bytes.h"
+
+namespace headroom {
+namespace {
+
+// Memory over context for strategies in which all layers do the same.
+LineChart context_chart(PlanRequest request, const PlanAnswer& answer, const CostModel& costs) {
+  LineChart chart{.title = "Memory over context",
+                  .x = {.label = "context", .unit = Unit::tokens, .logarithmic = true},
+                  .y = {.label = "memory", .unit = Unit::bytes, .logarithmic = true},
+                  .series = {},
+                  .levels = {{"budget", static_cast<double>(request.budget_bytes)}},
+                  .note = "Each line is rehearsed and packed, context by context."};
+  struct Line {
+    const char* name;
+    LayerPolicy policy;
+  };
+  const std::int64_t layers = request.problem.config.layers;
+  std::vector<Line> lines = {{"keep everything", {.keep_all = layers}},
+                             {"keep attention", {.keep_attention = layers}},
+                             {"recompute from the input", {.recompute = layers}}};
+  if (request.host_budget_bytes > 0) lines.push_back({"offload the input", {.offload = layers}});
+  const std::int64_t last =
+      std::min<std::int64_t>(2 * std::max(answer.max_context, request.problem.sizes.seq), 1 << 26);
+  Strategy strategy = answer.plan.step.strategy;
+  for (const Line& line : lines) {
+    LineChart::Series& series = chart.series.emplace_back(LineChart::Series{.name = line.name});
+    strategy.layers = line.policy;
+    for (std::int64_t context = 1024; context <= last; context *= 2) {
+      request.problem.sizes.seq = context;
+      series.points.push_back({static_cast<double>(context),
+                               static_cast<double>(plan_step(request, strategy, costs).arena_bytes)});
+    }
+  }
+  return chart;
+}
+
+}  // namespace
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1) return fmt::format("{:.0f} ms", 1e3 * seconds);
+  return seconds < 100 ? fmt::format("{:.1f} s", seconds) : fmt::format("{:.0f} s", seconds);
+}
+
+Page plan_page(const std::string& model, const PlanRequest& request, const PlanAnswer& answer,
+               const CostModel& costs) {
+  const PlannedStep& step = answer.plan.step;
+  Page page{.title = fmt::format("Plan for {} at {} tokens", model, format_count(request.problem.sizes.seq)),
+            .subtitle = fmt::format("{} \u00b7 {} \u00b7 {}", request.device.name,
+                                    name(request.problem.compute_dtype), describe(step.strategy))};
+  Figures figures;
+  figures.figures = {{"arena", bytes_cell(step.arena_bytes), answer.plan.fits ? "fits" : "does not fit"},
+                     {"live peak", bytes_cell(step.live_peak_bytes), "of the blocks in it"},
+                     {"budget", bytes_cell(request.budget_bytes), request.device.name},
+                     {"on the host", bytes_cell(step.host_bytes), "staging and what is offloaded"},
+                     {"a step", seconds_text(step.seconds), "rates " + answer.rates},
+                     {"largest context", format_count(answer.max_context), "tokens that fit"}};
+  page.sections.emplace_back(std::move(figures));
+  MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, "micro-step");
+  timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});
+  page.sections.emplace_back(std::move(timeline));
+  page.sections.emplace_back(context_chart(request, answer, costs));
+  Table stages({"stage", "live", "peak"});
+  for (const StageUsage& row : answer.stages)
+    stages.add({row.stage, bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});
+  page.sections.emplace_back(TableSection{.title = "Stages", .table = std::move(stages)});
+  if (!answer.changes.empty()) {
+    Table changes({"what if", "saves", "time", "fits"});
+    for (const Change& change : answer.changes) {
+      changes.add({change.what, bytes_cell(change.saved_bytes),
+                   fmt::format("{}{}", change.added_seconds < 0 ? "-" : "+",
+                               seconds_text(std::abs(change.added_seconds))),
+                   change.fits ? "yes" : "no"});
+    }
+    page.sections.emplace_back(TableSection{.title = "Single changes", .table = std::move(changes)});
+  }
+  return page;
+}
+
+}  // namespace headroom
