@@ -79,8 +79,8 @@ double dilated_pairs(const AttentionProblem& problem, const Dilation& dilation, 
     return static_cast<double>(interval_pairs(rows, rows, problem.mask.window_left / rate,
                                               problem.mask.causal ? 0 : problem.mask.window_right / rate));
   };
-  return static_cast<double>(seq / dilation.segment) * within(dilation.segment) +
-         within(seq % dilation.segment);
+  const std::int64_t whole = seq / dilation.segment;
+  return static_cast<double>(whole) * within(dilation.segment) + within(seq % dilation.segment);
 }
 
 }  // namespace

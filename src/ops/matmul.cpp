@@ -123,7 +123,8 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool 
       });
       // Wide items pack the left operand less often; several for each thread end together.
       std::int64_t group = kGroupColumns;
-      while (group > 2 * kColumnMultiple && tiles * divide_up(columns, group) < 4 * threads) group /= 2;
+      while (group > 2 * kColumnMultiple && tiles * divide_up(columns, group) < 4 * std::int64_t{threads})
+        group /= 2;
       // Neighbours in the order share a group of panels.
       cpu::for_each_in_order(
           stream, threads, divide_up(columns, group) * tiles, [&](std::int64_t i, const cpu::Worker& worker) {

@@ -1,0 +1,165 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/run.h"
+#include "core/temporary_folder.h"
+
+namespace headroom {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// Rates of the machine that runs the tests are none of their business.
+class PlanCommand : public testing::Test {
+ protected:
+  void SetUp() override { setenv("HEADROOM_RATES", (folder_ / "rates.json").c_str(), 1); }
+  void TearDown() override { unsetenv("HEADROOM_RATES"); }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(PlanCommand, SaysWhatTrainTakes) {
+  const CliResult plan =
+      run_command({"plan", "--model", "demo", "--context", "256", "--budget", "64MiB", "--json"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  const json planned = json::parse(plan.out);
+  EXPECT_TRUE(planned["fits"]);
+  EXPECT_EQ(planned["reserved_bytes"], planned["arena_bytes"]);
+  EXPECT_LE(planned["live_peak_bytes"], planned["arena_bytes"]);
+  EXPECT_EQ(planned["by_stage"].size(), 7u);
+  std::int64_t sum = 0;
+  for (const auto& [category, bytes] : planned["by_category"].items()) sum += bytes.get<std::int64_t>();
+  EXPECT_EQ(sum, planned["live_peak_bytes"]);
+  EXPECT_GT(planned["max_context"], 256);
+  EXPECT_GT(planned["step_seconds"], 0);
+  EXPECT_FALSE(planned["advice"].empty());
+
+  const CliResult train =
+      run_command({"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1",
+                   "--budget", "64MiB", "--out", (folder_ / "run").string(), "--json"});
+  ASSERT_EQ(train.code, 0) << train.err;
+  const json trained = json::parse(train.out);
+  EXPECT_EQ(trained["planned_bytes"], planned["arena_bytes"]);
+  EXPECT_EQ(trained["live_peak_bytes"], planned["live_peak_bytes"]);
+  EXPECT_EQ(trained["strategy"], planned["strategy"]);
+}
+
+TEST_F(PlanCommand, SaysWhatWouldFit) {
+  const CliResult result =
+      run_command({"plan", "--model", "demo", "--context", "65536", "--budget", "32MiB"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("does not fit: the least is "));
+  EXPECT_THAT(result.err, HasSubstr("tokens of context"));
+  EXPECT_EQ(
+      run_command({"plan", "--model", "demo", "--context", "65536", "--budget", "32MiB", "--json"}).code, 3);
+}
+
+TEST_F(PlanCommand, TheDTypeFollowsTheDevice) {
+  const auto plan = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", "demo", "--context", "1024", "--json"});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  EXPECT_EQ(plan({"--device", "gtx-1080"})["dtype"], "f32");
+  EXPECT_FALSE(plan({"--device", "gtx-1080"}).contains("warning"));
+  EXPECT_EQ(plan({"--device", "h200"})["dtype"], "bf16");
+  EXPECT_THAT(plan({"--device", "gtx-1080", "--dtype", "f16"})["warning"].get<std::string>(),
+              HasSubstr("1/64"));
+}
+
+TEST_F(PlanCommand, PinsAndComparison) {
+  const CliResult result = run_command({"plan", "--model", "qwen3-0.6b", "--context", "8192", "--device",
+                                        "h200", "--layers", "keep:8,attention:10,recompute:10",
+                                        "--loss-chunk", "512", "--mlp-tile", "256", "--compare"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("8 layers: keep everything, 10 layers: keep attention, recompute the rest, 10 "
+                        "layers: recompute from the input; loss 512 tokens at a time, MLP 256"));
+  EXPECT_THAT(result.out, HasSubstr("naive: scores and logits held"));
+  EXPECT_THAT(result.out, HasSubstr("what if"));
+}
+
+TEST_F(PlanCommand, RefusesWhatItCannotRead) {
+  const auto refused = [](std::vector<std::string> more, std::string_view said) {
+    more.insert(more.begin(), {"plan", "--context", "1024"});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(said));
+  };
+  refused({}, "--model is required");
+  refused({"--model", "demo", "--device", "h300"}, "no device 'h300'; accepted: cpu, a100-40");
+  refused({"--model", "demo", "--layers", "keep:2"}, "'keep:2' are 2 layers, the model has 1");
+  refused({"--model", "demo", "--layers", "keep:x"}, "accepted: parts of keep:N");
+  refused({"--model", "demo", "--layers", "hold:1"}, "accepted: parts of keep:N");
+  refused({"--model", "demo", "--accumulation", "3"}, "a batch of 1 sequences is not 3 equal micro-steps");
+  refused({"--model", "demo", "--attention", "full"}, "add causal");
+  put(folder_ / "rates.json", "{");
+  refused({"--model", "demo"}, "holds no rates");
+}
+
+TEST_F(PlanCommand, EagerPyTorchAndTheRing) {
+  const CliResult result = run_command({"plan", "--model", "qwen3-4b", "--context", "131072", "--device",
+                                        "h200", "--runtime", "pytorch", "--optimizer", "none", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json planned = json::parse(result.out);
+  EXPECT_NEAR(planned["live_peak_bytes"].get<double>(), 57.7 * 1073741824, 0.05 * 57.7 * 1073741824);
+  EXPECT_GT(planned["reserved_bytes"], planned["live_peak_bytes"]);
+  EXPECT_GT(planned["max_context"], 131072);
+  const CliResult ring = run_command(
+      {"plan", "--program", "ring-softmax", "--context", "8192", "--budget", "2793MiB", "--json"});
+  EXPECT_EQ(ring.code, 3);
+  const json rows = json::parse(ring.out)["rows"];
+  EXPECT_EQ(rows[0]["failure"]["bytes"], 1073741824);
+  EXPECT_TRUE(rows[1]["failure"].is_null());
+}
+
+TEST_F(PlanCommand, WritesAPage) {
+  const std::string page = (folder_ / "plan.html").string();
+  const CliResult result = run_command(
+      {"plan", "--model", "demo", "--context", "1024", "--budget", "64MiB", "--html", page, "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json planned = json::parse(result.out);
+  EXPECT_THAT(content(page), HasSubstr("Plan for demo at 1,024 tokens"));
+  EXPECT_THAT(content(page), HasSubstr(std::to_string(planned["arena_bytes"].get<std::int64_t>())));
+}
+
+TEST_F(PlanCommand, ProfileLaysTheRunBesideThePlan) {
+  const std::string trace = (folder_ / "trace.json").string();
+  const CliResult result = run_command(
+      {"profile", "--model", "demo", "--context", "256", "--budget", "64MiB", "--trace", trace, "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json profile = json::parse(result.out);
+  EXPECT_EQ(profile["live_peak_bytes"], profile["planned_live_peak_bytes"]);
+  EXPECT_EQ(profile["reserved_bytes"], profile["planned_arena_bytes"]);
+  EXPECT_GT(profile["step_seconds"], 0);
+  for (const json& stage : profile["stages"])
+    EXPECT_EQ(stage["peak_bytes"], stage["planned_peak_bytes"]) << stage;
+  double seconds = 0;
+  for (const json& kernel : profile["kernels"]) seconds += kernel["seconds"].get<double>();
+  EXPECT_GT(seconds, 0);
+  const json events = json::parse(content(trace))["traceEvents"];
+  EXPECT_GT(events.size(), 20u);
+  EXPECT_EQ(events[0]["ph"], "X");
+  EXPECT_EQ(run_command({"profile", "--model", "demo", "--context", "65536", "--budget", "1MiB"}).code, 3);
+}
+
+TEST_F(PlanCommand, CalibrationChangesThePrediction) {
+  const auto plan = [] {
+    return json::parse(
+        run_command({"plan", "--model", "demo", "--context", "256", "--budget", "64MiB", "--json"}).out);
+  };
+  EXPECT_THAT(plan()["rates"].get<std::string>(), HasSubstr("assumed"));
+  const CliResult result = run_command({"bench", "step", "--model", "demo", "--context", "128,256",
+                                        "--budget", "64MiB", "--steps", "2", "--calibrate"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(plan()["rates"], "measured on this machine");
+  EXPECT_GT(plan()["step_seconds"], 0);
+}
+
+}  // namespace
+}  // namespace headroom
