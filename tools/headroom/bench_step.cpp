@@ -41,15 +41,6 @@ struct Row {
   std::vector<WorkRecord> work;  // after the warm-up
 };
 
-// What later runs added to the records of earlier ones.
-std::vector<WorkRecord> less(std::vector<WorkRecord> all, const std::vector<WorkRecord>& earlier) {
-  for (std::size_t i = 0; i < std::min(all.size(), earlier.size()); ++i) {
-    all[i].runs -= earlier[i].runs;
-    all[i].seconds -= earlier[i].seconds;
-  }
-  return all;
-}
-
 // Rates from all rows, dtype by dtype, into this machine's file.
 void write_calibration(const std::vector<Row>& rows, const DeviceDescription& device, std::ostream& out) {
   std::vector<CalibrationRuns> runs;
@@ -92,12 +83,12 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
     updates.push_back(1e3 * seconds_of([&] { program.update(); }));
   };
   for (int i = 0; i < options.bench.warmup; ++i) step();
-  const std::vector<WorkRecord> warm = program.work();
+  program.warmed_up();
   whole.clear();
   kernels.clear();
   updates.clear();
   repeat(options.bench, step);
-  row.work = less(program.work(), warm);
+  row.work = program.work();
   row.milliseconds = median(whole);
   row.kernels_milliseconds = median(kernels);
   row.update_milliseconds = median(updates);

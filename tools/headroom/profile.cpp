@@ -136,12 +136,15 @@ Profile measure(const Options& options, const TrainingProblem& problem, std::int
   profile.planned = step_stages(profile.fit.layout.rehearsal);
   profile.peak_flops = measured_peak_flops(backend.stream(StreamId::main));
   StepProgram program(backend, problem, profile.fit);
+  const auto step = [&] {
+    program.micro_step();
+    program.update();
+  };
+  step();
+  program.warmed_up();
   std::vector<double> seconds;
-  for (std::int64_t step = 0; step < options.steps; ++step) {
-    seconds.push_back(seconds_of([&] {
-      program.micro_step();
-      program.update();
-    }));
+  for (std::int64_t i = 0; i < options.steps; ++i) {
+    seconds.push_back(seconds_of(step));
     profile.resident_peak_bytes = std::max(profile.resident_peak_bytes, resident_bytes());
   }
   const Context& context = program.context();
@@ -153,13 +156,13 @@ Profile measure(const Options& options, const TrainingProblem& problem, std::int
   profile.predicted_seconds =
       costs.seconds(context.work("micro-step")) + costs.seconds(context.work("update"));
   profile.stage_seconds.assign(profile.measured.size(), 0);
-  for (const char* phase : {"micro-step", "update"}) {
-    for (const WorkRecord& record : context.work(phase)) {
-      if (record.runs == 0) continue;
-      for (std::size_t i = 0; i < profile.measured.size(); ++i) {
-        if (belongs(profile.measured[i].stage, phase, context.ledger().stage_path(record.stage)))
-          profile.stage_seconds[i] += record.seconds / static_cast<double>(record.runs);
-      }
+  const std::size_t micro_step_records = context.work("micro-step").size();
+  for (std::size_t r = 0; r < work.size(); ++r) {
+    if (work[r].runs == 0) continue;
+    const std::string_view phase = r < micro_step_records ? "micro-step" : "update";
+    for (std::size_t i = 0; i < profile.measured.size(); ++i) {
+      if (belongs(profile.measured[i].stage, phase, context.ledger().stage_path(work[r].stage)))
+        profile.stage_seconds[i] += work[r].seconds / static_cast<double>(work[r].runs);
     }
   }
   if (options.trace) write_trace(*options.trace, context);
@@ -308,7 +311,7 @@ void add_profile(CLI::App& app, std::ostream& out) {
   app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
       ->capture_default_str();
   app.add_option("--dtype", options->dtype, "f32 or bf16 (default: f32)");
-  app.add_option("--steps", options->steps, "Steps to run")
+  app.add_option("--steps", options->steps, "Steps to run, after one that does not count")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--trace", options->trace, "Write the last step as a Chrome trace (JSON)");

@@ -1,6 +1,7 @@
 // One training step on random tokens: what bench step times and profile looks into.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "headroom/plan.h"
@@ -38,12 +39,21 @@ class StepProgram {
   }
   void update() { trainer_.update(context_, ++updates_); }
 
+  // What was run until now does not count.
+  void warmed_up() {
+    warm_.clear();
+    warm_ = work();
+  }
   // Of a micro-step, then of an update.
   [[nodiscard]] std::vector<WorkRecord> work() const {
     std::vector<WorkRecord> records;
     for (const char* phase : {"micro-step", "update"}) {
       const auto part = context_.work(phase);
       records.insert(records.end(), part.begin(), part.end());
+    }
+    for (std::size_t i = 0; i < std::min(records.size(), warm_.size()); ++i) {
+      records[i].runs -= warm_[i].runs;
+      records[i].seconds -= warm_[i].seconds;
     }
     return records;
   }
@@ -53,6 +63,7 @@ class StepProgram {
   Context context_;
   Trainer trainer_;
   std::int64_t updates_ = 0;
+  std::vector<WorkRecord> warm_;
 };
 
 }  // namespace headroom
