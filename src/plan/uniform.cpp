@@ -59,7 +59,8 @@ struct LossCosts {
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   TrainingProblem problem = micro_step_of(request, cut);
   problem.config.layers = 1;
-  if (problem.config.sliding_window > 0) problem.config.sliding_layers.resize(1);
+  problem.config.sliding_window = 0;  // what the layer sees is not the loss's business
+  problem.config.sliding_layers.clear();
   cut.layers = {.recompute = 1};
   const TrainingRehearsal rehearsal = rehearse(problem, cut, rehearsed_on(request.device));
   LossCosts found;

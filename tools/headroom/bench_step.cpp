@@ -38,7 +38,7 @@ struct Row {
   std::int64_t planned_bytes = 0;
   std::string strategy;
   std::string status = "ok";
-  std::vector<WorkRecord> work;  // after the warm-up
+  std::vector<WorkRecord> work{};  // after the warm-up
 };
 
 // Rates from all rows, dtype by dtype, into this machine's file.

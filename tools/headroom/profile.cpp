@@ -278,7 +278,8 @@ Page profile_page(const Options& options, const Profile& profile) {
 }
 
 void profile_step(const Options& options, std::ostream& out) {
-  const BenchOptions bench{.device = "cpu", .budget = options.budget};
+  BenchOptions bench;
+  bench.budget = options.budget;
   const std::int64_t budget_bytes = budget_on_cpu(bench, "a step");
   TrainingProblem problem;
   problem.config = find_model(options.model);
