@@ -77,8 +77,8 @@ void validate(const AttentionProblem& problem);
 // and blocks leave fewer, depending on the batch.
 [[nodiscard]] std::int64_t visible_pairs(const AttentionProblem& problem);
 
-// Arithmetic of the pass: 4 d per pair forward, 10 d backward, over the pairs that causal, window and dilation
-// leave; dilation counted as if queries and keys were one sequence.
+// Arithmetic of the pass: 4 d per pair forward, 10 d backward, over the pairs that causal, window and
+// dilation leave; dilation counted as if queries and keys were one sequence.
 [[nodiscard]] double flops(const AttentionProblem& problem, Pass pass);
 
 // Bytes that have to move at least: every input read once, every output written once.
