@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -16,17 +17,17 @@
 namespace headroom {
 namespace {
 
-// "Field:   12345 kB" of /proc/meminfo, in bytes.
-std::int64_t meminfo(std::string_view field) {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::int64_t kib = 0;
-  std::string unit;
-  while (file >> key >> kib) {
-    std::getline(file, unit);
-    if (key.size() == field.size() + 1 && key.starts_with(field)) return kib * kKiB;
+// "Field:   12345 kB" of /proc/meminfo or /proc/self/status, in bytes; 0 where there is none.
+std::int64_t kernel_figure(const char* path, std::string_view field) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.size() <= field.size() || !line.starts_with(field) || line[field.size()] != ':') continue;
+    return std::strtoll(line.c_str() + field.size() + 1, nullptr, 10) * kKiB;
   }
   return 0;
+}
+std::int64_t meminfo(std::string_view field) {
+  return kernel_figure("/proc/meminfo", field);
 }
 
 // Resident bytes of a process that are its own, not pages of files it shares.
@@ -40,6 +41,10 @@ std::int64_t own_bytes(const std::filesystem::path& process) {
 }
 
 }  // namespace
+
+std::int64_t process_resident_bytes() {
+  return kernel_figure("/proc/self/status", "RssAnon") + kernel_figure("/proc/self/status", "RssShmem");
+}
 
 std::string describe_holders(const MemoryStatus& memory) {
   std::string text = fmt::format("held by others {}", format_bytes(memory.held_by_others_bytes));

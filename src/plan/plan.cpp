@@ -13,13 +13,6 @@
 namespace headroom {
 namespace {
 
-LossProblem loss_problem(const TrainingProblem& problem) {
-  return {.tokens = problem.sizes.batch * problem.sizes.seq,
-          .hidden = problem.config.hidden,
-          .vocab = problem.config.vocab,
-          .dtype = problem.compute_dtype};
-}
-
 // Counts of keep all, keep attention, recompute and offload that add up to the layers.
 std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload) {
   std::vector<std::int64_t> everies = {1};
@@ -114,8 +107,8 @@ bool fits(const PlanRequest& request, const PlannedStep& step) {
   // A CPU has one memory.
   if (request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0)
     return step.arena_bytes + step.host_bytes <= request.budget_bytes;
-  return step.arena_bytes <= request.budget_bytes &&
-         step.host_bytes <= std::max(request.host_budget_bytes, request.budget_bytes - step.arena_bytes);
+  const bool host_fits = request.host_budget_bytes == 0 || step.host_bytes <= request.host_budget_bytes;
+  return step.arena_bytes <= request.budget_bytes && host_fits;
 }
 
 namespace {
@@ -123,10 +116,8 @@ namespace {
 // Rehearsed, and packed if the blocks alone would fit.
 PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                            std::int64_t most_bytes, Layout* layout) {
-  TrainingProblem problem = request.problem;
-  problem.sizes.batch /= strategy.accumulation;
-  problem.accumulation = strategy.accumulation;
-  TrainingRehearsal rehearsal = rehearse(problem, strategy, rehearsed_on(request.device));
+  TrainingRehearsal rehearsal =
+      rehearse(micro_step_of(request, strategy), strategy, rehearsed_on(request.device));
   PlannedStep step{
       .strategy = strategy,
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
@@ -198,23 +189,21 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
       smallest = &candidate;
     }
     if (bytes > request.budget_bytes) continue;
-    ++plan.rehearsals;
     plan.step = rehearsed_step(request, strategy_of(candidate), costs, request.budget_bytes, &plan.layout);
     plan.fits = fits(request, plan.step);
     if (plan.fits) return plan;
   }
-  ++plan.rehearsals;
   plan.step = plan_step(request, strategy_of(*smallest), costs, &plan.layout);
   return plan;
 }
 
 TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                         std::int64_t budget_bytes) {
+                         std::int64_t budget_bytes, const CostModel& costs) {
   PlanRequest request{
       .problem = problem, .device = device, .budget_bytes = budget_bytes, .host_budget_bytes = 0, .pins = {}};
   request.problem.sizes.batch *= problem.accumulation;
   request.pins.accumulation = problem.accumulation;
-  Plan plan = make_plan(request, CostModel(device, problem.compute_dtype));
+  Plan plan = make_plan(request, costs);
   return {.strategy = plan.step.strategy,
           .layout = std::move(plan.layout),
           .needed_bytes = plan.step.arena_bytes + plan.step.host_bytes,
@@ -296,13 +285,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     half.problem.compute_dtype = DType::bf16;
     strategy = now;
     strategy.compute_dtype = DType::bf16;
-    const PlannedStep step = plan_step(half, strategy, costs);
-    if (bytes_of(step) < bytes_of(plan.step)) {
-      changes.push_back({.what = "bf16 instead of f32",
-                         .saved_bytes = bytes_of(plan.step) - bytes_of(step),
-                         .added_seconds = step.seconds - plan.step.seconds,
-                         .fits = fits(request, step)});
-    }
+    consider("bf16 instead of f32", half, strategy);
   }
   if (request.problem.sizes.seq > 1) {
     PlanRequest shorter = request;

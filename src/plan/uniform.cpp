@@ -42,14 +42,14 @@ Place place_of(std::string_view path) {
 
 }  // namespace
 
-namespace {
-
 TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut) {
   TrainingProblem problem = request.problem;
   problem.sizes.batch /= cut.accumulation;
   problem.accumulation = cut.accumulation;
   return problem;
 }
+
+namespace {
 
 // Peak and seconds of the loss of a model of one layer.
 struct LossCosts {

@@ -10,6 +10,9 @@
 
 namespace headroom {
 
+// What one of the micro-steps that share the request's batch trains on.
+[[nodiscard]] TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut);
+
 // In the order in which LayerPolicy counts them.
 enum class LayerKind : std::uint8_t { keep_all, keep_attention, recompute, offload };
 inline constexpr std::size_t kLayerKinds = 4;

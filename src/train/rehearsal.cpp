@@ -15,18 +15,18 @@ std::int64_t tokens_of(const TrainingProblem& problem) {
   return problem.sizes.batch * problem.sizes.seq;
 }
 
+std::int64_t needed(const Layout& layout) {
+  return layout.reserved(Space::device) + layout.reserved(Space::host);
+}
+
+}  // namespace
+
 LossProblem loss_problem(const TrainingProblem& problem) {
   return {.tokens = tokens_of(problem),
           .hidden = problem.config.hidden,
           .vocab = problem.config.vocab,
           .dtype = problem.compute_dtype};
 }
-
-std::int64_t needed(const Layout& layout) {
-  return layout.reserved(Space::device) + layout.reserved(Space::host);
-}
-
-}  // namespace
 
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device) {

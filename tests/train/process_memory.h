@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
-#include <string>
 
 #include "headroom/core/bytes.h"
+#include "headroom/core/memory_status.h"
 #include "headroom/train.h"
 #include "model/small_models.h"
 
@@ -20,21 +19,6 @@ inline constexpr bool kResidentIsOurs = false;
 #else
 inline constexpr bool kResidentIsOurs = true;
 #endif
-
-// Bytes of a line of /proc/self/status, such as "RssAnon:"; -1 where there is none.
-inline std::int64_t status_bytes(const std::string& line) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  while (status >> word) {
-    std::int64_t kilobytes = 0;
-    if (word == line && status >> kilobytes) return kilobytes * kKiB;
-  }
-  return -1;
-}
-
-inline std::int64_t resident_bytes() {
-  return status_bytes("RssAnon:") + status_bytes("RssShmem:");
-}
 
 struct MemoryOfRun {
   std::int64_t planned_bytes = 0;         // of both arenas
@@ -62,11 +46,11 @@ MemoryOfRun train_and_watch(const ModelConfig& config, const Strategy& strategy,
   MemoryOfRun memory{.planned_bytes = layout.reserved(Space::device) + layout.reserved(Space::host),
                      .reserved_bytes = 0,
                      .resident_peak_bytes = 0,
-                     .resident_start_bytes = resident_bytes()};
+                     .resident_start_bytes = process_resident_bytes()};
   Context context(backend, layout);
   Trainer trainer(Decoder(config, strategy, sizes, mask), optimizer);
   const auto watch = [&] {
-    memory.resident_peak_bytes = std::max(memory.resident_peak_bytes, resident_bytes());
+    memory.resident_peak_bytes = std::max(memory.resident_peak_bytes, process_resident_bytes());
   };
   trainer.load(context, [&] { trainer.initialize(context, 1); });
   watch();

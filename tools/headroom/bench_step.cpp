@@ -61,7 +61,8 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
                                 .mask = parse_mask(options.attention),
                                 .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
                                 .compute_dtype = parse_dtype(dtype)};
-  const TrainingFit fit = fit_training(problem, backend.description(), budget_bytes);
+  const TrainingFit fit = fit_training(problem, backend.description(), budget_bytes,
+                                       this_machine(backend.description(), problem.compute_dtype).costs);
   Row row{.model = model,
           .context = context_tokens,
           .dtype = dtype,

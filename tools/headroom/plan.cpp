@@ -227,16 +227,7 @@ void print(const Options& options, const PlanRequest& request, const PlanAnswer&
     }
     out << "\n" << compared.text();
   }
-  if (!answer.changes.empty()) {
-    Table changes({"what if", "saves", "time", "fits"});
-    for (const Change& change : answer.changes) {
-      changes.add({change.what, format_bytes(change.saved_bytes),
-                   fmt::format("{}{}", change.added_seconds < 0 ? "-" : "+",
-                               seconds_text(std::abs(change.added_seconds))),
-                   change.fits ? "yes" : "no"});
-    }
-    out << "\n" << changes.text();
-  }
+  if (!answer.changes.empty()) out << "\n" << changes_table(answer).text();
 }
 
 [[noreturn]] void fail_shortfall(const PlanRequest& request, const PlanAnswer& answer) {
@@ -294,9 +285,10 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
   CostModel costs(device.description, request.problem.compute_dtype);
   PlanAnswer answer;
   answer.rates = device.rates;
-  if (options.device == "cpu" &&
-      read_rates(rates_file(), device.description, request.problem.compute_dtype, costs)) {
-    answer.rates = "measured on this machine";
+  if (options.device == "cpu") {
+    const MachineCosts machine = this_machine(device.description, request.problem.compute_dtype);
+    costs = machine.costs;
+    if (machine.measured) answer.rates = "measured on this machine";
   }
   answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
   answer.plan = make_plan(request, costs);

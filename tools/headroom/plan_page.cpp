@@ -49,6 +49,17 @@ std::string seconds_text(double seconds) {
   return seconds < 100 ? fmt::format("{:.1f} s", seconds) : fmt::format("{:.0f} s", seconds);
 }
 
+Table changes_table(const PlanAnswer& answer) {
+  Table changes({"what if", "saves", "time", "fits"});
+  for (const Change& change : answer.changes) {
+    changes.add({change.what, bytes_cell(change.saved_bytes),
+                 fmt::format("{}{}", change.added_seconds < 0 ? "-" : "+",
+                             seconds_text(std::abs(change.added_seconds))),
+                 change.fits ? "yes" : "no"});
+  }
+  return changes;
+}
+
 Page plan_page(const std::string& model, const PlanRequest& request, const PlanAnswer& answer,
                const CostModel& costs) {
   const PlannedStep& step = answer.plan.step;
@@ -71,16 +82,8 @@ Page plan_page(const std::string& model, const PlanRequest& request, const PlanA
   for (const StageUsage& row : answer.stages)
     stages.add({row.stage, bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});
   page.sections.emplace_back(TableSection{.title = "Stages", .table = std::move(stages)});
-  if (!answer.changes.empty()) {
-    Table changes({"what if", "saves", "time", "fits"});
-    for (const Change& change : answer.changes) {
-      changes.add({change.what, bytes_cell(change.saved_bytes),
-                   fmt::format("{}{}", change.added_seconds < 0 ? "-" : "+",
-                               seconds_text(std::abs(change.added_seconds))),
-                   change.fits ? "yes" : "no"});
-    }
-    page.sections.emplace_back(TableSection{.title = "Single changes", .table = std::move(changes)});
-  }
+  if (!answer.changes.empty())
+    page.sections.emplace_back(TableSection{.title = "Single changes", .table = changes_table(answer)});
   return page;
 }
 

@@ -27,6 +27,8 @@ struct PlanAnswer {
 
 [[nodiscard]] std::string seconds_text(double seconds);
 
+[[nodiscard]] Table changes_table(const PlanAnswer& answer);
+
 [[nodiscard]] Page plan_page(const std::string& model, const PlanRequest& request, const PlanAnswer& answer,
                              const CostModel& costs);
 

@@ -3,7 +3,6 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +13,7 @@
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/files.h"
+#include "headroom/core/memory_status.h"
 #include "headroom/cpu.h"
 #include "rates.h"
 #include "step_program.h"
@@ -34,18 +34,6 @@ struct Options {
   int threads = 0;
   bool json = false;
 };
-
-// RssAnon + RssShmem of this process: what the system says it holds.
-std::int64_t resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  std::int64_t bytes = 0;
-  while (status >> word) {
-    std::int64_t kilobytes = 0;
-    if ((word == "RssAnon:" || word == "RssShmem:") && status >> kilobytes) bytes += kilobytes * kKiB;
-  }
-  return bytes;
-}
 
 // One kind of kernel, over a step.
 struct KernelTime {
@@ -124,11 +112,10 @@ void write_trace(const std::string& file, const Context& context) {
 
 Profile measure(const Options& options, const TrainingProblem& problem, std::int64_t budget_bytes) {
   Profile profile;
-  profile.resident_before_bytes = resident_bytes();
+  profile.resident_before_bytes = process_resident_bytes();
   CpuBackend backend(options.threads);
-  CostModel costs(backend.description(), problem.compute_dtype);
-  (void)read_rates(rates_file(), backend.description(), problem.compute_dtype, costs);
-  profile.fit = fit_training(problem, backend.description(), budget_bytes);
+  const CostModel costs = this_machine(backend.description(), problem.compute_dtype).costs;
+  profile.fit = fit_training(problem, backend.description(), budget_bytes, costs);
   if (!profile.fit.fits) {
     fail(ErrorKind::memory, "does not fit: the budget is {} bytes and the smallest that would work is {}",
          format_count(budget_bytes), format_count(profile.fit.needed_bytes));
@@ -145,7 +132,7 @@ Profile measure(const Options& options, const TrainingProblem& problem, std::int
   std::vector<double> seconds;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     seconds.push_back(seconds_of(step));
-    profile.resident_peak_bytes = std::max(profile.resident_peak_bytes, resident_bytes());
+    profile.resident_peak_bytes = std::max(profile.resident_peak_bytes, process_resident_bytes());
   }
   const Context& context = program.context();
   profile.measured = step_stages(context.ledger());

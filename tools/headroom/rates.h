@@ -9,8 +9,15 @@
 
 namespace headroom {
 
-// $HEADROOM_RATES, or headroom/rates.json in $XDG_CONFIG_HOME or ~/.config.
+// $HEADROOM_RATES, or headroom/rates.json in $XDG_CONFIG_HOME or ~/.config; empty where none of them is set.
 [[nodiscard]] std::filesystem::path rates_file();
+
+// What plan, profile, train and bench step choose their strategy by, so that they choose the same.
+struct MachineCosts {
+  CostModel costs;
+  bool measured = false;  // the file had rates of this machine, its threads and the dtype
+};
+[[nodiscard]] MachineCosts this_machine(const DeviceDescription& device, DType dtype);
 
 // What a dtype's steps took, piece by piece.
 struct CalibrationRuns {
@@ -19,10 +26,5 @@ struct CalibrationRuns {
 };
 void write_rates(const std::filesystem::path& file, const DeviceDescription& device,
                  std::span<const CalibrationRuns> runs);
-
-// Puts the file's rates into the model; false where there is no file, or it is of another machine, other
-// threads or another dtype.
-[[nodiscard]] bool read_rates(const std::filesystem::path& file, const DeviceDescription& device, DType dtype,
-                              CostModel& costs);
 
 }  // namespace headroom

@@ -14,6 +14,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
+#include "rates.h"
 #include "training_page.h"
 #include "training_run.h"
 
@@ -254,7 +255,8 @@ void train(const Options& options, std::ostream& out) {
   if (options.threads > 0) description.cores = options.threads;
   const TrainingSetup setup = make_setup(options, data, config, description);
   check_out(options);
-  const TrainingFit fit = fit_training(setup.problem, description, budget_bytes);
+  const TrainingFit fit = fit_training(setup.problem, description, budget_bytes,
+                                       this_machine(description, setup.problem.compute_dtype).costs);
   if (!fit.fits) fail_shortfall(fit, budget_bytes);
   const std::int64_t naive_bytes = naive_training_bytes(setup.problem, description);
   if (!options.json) print_plan(options, setup, fit, budget_bytes, naive_bytes, data, out);

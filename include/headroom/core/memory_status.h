@@ -24,6 +24,9 @@ struct MemoryStatus {
 // Of this machine. Free is the kernel's estimate, or what control groups leave, whichever is less.
 [[nodiscard]] MemoryStatus host_memory();
 
+// What this process holds that no file backs, as the system counts it: RssAnon and RssShmem.
+[[nodiscard]] std::int64_t process_resident_bytes();
+
 // "held by others 4.2 GiB; most: python3 [4242] 4 GiB"
 [[nodiscard]] std::string describe_holders(const MemoryStatus& memory);
 

@@ -45,7 +45,6 @@ struct Plan {
   PlannedStep step;  // the fastest that fits; where none does, the one that takes least
   Layout layout;
   std::int64_t candidates = 0;  // strategies in the space
-  std::int64_t rehearsals = 0;  // of them, how many were rehearsed
 };
 
 // What the search chooses from: every combination, those that split least first.
@@ -78,7 +77,7 @@ struct TrainingFit {
   bool fits = false;
 };
 [[nodiscard]] TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                                       std::int64_t budget_bytes);
+                                       std::int64_t budget_bytes, const CostModel& costs);
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
 // least fits; 0: none.

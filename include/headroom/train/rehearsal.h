@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "headroom/loss.h"
 #include "headroom/memory/layout.h"
 #include "headroom/train/trainer.h"
 
@@ -18,6 +19,9 @@ struct TrainingProblem {
   DType compute_dtype = DType::f32;
   std::int64_t accumulation = 1;
 };
+
+// The loss of its batch, not yet cut into chunks.
+[[nodiscard]] LossProblem loss_problem(const TrainingProblem& problem);
 
 // One run of every phase on a phantom of the device: every allocation, and the work of a micro-step and of an
 // update.
