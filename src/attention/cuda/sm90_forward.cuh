@@ -1,0 +1,444 @@
+// Attention forward on Hopper. A block keeps its share of query rows and takes key tiles one after the other: one warp loads
+// (producer), warpgroups of 64 rows multiply and exponentiate (consumers). While a consumer's scores for one key tile are
+// exponentiated, the tensor cores work on another consumer's products, and on its own next scores.
+#pragma once
+
+#include <cmath>
+
+#include "attention/cuda/sm90_call.h"
+#include "attention/cuda/sm90_tiles.h"
+#include "cuda/pipeline.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/warp.h"
+#include "cuda/ptx/wgmma.h"
+
+namespace headroom::sm90 {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
+inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
+
+constexpr int pad_columns(int head_dim) { return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns; }
+
+template <class ElementType, int kHead, bool kCap>
+struct ForwardShape {
+  using Element = ElementType;
+  static constexpr ForwardTile kTile = forward_tile(kHead, kCap);
+  static constexpr bool kSoftcap = kCap;
+  static constexpr int kHeadDim = kHead;
+  static constexpr int kColumns = pad_columns(kHead);
+  static constexpr int kConsumers = kTile.consumers;
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kKeys = kTile.keys;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+};
+
+// A block's share of queries and the key tiles it passes over, last to first.
+struct QueryTile {
+  int batch;
+  int head;
+  int first_row;
+  int first_key;
+  int key_tiles;
+  bool none;  // no work is left
+};
+
+template <class Shape>
+struct alignas(1024) ForwardMemory {
+  using Element = typename Shape::Element;
+  alignas(1024) Element query[Shape::kRows * Shape::kColumns];
+  alignas(1024) Element key[Shape::kStages][Shape::kKeys * Shape::kColumns];
+  alignas(1024) Element value[Shape::kStages][Shape::kKeys * Shape::kColumns];
+  Ring<1> query_ring;
+  Ring<Shape::kStages> key_ring;
+  Ring<Shape::kStages> value_ring;
+  Ring<2> tile_ring;
+  QueryTile tile[2];
+};
+
+template <class Shape>
+__device__ QueryTile query_tile(const ForwardCall& call, int index) {
+  const TileOrder& order = call.order;
+  const int section_tiles = order.heads_per_section * order.tiles_per_head;
+  const int section = index / section_tiles;
+  const int in_section = index - section * section_tiles;
+  const int first_head = section * order.heads_per_section;
+  const int heads = min(order.heads_per_section, order.heads - first_head);
+  const int head = first_head + in_section % heads;
+
+  QueryTile tile;
+  tile.none = false;
+  tile.batch = head / call.heads_q;
+  tile.head = head - tile.batch * call.heads_q;
+  tile.first_row = (order.tiles_per_head - 1 - in_section / heads) * Shape::kRows;
+  // Intervals of keys rise with the query, so the first and the last row bound them all.
+  const int last_row = min(tile.first_row + Shape::kRows, call.keys.rows) - 1;
+  const int end = call.keys.of(tile.batch, last_row).y;
+  tile.first_key = call.keys.of(tile.batch, tile.first_row).x;
+  tile.key_tiles = max(end - tile.first_key + Shape::kKeys - 1, 0) / Shape::kKeys;
+  return tile;
+}
+
+// ---- producer
+
+template <class Shape, int kRowCount>
+__device__ __forceinline__ void load_rows(typename Shape::Element* to, const CUtensorMap& map, std::uint64_t& full, int row,
+                                          int head, int batch) {
+#pragma unroll
+  for (int column = 0; column < Shape::kColumns; column += kTileColumns) {
+    ptx::tma_load(to + column * kRowCount, map, full, column, 0, row, head, batch);
+  }
+}
+
+template <class Shape>
+__device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, int tiles) {
+  constexpr std::uint32_t kTileBytes = sizeof(memory.key[0]);
+  RingPosition<1> query_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> key_at;
+  RingPosition<Shape::kStages> value_at;
+  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
+    const QueryTile tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+    memory.tile_ring.wait_empty(tile_at);
+    memory.tile[tile_at.stage] = tile;
+    ptx::mbarrier_arrive(memory.tile_ring.full[tile_at.stage]);
+    tile_at.advance();
+    if (tile.none) return;
+    if (tile.key_tiles == 0) continue;
+    const int kv_head = tile.head / call.group;
+    const auto load_key = [&](int n) {
+      memory.key_ring.wait_empty(key_at);
+      std::uint64_t& full = memory.key_ring.full[key_at.stage];
+      ptx::mbarrier_arrive_expect(full, kTileBytes);
+      load_rows<Shape, Shape::kKeys>(memory.key[key_at.stage], call.key, full, tile.first_key + n * Shape::kKeys, kv_head,
+                                     tile.batch);
+      key_at.advance();
+    };
+    const auto load_value = [&](int n) {
+      memory.value_ring.wait_empty(value_at);
+      std::uint64_t& full = memory.value_ring.full[value_at.stage];
+      ptx::mbarrier_arrive_expect(full, kTileBytes);
+      load_rows<Shape, Shape::kKeys>(memory.value[value_at.stage], call.value, full, tile.first_key + n * Shape::kKeys,
+                                     kv_head, tile.batch);
+      value_at.advance();
+    };
+
+    memory.query_ring.wait_empty(query_at);
+    ptx::mbarrier_arrive_expect(memory.query_ring.full[0], sizeof(memory.query));
+    load_rows<Shape, Shape::kRows>(memory.query, call.query, memory.query_ring.full[0], tile.first_row, tile.head,
+                                   tile.batch);
+    query_at.advance();
+    load_key(tile.key_tiles - 1);
+    for (int n = tile.key_tiles - 2; n >= 0; --n) {
+      load_key(n);
+      load_value(n + 1);
+    }
+    load_value(0);
+  }
+}
+
+// ---- consumers
+
+// Consumers take turns with the tensor cores, so that one multiplies while another exponentiates.
+template <class Shape>
+struct Turns {
+  static constexpr int kFirstBarrier = 1;
+  int consumer;
+
+  __device__ __forceinline__ void begin() const {
+    // The first turn is the first consumer's: the last one gives it.
+    if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kFirstBarrier, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void take() const {
+    ptx::named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void give() const {
+    const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
+    ptx::named_barrier_arrive(kFirstBarrier + next, 2 * kWarpgroup);
+  }
+};
+
+// S = Q K^T of 64 rows.
+template <class Shape>
+__device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2], const typename Shape::Element* query,
+                                                const typename Shape::Element* key) {
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, Shape::kKeys, ptx::Major::inner, ptx::Major::inner>(
+        scores, ptx::matrix_descriptor(query + tile * kTileColumns * Shape::kRows + within),
+        ptx::matrix_descriptor(key + tile * kTileColumns * Shape::kKeys + within), k != 0);
+  }
+}
+
+// O += P V of 64 rows, P in registers.
+template <class Shape>
+__device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim / 2],
+                                                const std::uint32_t (&probabilities)[Shape::kKeys / 4],
+                                                const typename Shape::Element* value) {
+  constexpr std::uint32_t kColumnTileBytes = Shape::kKeys * kTileColumns * 2;
+#pragma unroll
+  for (int k = 0; k < Shape::kKeys; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
+        output, probabilities + k / 4, ptx::matrix_descriptor(value + k * kTileColumns, kColumnTileBytes), true);
+  }
+}
+
+// The running softmax of a thread's two rows (r and r + 8 of its warp's sixteen), in units of log2.
+struct Softmax {
+  static constexpr float kNothing = -INFINITY;
+  // Sums stay exact while scores exceed the maximum they were started with by less than this power of two.
+  static constexpr float kSlack = 8;
+
+  float maximum[2] = {kNothing, kNothing};
+  float sum[2] = {0, 0};  // of this thread's columns
+
+  // Replaces scores by probabilities; says by what earlier sums and outputs have to be multiplied, and whether at all.
+  template <int kScores>
+  __device__ __forceinline__ bool add(float (&scores)[kScores], float scale_log2, float (&factor)[2]) {
+    bool rescale = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float highest = scores[2 * r];
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) highest = fmaxf(highest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+      highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 2)) * scale_log2;
+      factor[r] = 1;
+      if (highest > maximum[r] + kSlack) {
+        factor[r] = ptx::exp2_approximate(maximum[r] - highest);
+        maximum[r] = highest;
+        rescale = true;
+      }
+      const float shift = maximum[r] == kNothing ? 0 : -maximum[r];
+      float total = 0;
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& score = scores[i + 2 * r + c];
+          score = ptx::exp2_approximate(fmaf(score, scale_log2, shift));
+          total += score;
+        }
+      }
+      sum[r] = sum[r] * factor[r] + total;
+    }
+    return __any_sync(0xFFFFFFFF, rescale);
+  }
+};
+
+// Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
+__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  const int lane = threadIdx.x % 4;
+  const bool odd = (lane & 1) != 0;
+  const bool high = (lane & 2) != 0;
+  const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFF, odd ? a : b, 1);
+  const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFF, odd ? c : d, 1);
+  const std::uint32_t a1 = odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
+  const std::uint32_t b1 = odd ? b : ab;
+  const std::uint32_t c1 = odd ? cd : c;
+  const std::uint32_t d1 = odd ? d : cd;
+  const std::uint32_t x = __shfl_xor_sync(0xFFFFFFFF, high ? a1 : c1, 2);
+  const std::uint32_t y = __shfl_xor_sync(0xFFFFFFFF, high ? b1 : d1, 2);
+  return high ? make_uint4(x, y, c1, d1) : make_uint4(a1, b1, x, y);
+}
+
+// A warp's 16 rows of f32 sums, as 16-bit rows in global memory.
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2], Element* const (&row)[2],
+                                           int head_dim) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int block = 0; block < kHeadDim / 8; block += 4) {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* at = sums + (block + i) * 4 + 2 * r;
+        pairs[i] = ptx::pack<Element>(at[0] * factor[r], at[1] * factor[r]);
+      }
+      const uint4 piece = gather_quad(pairs[0], pairs[1], pairs[2], pairs[3]);
+      const int column = (block + lane) * 8;
+      if (row[r] != nullptr && column < head_dim) *reinterpret_cast<uint4*>(row[r] + column) = piece;
+    }
+  }
+}
+
+template <class Shape>
+__device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
+  using Element = typename Shape::Element;
+  const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+  const Element* query = memory.query + consumer * 64 * kTileColumns;
+  const Turns<Shape> turns{consumer};
+  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  RingPosition<1> query_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> key_at;
+  RingPosition<Shape::kStages> value_at;
+  turns.begin();
+
+  while (true) {
+    memory.tile_ring.wait_full(tile_at);
+    const QueryTile tile = memory.tile[tile_at.stage];
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
+    if (tile.none) break;
+
+    const int row[2] = {tile.first_row + row_in_block, tile.first_row + row_in_block + 8};
+    float output[Shape::kHeadDim / 2] = {};
+    Softmax softmax;
+
+    if (tile.key_tiles > 0) {
+      // Keys a row sees, counted from the first key of the first tile. Rows past the end see what the last one sees.
+      int first_key[2];
+      int last_key[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int2 range = call.keys.of(tile.batch, min(row[r], call.keys.rows - 1));
+        first_key[r] = range.x - tile.first_key;
+        last_key[r] = range.y - tile.first_key;
+      }
+      const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(first_key[0], first_key[1]));
+      const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(last_key[0], last_key[1]));
+      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int n) {
+        const int tile_begin = n * Shape::kKeys;
+        if constexpr (Shape::kSoftcap) {
+          const float inner = 2 * kLog2e * call.scale / call.softcap;
+#pragma unroll
+          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+        }
+        if (tile_begin >= every_key_from && tile_begin + Shape::kKeys <= every_key_to) return;
+        const int column = tile_begin + thread % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < Shape::kKeys / 2; ++i) {
+          const int key = column + i / 4 * 8 + i % 2;
+          const int r = i % 4 / 2;
+          if (key < first_key[r] || key >= last_key[r]) scores[i] = -INFINITY;
+        }
+      };
+
+      float scores[Shape::kKeys / 2];
+      float factor[2];
+      std::uint32_t probabilities[Shape::kKeys / 4];
+      const auto pack_probabilities = [&] {
+#pragma unroll
+        for (int i = 0; i < Shape::kKeys / 4; ++i) probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
+      };
+
+      memory.query_ring.wait_full(query_at);
+      memory.key_ring.wait_full(key_at);
+      ptx::wgmma_fence();
+      multiply_scores<Shape>(scores, query, memory.key[key_at.stage]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(scores);
+      memory.key_ring.release(key_at);
+      key_at.advance();
+      shape_scores(scores, tile.key_tiles - 1);
+      softmax.add(scores, scale_log2, factor);
+      pack_probabilities();
+
+      for (int n = tile.key_tiles - 2; n >= 0; --n) {
+        memory.key_ring.wait_full(key_at);
+        turns.take();
+        ptx::wgmma_fence();
+        multiply_scores<Shape>(scores, query, memory.key[key_at.stage]);
+        ptx::wgmma_commit();
+        memory.value_ring.wait_full(value_at);
+        ptx::wgmma_fence();
+        multiply_values<Shape>(output, probabilities, memory.value[value_at.stage]);
+        ptx::wgmma_commit();
+        turns.give();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(scores);
+        memory.key_ring.release(key_at);
+        key_at.advance();
+        shape_scores(scores, n);
+        const bool rescale = softmax.add(scores, scale_log2, factor);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(output);
+        memory.value_ring.release(value_at);
+        value_at.advance();
+        pack_probabilities();
+        if (rescale) {
+#pragma unroll
+          for (int i = 0; i < Shape::kHeadDim / 2; ++i) output[i] *= factor[i % 4 / 2];
+        }
+      }
+
+      memory.query_ring.release(query_at);
+      query_at.advance();
+      memory.value_ring.wait_full(value_at);
+      ptx::wgmma_fence();
+      multiply_values<Shape>(output, probabilities, memory.value[value_at.stage]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(output);
+      memory.value_ring.release(value_at);
+      value_at.advance();
+    }
+
+    // Finish: the rows' sums, the sink's share, then out.
+    float factor[2];
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = softmax.sum[r];
+      sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+      sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+      float maximum = softmax.maximum[r];
+      float keep = 1;
+      if (call.sinks != nullptr) {
+        const float sink = call.sinks[tile.head] * kLog2e;
+        const float higher = fmaxf(maximum, sink);
+        keep = ptx::exp2_approximate(maximum - higher);
+        sum = sum * keep + ptx::exp2_approximate(sink - higher);
+        maximum = higher;
+      }
+      factor[r] = sum > 0 ? keep / sum : 0;
+      const bool inside = row[r] < call.keys.rows;
+      const std::int64_t head = static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head;
+      if (inside && thread % 4 == 0) {
+        call.lse[head * call.keys.rows + row[r]] = sum > 0 ? maximum / kLog2e + logf(sum) : -INFINITY;
+      }
+      to[r] = !inside ? nullptr
+                      : static_cast<Element*>(call.output.data) + tile.batch * call.output.batch_stride +
+                            row[r] * call.output.row_stride + tile.head * call.output.head_stride;
+    }
+    store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
+  }
+  // The turn that was given last is taken, so that barriers end as they began.
+  if (consumer == 0) turns.take();
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) forward_kernel(const __grid_constant__ ForwardCall call) {
+  extern __shared__ std::uint8_t raw[];
+  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw);
+  const int tiles = call.order.tiles_per_head * call.order.heads;
+  if (threadIdx.x == 0) {
+    constexpr std::uint32_t kThreads = Shape::kConsumers * kWarpgroup;
+    memory.query_ring.init(kThreads);
+    memory.key_ring.init(kThreads);
+    memory.value_ring.init(kThreads);
+    memory.tile_ring.init(kThreads);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    ptx::give_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Shape>(call, memory, tiles);
+  } else {
+    ptx::take_registers<Shape::kConsumerRegisters>();
+    consume<Shape>(call, memory);
+  }
+}
+
+}  // namespace headroom::sm90

@@ -1,0 +1,35 @@
+// Tile shapes of the Hopper kernels, one row per head size, with reasons; and how head sizes between are padded.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace headroom {
+
+// Forward: a block of query rows (64 per consumer warpgroup) passes over key tiles. A thread of a consumer holds keys / 2
+// scores, head_dim / 2 outputs and keys / 4 packed probabilities: at most about 200 of its registers.
+struct ForwardTile {
+  int head_dim;
+  int consumers;  // warpgroups of 64 query rows
+  int keys;
+  int stages;  // of keys and of values, in shared memory
+};
+inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
+    {64, 3, 128, 2},   // three consumers: exponentials are as long as products here, two of them overlap one product
+    {96, 3, 96, 2},    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities
+    {128, 2, 128, 2},  //
+    {192, 2, 96, 2},   //
+    {256, 2, 80, 2},   // 224 KiB of shared memory
+}};
+
+// A softcap's hyperbolic tangents need registers that a third consumer does not leave.
+constexpr ForwardTile forward_tile(int head_dim, bool softcap) {
+  for (ForwardTile tile : kForwardTiles) {
+    if (head_dim > tile.head_dim) continue;
+    if (softcap) tile.consumers = 2;
+    return tile;
+  }
+  return {};
+}
+
+}  // namespace headroom

@@ -1,0 +1,57 @@
+// Small instructions of a warp: registers handed over, exponentials, 16-bit pairs, matrix stores.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/ptx/mbarrier.h"
+
+namespace headroom::ptx {
+
+// A warpgroup's registers per thread from here on; the kernel needs launch bounds for it to take effect.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// 2^x; zero for -inf.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <class Element>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four 8 x 8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
+__device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                             std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrix_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                                        std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace headroom::ptx
