@@ -25,9 +25,9 @@ struct Ring {
   std::uint64_t full[kStages];
   std::uint64_t empty[kStages];
 
-  __device__ __forceinline__ void init(std::uint32_t consumers) {
+  __device__ __forceinline__ void init(std::uint32_t producers, std::uint32_t consumers) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full[i], 1);
+      ptx::mbarrier_init(full[i], producers);
       ptx::mbarrier_init(empty[i], consumers);
     }
   }
@@ -36,6 +36,7 @@ struct Ring {
     ptx::mbarrier_wait(empty[at.stage], at.parity ^ 1);
   }
   __device__ __forceinline__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(full[at.stage], at.parity); }
+  __device__ __forceinline__ void publish(RingPosition<kStages> at) { ptx::mbarrier_arrive(full[at.stage]); }
   __device__ __forceinline__ void release(RingPosition<kStages> at) { ptx::mbarrier_arrive(empty[at.stage]); }
 };
 

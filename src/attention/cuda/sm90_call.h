@@ -33,8 +33,7 @@ struct Intervals {
   }
 };
 
-// The order in which blocks take query tiles: heads in sections whose keys and values fit the L2 together, in a section the
-// last (with a causal mask the longest) tiles of every head first.
+// The order in which blocks take tiles: heads in sections whose rows fit the L2 together; in a section tile by tile.
 struct TileOrder {
   int tiles_per_head = 0;
   int heads = 0;  // of all sequences
@@ -56,6 +55,29 @@ struct ForwardCall {
   Rows output;
   float* lse = nullptr;
   int* next_tile = nullptr;  // zero at launch
+};
+
+struct BackwardCall {
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  CUtensorMap output_gradient;
+  Intervals keys;     // that queries see
+  Intervals queries;  // that see a key
+  TileOrder order;    // of key tiles, over key heads
+  int heads_q = 1;
+  int group = 1;
+  int head_dim = 0;
+  float scale = 1;
+  float softcap = 0;
+  const float* lse = nullptr;    // log2, [batch, heads_q, padded rows]; +inf where a row sees nothing
+  const float* delta = nullptr;  // sum of O dO, likewise
+  int padded_rows = 0;
+  float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it; zero at launch
+  int* turns = nullptr;         // [batch, heads_q, query tiles], zero at launch: whose turn it is to add; null: anybody's
+  Rows key_gradient;
+  Rows value_gradient;
+  int* next_tile = nullptr;
 };
 
 }  // namespace headroom::sm90

@@ -3,22 +3,11 @@
 // exponentiated, the tensor cores work on another consumer's products, and on its own next scores.
 #pragma once
 
-#include <cmath>
-
-#include "attention/cuda/sm90_call.h"
+#include "attention/cuda/sm90_common.cuh"
 #include "attention/cuda/sm90_tiles.h"
 #include "cuda/pipeline.h"
-#include "cuda/ptx/tma.h"
-#include "cuda/ptx/warp.h"
-#include "cuda/ptx/wgmma.h"
 
 namespace headroom::sm90 {
-
-inline constexpr int kWarpgroup = 128;
-inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
-inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
-
-constexpr int pad_columns(int head_dim) { return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns; }
 
 template <class ElementType, int kHead, bool kCap>
 struct ForwardShape {
@@ -61,19 +50,12 @@ struct alignas(1024) ForwardMemory {
 
 template <class Shape>
 __device__ QueryTile query_tile(const ForwardCall& call, int index) {
-  const TileOrder& order = call.order;
-  const int section_tiles = order.heads_per_section * order.tiles_per_head;
-  const int section = index / section_tiles;
-  const int in_section = index - section * section_tiles;
-  const int first_head = section * order.heads_per_section;
-  const int heads = min(order.heads_per_section, order.heads - first_head);
-  const int head = first_head + in_section % heads;
-
+  const TilePlace at = place(call.order, index, call.heads_q);
   QueryTile tile;
   tile.none = false;
-  tile.batch = head / call.heads_q;
-  tile.head = head - tile.batch * call.heads_q;
-  tile.first_row = (order.tiles_per_head - 1 - in_section / heads) * Shape::kRows;
+  tile.batch = at.batch;
+  tile.head = at.head;
+  tile.first_row = (call.order.tiles_per_head - 1 - at.tile) * Shape::kRows;
   // Intervals of keys rise with the query, so the first and the last row bound them all.
   const int last_row = min(tile.first_row + Shape::kRows, call.keys.rows) - 1;
   const int end = call.keys.of(tile.batch, last_row).y;
@@ -83,15 +65,6 @@ __device__ QueryTile query_tile(const ForwardCall& call, int index) {
 }
 
 // ---- producer
-
-template <class Shape, int kRowCount>
-__device__ __forceinline__ void load_rows(typename Shape::Element* to, const CUtensorMap& map, std::uint64_t& full, int row,
-                                          int head, int batch) {
-#pragma unroll
-  for (int column = 0; column < Shape::kColumns; column += kTileColumns) {
-    ptx::tma_load(to + column * kRowCount, map, full, column, 0, row, head, batch);
-  }
-}
 
 template <class Shape>
 __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, int tiles) {
@@ -104,7 +77,7 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
     const QueryTile tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
     memory.tile_ring.wait_empty(tile_at);
     memory.tile[tile_at.stage] = tile;
-    ptx::mbarrier_arrive(memory.tile_ring.full[tile_at.stage]);
+    memory.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
@@ -113,7 +86,7 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
       memory.key_ring.wait_empty(key_at);
       std::uint64_t& full = memory.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape, Shape::kKeys>(memory.key[key_at.stage], call.key, full, tile.first_key + n * Shape::kKeys, kv_head,
+      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, full, tile.first_key + n * Shape::kKeys, kv_head,
                                      tile.batch);
       key_at.advance();
     };
@@ -121,14 +94,14 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
       memory.value_ring.wait_empty(value_at);
       std::uint64_t& full = memory.value_ring.full[value_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape, Shape::kKeys>(memory.value[value_at.stage], call.value, full, tile.first_key + n * Shape::kKeys,
+      load_rows<Shape::kKeys, Shape::kColumns>(memory.value[value_at.stage], call.value, full, tile.first_key + n * Shape::kKeys,
                                      kv_head, tile.batch);
       value_at.advance();
     };
 
     memory.query_ring.wait_empty(query_at);
     ptx::mbarrier_arrive_expect(memory.query_ring.full[0], sizeof(memory.query));
-    load_rows<Shape, Shape::kRows>(memory.query, call.query, memory.query_ring.full[0], tile.first_row, tile.head,
+    load_rows<Shape::kRows, Shape::kColumns>(memory.query, call.query, memory.query_ring.full[0], tile.first_row, tile.head,
                                    tile.batch);
     query_at.advance();
     load_key(tile.key_tiles - 1);
@@ -230,44 +203,6 @@ struct Softmax {
     return __any_sync(0xFFFFFFFF, rescale);
   }
 };
-
-// Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
-__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  const int lane = threadIdx.x % 4;
-  const bool odd = (lane & 1) != 0;
-  const bool high = (lane & 2) != 0;
-  const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFF, odd ? a : b, 1);
-  const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFF, odd ? c : d, 1);
-  const std::uint32_t a1 = odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
-  const std::uint32_t b1 = odd ? b : ab;
-  const std::uint32_t c1 = odd ? cd : c;
-  const std::uint32_t d1 = odd ? d : cd;
-  const std::uint32_t x = __shfl_xor_sync(0xFFFFFFFF, high ? a1 : c1, 2);
-  const std::uint32_t y = __shfl_xor_sync(0xFFFFFFFF, high ? b1 : d1, 2);
-  return high ? make_uint4(x, y, c1, d1) : make_uint4(a1, b1, x, y);
-}
-
-// A warp's 16 rows of f32 sums, as 16-bit rows in global memory.
-template <class Element, int kHeadDim>
-__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2], Element* const (&row)[2],
-                                           int head_dim) {
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int block = 0; block < kHeadDim / 8; block += 4) {
-      std::uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* at = sums + (block + i) * 4 + 2 * r;
-        pairs[i] = ptx::pack<Element>(at[0] * factor[r], at[1] * factor[r]);
-      }
-      const uint4 piece = gather_quad(pairs[0], pairs[1], pairs[2], pairs[3]);
-      const int column = (block + lane) * 8;
-      if (row[r] != nullptr && column < head_dim) *reinterpret_cast<uint4*>(row[r] + column) = piece;
-    }
-  }
-}
 
 template <class Shape>
 __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
@@ -425,10 +360,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) forward_kernel(const __gri
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
     constexpr std::uint32_t kThreads = Shape::kConsumers * kWarpgroup;
-    memory.query_ring.init(kThreads);
-    memory.key_ring.init(kThreads);
-    memory.value_ring.init(kThreads);
-    memory.tile_ring.init(kThreads);
+    memory.query_ring.init(1, kThreads);
+    memory.key_ring.init(1, kThreads);
+    memory.value_ring.init(1, kThreads);
+    memory.tile_ring.init(1, kThreads);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -32,4 +32,22 @@ constexpr ForwardTile forward_tile(int head_dim, bool softcap) {
   return {};
 }
 
+// Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over query tiles. A thread
+// holds head_dim registers of sums and queries scores and as many gradients of them.
+struct BackwardTile {
+  int head_dim;
+  int queries;
+};
+inline constexpr std::array<BackwardTile, 2> kBackwardTiles = {{
+    {64, 128},
+    {128, 64},
+}};
+
+constexpr BackwardTile backward_tile(int head_dim) {
+  for (const BackwardTile tile : kBackwardTiles) {
+    if (head_dim <= tile.head_dim) return tile;
+  }
+  return {};
+}
+
 }  // namespace headroom

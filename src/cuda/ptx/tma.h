@@ -29,6 +29,12 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint3
                : "memory");
 }
 
+__device__ __forceinline__ void bulk_store(float* to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
+}
+
 // Adds floats in shared memory to floats in global memory.
 __device__ __forceinline__ void bulk_add(float* to, const void* from, std::uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),

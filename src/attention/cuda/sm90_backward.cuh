@@ -1,0 +1,527 @@
+// Attention backward on Hopper. A block keeps a tile of keys and values with the sums of their gradients and takes the query
+// tiles that see them one after the other, last to first: scores and probabilities again (transposed, so that they are the
+// left operand of dV and dK without leaving registers), then the gradients of scores, which also go through shared memory
+// into dQ. One warp loads, one adds dQ to global memory, two warpgroups of 64 keys compute.
+//
+// dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each waiting for its turn.
+// A block waits only for blocks that took their work before it, so there is always one that can go on; and as neighbours in
+// the order work on different heads, waits are short.
+#pragma once
+
+#include "attention/cuda/sm90_common.cuh"
+#include "attention/cuda/sm90_tiles.h"
+#include "cuda/pipeline.h"
+
+namespace headroom::sm90 {
+
+template <class ElementType, int kHead, bool kCap>
+struct BackwardShape {
+  using Element = ElementType;
+  static constexpr bool kSoftcap = kCap;
+  static constexpr int kHeadDim = kHead;
+  static constexpr int kColumns = pad_columns(kHead);
+  static constexpr int kConsumers = 2;
+  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kQueries = backward_tile(kHead).queries;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  // dQ of a tile is shared out by columns where the tile has 64 queries, by queries where it has 128.
+  static constexpr bool kSplitColumns = kQueries == 64;
+  static constexpr int kQueryColumns = kSplitColumns ? kHeadDim / 2 : kHeadDim;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
+};
+
+// A block's share of keys, and the query tiles it passes over for each head of the group.
+struct KeyTile {
+  int batch;
+  int head;  // of keys
+  int index;
+  int first_query_tile;
+  int query_tiles;
+  bool none;  // no work is left
+};
+
+template <class Shape>
+struct alignas(1024) BackwardMemory {
+  using Element = typename Shape::Element;
+  alignas(1024) Element key[Shape::kKeys * Shape::kColumns];
+  alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
+  alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
+  alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
+  alignas(1024) Element score_gradient[2][Shape::kKeys * Shape::kQueries];  // tiles of 64 queries, a key per row
+  alignas(1024) float query_sums[2][Shape::kQueries * Shape::kHeadDim];
+  alignas(16) float lse[Shape::kStages][Shape::kQueries];
+  alignas(16) float delta[Shape::kStages][Shape::kQueries];
+  Ring<1> key_ring;  // keys and values of a piece of work
+  Ring<Shape::kStages> query_ring;
+  Ring<Shape::kStages> gradient_ring;
+  Ring<2> sums_ring;
+  Ring<2> tile_ring;
+  KeyTile tile[2];
+};
+
+template <class Shape>
+__device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
+  const TilePlace at = place(call.order, index, call.heads_q / call.group);
+  // Intervals of queries rise with the key, so the first and the last key bound them all.
+  const int first_key = at.tile * Shape::kKeys;
+  const int last_key = min(first_key + Shape::kKeys, call.queries.rows) - 1;
+  const int begin = call.queries.of(at.batch, first_key).x / Shape::kQueries;
+  const int end = (call.queries.of(at.batch, last_key).y + Shape::kQueries - 1) / Shape::kQueries;
+  return {at.batch, at.head, at.tile, begin, max(end - begin, 0), false};
+}
+
+template <class Shape, class Body>
+__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile, const Body& body) {
+  for (int g = 0; g < call.group; ++g) {
+    const int head = tile.head * call.group + g;
+    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) body(head, m);
+  }
+}
+
+// ---- the warp that loads
+
+template <class Shape>
+__device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory, int tiles) {
+  RingPosition<1> key_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> query_at;
+  RingPosition<Shape::kStages> gradient_at;
+  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
+    const KeyTile tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    memory.tile_ring.wait_empty(tile_at);
+    memory.tile[tile_at.stage] = tile;
+    memory.tile_ring.publish(tile_at);
+    tile_at.advance();
+    if (tile.none) return;
+    if (tile.query_tiles == 0) continue;
+    memory.key_ring.wait_empty(key_at);
+    std::uint64_t& full = memory.key_ring.full[0];
+    ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, tile.index * Shape::kKeys, tile.head,
+                                             tile.batch);
+    key_at.advance();
+    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
+      const int row = m * Shape::kQueries;
+      const std::int64_t statistics = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_rows + row;
+      constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
+      memory.query_ring.wait_empty(query_at);
+      std::uint64_t& query_full = memory.query_ring.full[query_at.stage];
+      ptx::mbarrier_arrive_expect(query_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[query_at.stage], call.query, query_full, row, head, tile.batch);
+      ptx::bulk_load(memory.lse[query_at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
+      query_at.advance();
+      memory.gradient_ring.wait_empty(gradient_at);
+      std::uint64_t& gradient_full = memory.gradient_ring.full[gradient_at.stage];
+      ptx::mbarrier_arrive_expect(gradient_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[gradient_at.stage], call.output_gradient,
+                                                  gradient_full, row, head, tile.batch);
+      ptx::bulk_load(memory.delta[gradient_at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      gradient_at.advance();
+    });
+  }
+}
+
+// ---- the warps that add dQ
+
+// Two, each with every other tile: while one waits for its turn and for its bytes to arrive, the other goes on.
+inline constexpr int kAdders = 2;
+
+__device__ __forceinline__ void wait_for_turn(const int* turns, int mine) {
+  int turn;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(turn) : "l"(turns) : "memory");
+  } while (turn != mine);
+}
+
+__device__ __forceinline__ void next_turn(int* turns) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turns) : "memory");
+}
+
+template <class Shape>
+__device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& memory, int adder) {
+  RingPosition<2> sums_at;
+  RingPosition<2> tile_at;
+  const int query_tiles = call.padded_rows / Shape::kQueries;
+  while (true) {
+    memory.tile_ring.wait_full(tile_at);
+    const KeyTile tile = memory.tile[tile_at.stage];
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
+    if (tile.none) return;
+    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
+      if (sums_at.stage == adder) {
+        const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
+        float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim);
+        bool first = false;
+        if (call.turns != nullptr) {
+          // In the order of keys, from the first that the query tile sees; the first need not find zeros.
+          const int turn = tile.index - call.keys.of(tile.batch, m * Shape::kQueries).x / Shape::kKeys;
+          first = turn == 0;
+          if (!first) wait_for_turn(call.turns + place, turn);
+        }
+        memory.sums_ring.wait_full(sums_at);
+        const float* from = memory.query_sums[sums_at.stage];
+        if (first) {
+          ptx::bulk_store(to, from, sizeof(memory.query_sums[0]));
+        } else {
+          ptx::bulk_add(to, from, sizeof(memory.query_sums[0]));
+        }
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+        memory.sums_ring.release(sums_at);
+        if (call.turns != nullptr) {
+          ptx::bulk_wait<0>();
+          next_turn(call.turns + place);
+        }
+      }
+      sums_at.advance();
+    });
+  }
+}
+
+// ---- consumers
+
+// D = A B^T over the head's columns: 64 rows of A with the rows of B.
+template <class Shape>
+__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2], const typename Shape::Element* a,
+                                              const typename Shape::Element* b) {
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner, ptx::Major::inner>(
+        scores, ptx::matrix_descriptor(a + tile * kTileColumns * Shape::kKeys + within),
+        ptx::matrix_descriptor(b + tile * kTileColumns * Shape::kQueries + within), k != 0);
+  }
+}
+
+// Sums of 64 keys += A [64 keys x queries, in registers] B [queries x head_dim].
+template <class Shape>
+__device__ __forceinline__ void multiply_queries(float (&sums)[Shape::kHeadDim / 2],
+                                                 const std::uint32_t (&a)[Shape::kQueries / 4],
+                                                 const typename Shape::Element* b) {
+  constexpr std::uint32_t kColumnTileBytes = Shape::kQueries * kTileColumns * 2;
+#pragma unroll
+  for (int k = 0; k < Shape::kQueries; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
+        sums, a + k / 4, ptx::matrix_descriptor(b + k * kTileColumns, kColumnTileBytes), true);
+  }
+}
+
+// This consumer's share of dQ = dS K: 64 queries of kQueryColumns columns.
+template <class Shape>
+__device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kQueryColumns / 2], const typename Shape::Element* score_gradient,
+                                              const typename Shape::Element* key, int consumer) {
+  constexpr std::uint32_t kColumnTileBytes = Shape::kKeys * kTileColumns * 2;
+  const int first_column = Shape::kSplitColumns ? consumer * Shape::kQueryColumns : 0;
+  const auto* a = score_gradient + (Shape::kSplitColumns ? 0 : consumer * Shape::kKeys * kTileColumns);
+  const auto* b = key + first_column / kTileColumns * kTileColumns * Shape::kKeys + first_column % kTileColumns;
+#pragma unroll
+  for (int k = 0; k < Shape::kKeys; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kQueryColumns, ptx::Major::outer, ptx::Major::outer>(
+        sums, ptx::matrix_descriptor(a + k * kTileColumns, kColumnTileBytes),
+        ptx::matrix_descriptor(b + k * kTileColumns, kColumnTileBytes), k != 0);
+  }
+}
+
+template <class Shape>
+__device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory) {
+  using Element = typename Shape::Element;
+  constexpr int kScores = Shape::kQueries / 2;
+  constexpr int kGradientsWritten = 1;  // named barrier of both consumers
+  const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % 32;
+  const int row_in_block = consumer * 64 + thread / 32 * 16 + lane / 4;
+  const Element* key = memory.key + consumer * 64 * kTileColumns;
+  const Element* value = memory.value + consumer * 64 * kTileColumns;
+  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the row's last bits.
+  const int matrix_row = consumer * 64 + thread / 32 * 16 + lane % 16;
+  const int matrix_piece = lane / 16;
+  RingPosition<1> key_at;
+  RingPosition<2> sums_at;
+  RingPosition<2> tile_at;
+  RingPosition<2> gradients_at;
+  RingPosition<Shape::kStages> query_at;
+  RingPosition<Shape::kStages> gradient_at;
+
+  while (true) {
+    memory.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = memory.tile[tile_at.stage];  // stays there until the end: registers are short
+    if (tile.none) break;
+    float key_sums[Shape::kHeadDim / 2] = {};
+    float value_sums[Shape::kHeadDim / 2] = {};
+
+    if (tile.query_tiles > 0) {
+      // Queries that see this thread's two keys. Keys past the end are seen by none.
+      int first_query[2];
+      int last_query[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = tile.index * Shape::kKeys + row_in_block + 8 * r;
+        const int2 range = row < call.queries.rows ? call.queries.of(tile.batch, row) : make_int2(0, 0);
+        first_query[r] = range.x;
+        last_query[r] = range.y;
+      }
+      const int every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
+      const int every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+      memory.key_ring.wait_full(key_at);
+
+      for_each_query_tile<Shape>(call, tile, [&](int, int m) {
+        float scores[kScores];
+        float gradients[kScores];
+        memory.query_ring.wait_full(query_at);
+        ptx::wgmma_fence();
+        multiply_rows<Shape>(scores, key, memory.query[query_at.stage]);
+        ptx::wgmma_commit();
+        memory.gradient_ring.wait_full(gradient_at);
+        ptx::wgmma_fence();
+        multiply_rows<Shape>(gradients, value, memory.output_gradient[gradient_at.stage]);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(scores);
+
+        // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
+        const int first_column = lane % 4 * 2;
+        if constexpr (Shape::kSoftcap) {
+          const float inner = 2 * kLog2e * call.scale / call.softcap;
+#pragma unroll
+          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+        }
+        const int tile_begin = m * Shape::kQueries;
+        if (tile_begin < every_query_from || tile_begin + Shape::kQueries > every_query_to) {
+#pragma unroll
+          for (int i = 0; i < kScores; ++i) {
+            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
+            const int r = i % 4 / 2;
+            if (query < first_query[r] || query >= last_query[r]) scores[i] = -INFINITY;
+          }
+        }
+        const float* lse = memory.lse[query_at.stage] + first_column;
+        std::uint32_t probabilities[Shape::kQueries / 4];
+#pragma unroll
+        for (int i = 0; i < kScores; i += 2) {
+          const float2 column = *reinterpret_cast<const float2*>(lse + i / 4 * 8);
+          const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
+          const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
+          probabilities[i / 2] = ptx::pack<Element>(p, q);
+          // With a softcap, times its slope: 1 - tanh^2; where the mask hides a pair, P is zero and the slope is none.
+          scores[i] = Shape::kSoftcap && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
+          scores[i + 1] = Shape::kSoftcap && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
+        }
+
+        // dS = P (dP - delta).
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(gradients);
+        const float* delta = memory.delta[gradient_at.stage] + first_column;
+        std::uint32_t score_gradients[Shape::kQueries / 4];
+#pragma unroll
+        for (int i = 0; i < kScores; i += 2) {
+          const float2 column = *reinterpret_cast<const float2*>(delta + i / 4 * 8);
+          score_gradients[i / 2] =
+              ptx::pack<Element>(scores[i] * (gradients[i] - column.x), scores[i + 1] * (gradients[i + 1] - column.y));
+        }
+        Element* shared_gradients = memory.score_gradient[gradients_at.stage];
+        const std::uint32_t row_address = ptx::shared_address(shared_gradients) + matrix_row * 128;
+#pragma unroll
+        for (int k = 0; k < Shape::kQueries; k += 16) {
+          const std::uint32_t tile_address = row_address + k / kTileColumns * (Shape::kKeys * 128);
+          const int piece = k % kTileColumns / 8 + matrix_piece;
+          const std::uint32_t* pairs = score_gradients + k / 4;
+          ptx::store_matrix(tile_address + ((piece ^ (matrix_row & 7)) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+
+        // dV += P^T dO; dQ = dS K; dK += dS^T Q.
+        ptx::wgmma_fence();
+        multiply_queries<Shape>(value_sums, probabilities, memory.output_gradient[gradient_at.stage]);
+        ptx::wgmma_commit();
+        ptx::async_proxy_fence();
+        ptx::named_barrier_sync(kGradientsWritten, Shape::kConsumers * kWarpgroup);
+        float query_sums[Shape::kQueryColumns / 2];
+        ptx::wgmma_fence();
+        multiply_keys<Shape>(query_sums, shared_gradients, memory.key, consumer);
+        ptx::wgmma_commit();
+        gradients_at.advance();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(value_sums);
+        memory.gradient_ring.release(gradient_at);
+        gradient_at.advance();
+        ptx::wgmma_fence();
+        multiply_queries<Shape>(key_sums, score_gradients, memory.query[query_at.stage]);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(query_sums);
+        memory.sums_ring.wait_empty(sums_at);
+        auto* sums = reinterpret_cast<float4*>(memory.query_sums[sums_at.stage]) + consumer * kWarpgroup + thread;
+#pragma unroll
+        for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
+          sums[i * Shape::kConsumers * kWarpgroup] =
+              make_float4(query_sums[4 * i], query_sums[4 * i + 1], query_sums[4 * i + 2], query_sums[4 * i + 3]);
+        }
+        ptx::async_proxy_fence();
+        memory.sums_ring.publish(sums_at);
+        sums_at.advance();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(key_sums);
+        memory.query_ring.release(query_at);
+        query_at.advance();
+      });
+      memory.key_ring.release(key_at);
+      key_at.advance();
+    }
+
+    const int first_row = tile.index * Shape::kKeys + row_in_block;
+    const float key_factor[2] = {call.scale, call.scale};
+    const float value_factor[2] = {1, 1};
+    Element* key_row[2];
+    Element* value_row[2];
+    const auto row_of = [&](const Rows& rows, int row) {
+      return row >= call.queries.rows ? nullptr
+                                      : static_cast<Element*>(rows.data) + tile.batch * rows.batch_stride +
+                                            row * rows.row_stride + tile.head * rows.head_stride;
+    };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      key_row[r] = row_of(call.key_gradient, first_row + 8 * r);
+      value_row[r] = row_of(call.value_gradient, first_row + 8 * r);
+    }
+    store_rows<Element, Shape::kHeadDim>(key_sums, key_factor, key_row, call.head_dim);
+    store_rows<Element, Shape::kHeadDim>(value_sums, value_factor, value_row, call.head_dim);
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) backward_kernel(const __grid_constant__ BackwardCall call) {
+  extern __shared__ std::uint8_t raw[];
+  auto& memory = *reinterpret_cast<BackwardMemory<Shape>*>(raw);
+  const int tiles = call.order.tiles_per_head * call.order.heads;
+  if (threadIdx.x == 0) {
+    constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
+    memory.key_ring.init(1, kComputing);
+    memory.query_ring.init(1, kComputing);
+    memory.gradient_ring.init(1, kComputing);
+    memory.sums_ring.init(kComputing, 1);
+    memory.tile_ring.init(1, kComputing + kAdders);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    ptx::give_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Shape>(call, memory, tiles);
+    const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
+    if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders) add_query_sums<Shape>(call, memory, adder);
+  } else {
+    ptx::take_registers<Shape::kConsumerRegisters>();
+    consume<Shape>(call, memory);
+  }
+}
+
+// ---- before and after
+
+struct BeforeCall {
+  Rows output;
+  Rows output_gradient;
+  const float* lse = nullptr;           // [batch, heads, rows]
+  const float* lse_gradient = nullptr;  // likewise, or null
+  float* lse_log2 = nullptr;            // [batch, heads, padded rows]
+  float* delta = nullptr;
+  int batch = 0;
+  int heads = 0;
+  int rows = 0;
+  int padded_rows = 0;
+  int head_dim = 0;
+};
+
+// A warp per row of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
+template <class Element>
+__global__ void before_backward_kernel(const BeforeCall call) {
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_rows) return;
+  const int head = static_cast<int>(index % call.heads);
+  const std::int64_t rest = index / call.heads;
+  const int row = static_cast<int>(rest % call.padded_rows);
+  const int batch = static_cast<int>(rest / call.padded_rows);
+  const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_rows + row;
+  float sum = 0;
+  if (row < call.rows) {
+    const auto row_of = [&](const Rows& rows) {
+      return static_cast<const Element*>(rows.data) + batch * rows.batch_stride + row * rows.row_stride +
+             head * rows.head_stride;
+    };
+    const Element* output = row_of(call.output);
+    const Element* gradient = row_of(call.output_gradient);
+    const int column = lane * 8;
+    if (column < call.head_dim) {
+      const uint4 a = *reinterpret_cast<const uint4*>(output + column);
+      const uint4 b = *reinterpret_cast<const uint4*>(gradient + column);
+      const auto* x = reinterpret_cast<const Element*>(&a);
+      const auto* y = reinterpret_cast<const Element*>(&b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+    }
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
+  if (lane != 0) return;
+  float lse = INFINITY;
+  if (row < call.rows) {
+    const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
+    lse = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
+    if (call.lse_gradient != nullptr) sum -= call.lse_gradient[from];
+  }
+  call.lse_log2[to] = lse;
+  call.delta[to] = sum;
+}
+
+struct AfterCall {
+  const float* query_sums = nullptr;
+  Rows query_gradient;
+  int heads = 0;
+  int rows = 0;
+  int query_tiles = 0;
+  int head_dim = 0;
+  float scale = 1;
+};
+
+// dQ from sums in the order of registers to 16-bit rows; a block per query tile of a head.
+template <class Shape>
+__global__ void __launch_bounds__(2 * kWarpgroup) after_backward_kernel(const AfterCall call) {
+  using Element = typename Shape::Element;
+  const int m = static_cast<int>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.y);
+  const int batch = static_cast<int>(blockIdx.z);
+  const std::int64_t place = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
+  const auto* from = reinterpret_cast<const float4*>(call.query_sums + place * (Shape::kQueries * Shape::kHeadDim)) + threadIdx.x;
+  float sums[Shape::kQueryColumns / 2];
+#pragma unroll
+  for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
+    const float4 piece = from[i * 2 * kWarpgroup];
+    sums[4 * i] = piece.x;
+    sums[4 * i + 1] = piece.y;
+    sums[4 * i + 2] = piece.z;
+    sums[4 * i + 3] = piece.w;
+  }
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int first_column = Shape::kSplitColumns ? consumer * Shape::kQueryColumns : 0;
+  const int first_row = m * Shape::kQueries + (Shape::kSplitColumns ? 0 : consumer * 64) + thread / 32 * 16 + thread % 32 / 4;
+  Element* to[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r;
+    to[r] = row >= call.rows ? nullptr
+                             : static_cast<Element*>(call.query_gradient.data) + batch * call.query_gradient.batch_stride +
+                                   row * call.query_gradient.row_stride + head * call.query_gradient.head_stride + first_column;
+  }
+  const float factor[2] = {call.scale, call.scale};
+  store_rows<Element, Shape::kQueryColumns>(sums, factor, to, call.head_dim - first_column);
+}
+
+}  // namespace headroom::sm90

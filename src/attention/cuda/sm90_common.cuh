@@ -1,0 +1,84 @@
+// What the forward and backward kernels for Hopper share.
+#pragma once
+
+#include <cmath>
+
+#include "attention/cuda/sm90_call.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/warp.h"
+#include "cuda/ptx/wgmma.h"
+
+namespace headroom::sm90 {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
+inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
+
+constexpr int pad_columns(int head_dim) { return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns; }
+
+// The index-th piece of work: heads of a section side by side, their tiles one after the other.
+struct TilePlace {
+  int batch;
+  int head;
+  int tile;
+};
+__device__ __forceinline__ TilePlace place(const TileOrder& order, int index, int heads_per_batch) {
+  const int section_tiles = order.heads_per_section * order.tiles_per_head;
+  const int section = index / section_tiles;
+  const int in_section = index - section * section_tiles;
+  const int first_head = section * order.heads_per_section;
+  const int heads = min(order.heads_per_section, order.heads - first_head);
+  const int head = first_head + in_section % heads;
+  const int batch = head / heads_per_batch;
+  return {batch, head - batch * heads_per_batch, in_section / heads};
+}
+
+// Rows of shared memory, in tiles of 64 columns.
+template <int kRows, int kColumns, class Element>
+__device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, std::uint64_t& full, int row, int head,
+                                          int batch) {
+#pragma unroll
+  for (int column = 0; column < kColumns; column += kTileColumns) {
+    ptx::tma_load(to + column * kRows, map, full, column, 0, row, head, batch);
+  }
+}
+
+// Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
+__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  const int lane = threadIdx.x % 4;
+  const bool odd = (lane & 1) != 0;
+  const bool high = (lane & 2) != 0;
+  const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFF, odd ? a : b, 1);
+  const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFF, odd ? c : d, 1);
+  const std::uint32_t a1 = odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
+  const std::uint32_t b1 = odd ? b : ab;
+  const std::uint32_t c1 = odd ? cd : c;
+  const std::uint32_t d1 = odd ? d : cd;
+  const std::uint32_t x = __shfl_xor_sync(0xFFFFFFFF, high ? a1 : c1, 2);
+  const std::uint32_t y = __shfl_xor_sync(0xFFFFFFFF, high ? b1 : d1, 2);
+  return high ? make_uint4(x, y, c1, d1) : make_uint4(a1, b1, x, y);
+}
+
+// A warp's 16 rows of f32 sums, as 16-bit rows in global memory.
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2], Element* const (&row)[2],
+                                           int head_dim) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int block = 0; block < kHeadDim / 8; block += 4) {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* at = sums + (block + i) * 4 + 2 * r;
+        pairs[i] = ptx::pack<Element>(at[0] * factor[r], at[1] * factor[r]);
+      }
+      const uint4 piece = gather_quad(pairs[0], pairs[1], pairs[2], pairs[3]);
+      const int column = (block + lane) * 8;
+      if (row[r] != nullptr && column < head_dim) *reinterpret_cast<uint4*>(row[r] + column) = piece;
+    }
+  }
+}
+
+}  // namespace headroom::sm90
