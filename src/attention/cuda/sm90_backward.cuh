@@ -8,9 +8,7 @@
 // the order work on different heads, waits are short.
 #pragma once
 
-#include "attention/cuda/sm90_common.cuh"
-#include "attention/cuda/sm90_tiles.h"
-#include "cuda/pipeline.h"
+#include "attention/cuda/sm90_backward_common.cuh"
 
 namespace headroom::sm90 {
 
@@ -28,18 +26,10 @@ struct BackwardShape {
   // dQ of a tile is shared out by columns where the tile has 64 queries, by queries where it has 128.
   static constexpr bool kSplitColumns = kQueries == 64;
   static constexpr int kQueryColumns = kSplitColumns ? kHeadDim / 2 : kHeadDim;
+  static constexpr QueryShare kShares[kConsumers] = {
+      {kQueryColumns, 0, 0}, {kQueryColumns, kSplitColumns ? kQueryColumns : 0, kSplitColumns ? 0 : 64}};
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
-};
-
-// A block's share of keys, and the query tiles it passes over for each head of the group.
-struct KeyTile {
-  int batch;
-  int head;  // of keys
-  int index;
-  int first_query_tile;
-  int query_tiles;
-  bool none;  // no work is left
 };
 
 template <class Shape>
@@ -60,25 +50,6 @@ struct alignas(1024) BackwardMemory {
   Ring<2> tile_ring;
   KeyTile tile[2];
 };
-
-template <class Shape>
-__device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
-  const TilePlace at = place(call.order, index, call.heads_q / call.group);
-  // Intervals of queries rise with the key, so the first and the last key bound them all.
-  const int first_key = at.tile * Shape::kKeys;
-  const int last_key = min(first_key + Shape::kKeys, call.queries.rows) - 1;
-  const int begin = call.queries.of(at.batch, first_key).x / Shape::kQueries;
-  const int end = (call.queries.of(at.batch, last_key).y + Shape::kQueries - 1) / Shape::kQueries;
-  return {at.batch, at.head, at.tile, begin, max(end - begin, 0), false};
-}
-
-template <class Shape, class Body>
-__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile, const Body& body) {
-  for (int g = 0; g < call.group; ++g) {
-    const int head = tile.head * call.group + g;
-    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) body(head, m);
-  }
-}
 
 // ---- the warp that loads
 
@@ -128,17 +99,6 @@ __device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory,
 
 // Two, each with every other tile: while one waits for its turn and for its bytes to arrive, the other goes on.
 inline constexpr int kAdders = 2;
-
-__device__ __forceinline__ void wait_for_turn(const int* turns, int mine) {
-  int turn;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(turn) : "l"(turns) : "memory");
-  } while (turn != mine);
-}
-
-__device__ __forceinline__ void next_turn(int* turns) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turns) : "memory");
-}
 
 template <class Shape>
 __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& memory, int adder) {
@@ -356,10 +316,11 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(query_sums);
         memory.sums_ring.wait_empty(sums_at);
-        auto* sums = reinterpret_cast<float4*>(memory.query_sums[sums_at.stage]) + consumer * kWarpgroup + thread;
+        auto* sums =
+            reinterpret_cast<float4*>(memory.query_sums[sums_at.stage] + consumer * 64 * Shape::kQueryColumns) + thread;
 #pragma unroll
         for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
-          sums[i * Shape::kConsumers * kWarpgroup] =
+          sums[i * kWarpgroup] =
               make_float4(query_sums[4 * i], query_sums[4 * i + 1], query_sums[4 * i + 2], query_sums[4 * i + 3]);
         }
         ptx::async_proxy_fence();
@@ -420,108 +381,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) backward_kernel(const __gr
     ptx::take_registers<Shape::kConsumerRegisters>();
     consume<Shape>(call, memory);
   }
-}
-
-// ---- before and after
-
-struct BeforeCall {
-  Rows output;
-  Rows output_gradient;
-  const float* lse = nullptr;           // [batch, heads, rows]
-  const float* lse_gradient = nullptr;  // likewise, or null
-  float* lse_log2 = nullptr;            // [batch, heads, padded rows]
-  float* delta = nullptr;
-  int batch = 0;
-  int heads = 0;
-  int rows = 0;
-  int padded_rows = 0;
-  int head_dim = 0;
-};
-
-// A warp per row of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
-template <class Element>
-__global__ void before_backward_kernel(const BeforeCall call) {
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_rows) return;
-  const int head = static_cast<int>(index % call.heads);
-  const std::int64_t rest = index / call.heads;
-  const int row = static_cast<int>(rest % call.padded_rows);
-  const int batch = static_cast<int>(rest / call.padded_rows);
-  const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_rows + row;
-  float sum = 0;
-  if (row < call.rows) {
-    const auto row_of = [&](const Rows& rows) {
-      return static_cast<const Element*>(rows.data) + batch * rows.batch_stride + row * rows.row_stride +
-             head * rows.head_stride;
-    };
-    const Element* output = row_of(call.output);
-    const Element* gradient = row_of(call.output_gradient);
-    const int column = lane * 8;
-    if (column < call.head_dim) {
-      const uint4 a = *reinterpret_cast<const uint4*>(output + column);
-      const uint4 b = *reinterpret_cast<const uint4*>(gradient + column);
-      const auto* x = reinterpret_cast<const Element*>(&a);
-      const auto* y = reinterpret_cast<const Element*>(&b);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
-    }
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
-  if (lane != 0) return;
-  float lse = INFINITY;
-  if (row < call.rows) {
-    const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
-    lse = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
-    if (call.lse_gradient != nullptr) sum -= call.lse_gradient[from];
-  }
-  call.lse_log2[to] = lse;
-  call.delta[to] = sum;
-}
-
-struct AfterCall {
-  const float* query_sums = nullptr;
-  Rows query_gradient;
-  int heads = 0;
-  int rows = 0;
-  int query_tiles = 0;
-  int head_dim = 0;
-  float scale = 1;
-};
-
-// dQ from sums in the order of registers to 16-bit rows; a block per query tile of a head.
-template <class Shape>
-__global__ void __launch_bounds__(2 * kWarpgroup) after_backward_kernel(const AfterCall call) {
-  using Element = typename Shape::Element;
-  const int m = static_cast<int>(blockIdx.x);
-  const int head = static_cast<int>(blockIdx.y);
-  const int batch = static_cast<int>(blockIdx.z);
-  const std::int64_t place = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
-  const auto* from = reinterpret_cast<const float4*>(call.query_sums + place * (Shape::kQueries * Shape::kHeadDim)) + threadIdx.x;
-  float sums[Shape::kQueryColumns / 2];
-#pragma unroll
-  for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
-    const float4 piece = from[i * 2 * kWarpgroup];
-    sums[4 * i] = piece.x;
-    sums[4 * i + 1] = piece.y;
-    sums[4 * i + 2] = piece.z;
-    sums[4 * i + 3] = piece.w;
-  }
-  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int first_column = Shape::kSplitColumns ? consumer * Shape::kQueryColumns : 0;
-  const int first_row = m * Shape::kQueries + (Shape::kSplitColumns ? 0 : consumer * 64) + thread / 32 * 16 + thread % 32 / 4;
-  Element* to[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + 8 * r;
-    to[r] = row >= call.rows ? nullptr
-                             : static_cast<Element*>(call.query_gradient.data) + batch * call.query_gradient.batch_stride +
-                                   row * call.query_gradient.row_stride + head * call.query_gradient.head_stride + first_column;
-  }
-  const float factor[2] = {call.scale, call.scale};
-  store_rows<Element, Shape::kQueryColumns>(sums, factor, to, call.head_dim - first_column);
 }
 
 }  // namespace headroom::sm90

@@ -33,7 +33,8 @@ constexpr ForwardTile forward_tile(int head_dim, bool softcap) {
 }
 
 // Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over query tiles. A thread
-// holds head_dim registers of sums and queries scores and as many gradients of them.
+// holds head_dim registers of sums, queries / 2 scores and as many gradients of them. Larger heads have a kernel of their own,
+// 64 keys by 64 queries, where one consumer holds dV and the other dK.
 struct BackwardTile {
   int head_dim;
   int queries;

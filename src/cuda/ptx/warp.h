@@ -40,6 +40,17 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return pair;
 }
 
+// Four floats to global memory, or added to what is there.
+__device__ __forceinline__ void add_or_store(float* to, float4 value, bool store) {
+  if (store) {
+    *reinterpret_cast<float4*>(to) = value;
+  } else {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y), "f"(value.z),
+                 "f"(value.w)
+                 : "memory");
+  }
+}
+
 // Four 8 x 8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
 __device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
                                              std::uint32_t d) {
@@ -47,11 +58,22 @@ __device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_
                "r"(d)
                : "memory");
 }
-__device__ __forceinline__ void store_matrix_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,
-                                                        std::uint32_t c, std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
+__device__ __forceinline__ void load_matrix(std::uint32_t address, std::uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
                : "memory");
+}
+
+template <class Element>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000));
+}
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
 }  // namespace headroom::ptx

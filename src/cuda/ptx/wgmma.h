@@ -37,6 +37,13 @@ __device__ __forceinline__ void wgmma_pin(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// Operands in registers are made before this point, not later.
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(std::uint32_t (&operand)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operand[i])::"memory");
+}
+
 // D (+)= A B with both operands in shared memory; and with A in registers.
 template <class Element, int N, Major kA, Major kB>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, bool accumulate);

@@ -1,0 +1,455 @@
+// Attention backward on Hopper for heads of 192 and 256, whose dK and dV fill the registers of two warpgroups with 64 keys
+// alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK; each passes on
+// what the other needs through shared memory, and each takes a share of dQ's columns. The product that adds to dV (dK) for
+// one query tile runs while the next tile's probabilities (gradients) are made.
+#pragma once
+
+#include "attention/cuda/sm90_backward_common.cuh"
+
+namespace headroom::sm90 {
+
+template <class ElementType, int kHead, bool kCap>
+struct WideShape {
+  using Element = ElementType;
+  static constexpr bool kSoftcap = kCap;
+  static constexpr int kHeadDim = kHead;
+  static constexpr int kColumns = pad_columns(kHead);
+  static constexpr int kConsumers = 2;
+  static constexpr int kKeys = 64;
+  static constexpr int kQueries = 64;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr QueryShare kShares[kConsumers] = {{128, 0, 0}, {kHead - 128, 128, 0}};
+  static constexpr int kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 56;
+};
+
+template <class Shape>
+struct alignas(1024) WideMemory {
+  using Element = typename Shape::Element;
+  alignas(1024) Element key[Shape::kKeys * Shape::kColumns];
+  alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
+  alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
+  alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
+  alignas(1024) Element probability[2][Shape::kKeys * Shape::kQueries];  // a key per row
+  alignas(1024) Element score_gradient[2][Shape::kKeys * Shape::kQueries];
+  alignas(16) float lse[Shape::kStages][Shape::kQueries];
+  alignas(16) float delta[Shape::kStages][Shape::kQueries];
+  Ring<1> key_ring;
+  Ring<Shape::kStages> query_ring;
+  Ring<Shape::kStages> gradient_ring;
+  Ring<2> probability_ring;
+  Ring<2> score_gradient_ring;
+  Ring<2> tile_ring;
+  KeyTile tile[2];
+};
+
+// ---- the warp that loads
+
+template <class Shape>
+__device__ void produce(const BackwardCall& call, WideMemory<Shape>& memory, int tiles) {
+  RingPosition<1> key_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> at;
+  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
+    const KeyTile tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    memory.tile_ring.wait_empty(tile_at);
+    memory.tile[tile_at.stage] = tile;
+    memory.tile_ring.publish(tile_at);
+    tile_at.advance();
+    if (tile.none) return;
+    if (tile.query_tiles == 0) continue;
+    memory.key_ring.wait_empty(key_at);
+    std::uint64_t& full = memory.key_ring.full[0];
+    ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, tile.index * Shape::kKeys, tile.head,
+                                             tile.batch);
+    key_at.advance();
+    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
+      const int row = m * Shape::kQueries;
+      const std::int64_t statistics = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_rows + row;
+      constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
+      memory.query_ring.wait_empty(at);
+      std::uint64_t& query_full = memory.query_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(query_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full, row, head, tile.batch);
+      ptx::bulk_load(memory.lse[at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
+      memory.gradient_ring.wait_empty(at);
+      std::uint64_t& gradient_full = memory.gradient_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(gradient_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient, gradient_full, row,
+                                                  head, tile.batch);
+      ptx::bulk_load(memory.delta[at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      at.advance();
+    });
+  }
+}
+
+// ---- consumers
+
+// D = A B^T over the head's columns: 64 keys with 64 queries.
+template <class Shape>
+__device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const typename Shape::Element* a,
+                                                   const typename Shape::Element* b) {
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int at = k / kTileColumns * kTileColumns * 64 + k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(scores, ptx::matrix_descriptor(a + at),
+                                                                                  ptx::matrix_descriptor(b + at), k != 0);
+  }
+}
+
+// Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim].
+template <class Shape>
+__device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2], const typename Shape::Element* a,
+                                                        const typename Shape::Element* b) {
+#pragma unroll
+  for (int k = 0; k < 64; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::inner, ptx::Major::outer>(
+        sums, ptx::matrix_descriptor(a + k), ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
+  }
+}
+
+// Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces swapped by the
+// row's last bits. Tiles of 16 queries are 2 pieces apart.
+struct MatrixPlace {
+  std::uint32_t row_offset;
+  int row_bits;
+  int piece;
+
+  __device__ __forceinline__ MatrixPlace() {
+    const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + static_cast<int>(threadIdx.x) % 16;
+    row_offset = row * 128;
+    row_bits = row & 7;
+    piece = static_cast<int>(threadIdx.x) % 32 / 16;
+  }
+  __device__ __forceinline__ std::uint32_t address(const void* tile, int query) const {
+    return ptx::shared_address(tile) + row_offset + (((query / 8 + piece) ^ row_bits) << 4);
+  }
+};
+
+// A consumer's share of dQ = dS K, added to global memory in its turn, 64 columns at a time: registers are short.
+template <class Shape, int kConsumer>
+__device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory, const KeyTile& tile,
+                                          const typename Shape::Element* score_gradient, int head, int m) {
+  constexpr QueryShare kShare = Shape::kShares[kConsumer];
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int query_tiles = call.padded_rows / Shape::kQueries;
+  const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
+  float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
+  int* turns = call.turns == nullptr ? nullptr : call.turns + 2 * place + kConsumer;
+  bool first = false;
+#pragma unroll
+  for (int column = 0; column < kShare.columns; column += kTileColumns) {
+    const auto* key = memory.key + (kShare.first_column + column) * Shape::kKeys;
+    float sums[kTileColumns / 2];
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys; k += 16) {
+      ptx::wgmma<typename Shape::Element, kTileColumns, ptx::Major::outer, ptx::Major::outer>(
+          sums, ptx::matrix_descriptor(score_gradient + k * kTileColumns),
+          ptx::matrix_descriptor(key + k * kTileColumns), k != 0);
+    }
+    ptx::wgmma_commit();
+    if (column == 0 && turns != nullptr) {
+      const int turn = tile.index - call.keys.of(tile.batch, m * Shape::kQueries).x / Shape::kKeys;
+      first = turn == 0;
+      if (!first && thread == 0) wait_for_turn(turns, turn);
+      ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(sums);
+#pragma unroll
+    for (int i = 0; i < kTileColumns / 8; ++i) {
+      ptx::add_or_store(to + (column / 8 + i) * 4 * kWarpgroup,
+                        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), first);
+    }
+  }
+  if (turns != nullptr) {
+    __threadfence();
+    ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
+    if (thread == 0) next_turn(turns);
+  }
+}
+
+// 1 - tanh^2 of a capped score, from the probability it led to.
+__device__ __forceinline__ float softcap_slope(float probability, float lse_log2, float softcap) {
+  if (probability == 0) return 0;
+  const float tangent = (__log2f(probability) + lse_log2) / (softcap * kLog2e);
+  return 1 - tangent * tangent;
+}
+
+// Queries that see a thread's two keys. Keys past the end are seen by none.
+struct SeenBy {
+  int first_query[2];
+  int last_query[2];
+  int every_query_from;
+  int every_query_to;
+
+  __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int first_row) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + 8 * r;
+      const int2 range = row < call.queries.rows ? call.queries.of(tile.batch, row) : make_int2(0, 0);
+      first_query[r] = range.x;
+      last_query[r] = range.y;
+    }
+    every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
+    every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+  }
+};
+
+template <class Shape>
+__device__ __forceinline__ void store_wide_rows(const BackwardCall& call, const KeyTile& tile, const Rows& rows, int first_row,
+                                                float scale, const float (&sums)[Shape::kHeadDim / 2]) {
+  using Element = typename Shape::Element;
+  const float factor[2] = {scale, scale};
+  Element* to[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r;
+    to[r] = row >= call.queries.rows ? nullptr
+                                     : static_cast<Element*>(rows.data) + tile.batch * rows.batch_stride +
+                                           row * rows.row_stride + tile.head * rows.head_stride;
+  }
+  store_rows<Element, Shape::kHeadDim>(sums, factor, to, call.head_dim);
+}
+
+template <class Shape>
+__device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memory) {
+  using Element = typename Shape::Element;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
+  const int first_column = thread % 4 * 2;
+  const MatrixPlace matrix;
+  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  RingPosition<1> key_at;
+  RingPosition<2> pass_at;    // of probabilities
+  RingPosition<2> pass_before;
+  RingPosition<2> shared_at;  // of gradients of scores
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> at;
+  RingPosition<Shape::kStages> before;  // the query tile whose product is still to be made
+
+  while (true) {
+    memory.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = memory.tile[tile_at.stage];
+    if (tile.none) break;
+    float sums[Shape::kHeadDim / 2] = {};
+    if (tile.query_tiles > 0) {
+      const SeenBy side(call, tile, tile.index * Shape::kKeys + row_in_block);
+      const auto step = [&](auto is_first, int head, int m) {
+        constexpr bool kFirst = is_first.value;
+        float scores[32];
+        memory.query_ring.wait_full(at);
+        ptx::wgmma_fence();
+        multiply_wide_rows<Shape>(scores, memory.key, memory.query[at.stage]);
+        ptx::wgmma_commit();
+        if constexpr (!kFirst) {
+          ptx::wgmma_fence();
+          multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage], memory.output_gradient[before.stage]);
+          ptx::wgmma_commit();
+        }
+        ptx::wgmma_wait<kFirst ? 0 : 1>();
+        ptx::wgmma_pin(scores);
+        if constexpr (Shape::kSoftcap) {
+          const float inner = 2 * kLog2e * call.scale / call.softcap;
+#pragma unroll
+          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+        }
+        const int tile_begin = m * Shape::kQueries;
+        if (tile_begin < side.every_query_from || tile_begin + Shape::kQueries > side.every_query_to) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) {
+            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
+            const int r = i % 4 / 2;
+            if (query < side.first_query[r] || query >= side.last_query[r]) scores[i] = -INFINITY;
+          }
+        }
+        const float* lse = memory.lse[at.stage] + first_column;
+#pragma unroll
+        for (int i = 0; i < 32; i += 4) {
+          const float2 column = *reinterpret_cast<const float2*>(lse + i * 2);
+          scores[i] = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
+          scores[i + 1] = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
+          scores[i + 2] = ptx::exp2_approximate(fmaf(scores[i + 2], scale_log2, -column.x));
+          scores[i + 3] = ptx::exp2_approximate(fmaf(scores[i + 3], scale_log2, -column.y));
+        }
+        memory.probability_ring.wait_empty(pass_at);
+        const auto pair = [&](int i) { return ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]); };
+#pragma unroll
+        for (int k = 0; k < 64; k += 16) {
+          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), pair(k / 4), pair(k / 4 + 1),
+                            pair(k / 4 + 2), pair(k / 4 + 3));
+        }
+        ptx::async_proxy_fence();
+        memory.probability_ring.publish(pass_at);
+        if constexpr (!kFirst) {
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(sums);
+          memory.gradient_ring.release(before);
+          before.advance();
+          memory.probability_ring.release(pass_before);
+          pass_before.advance();
+        }
+        memory.probability_ring.wait_full(pass_at);  // by every warp of this side
+        memory.query_ring.release(at);
+        at.advance();
+        pass_at.advance();
+        memory.score_gradient_ring.wait_full(shared_at);
+        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
+        memory.score_gradient_ring.release(shared_at);
+        shared_at.advance();
+      };
+      memory.key_ring.wait_full(key_at);
+      QuerySteps at_step(call, tile);
+      step(std::true_type{}, at_step.head, at_step.m);
+      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile)) step(std::false_type{}, at_step.head, at_step.m);
+      ptx::wgmma_fence();
+      multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage], memory.output_gradient[before.stage]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(sums);
+      memory.gradient_ring.release(before);
+      before.advance();
+      memory.probability_ring.release(pass_before);
+      pass_before.advance();
+      memory.key_ring.release(key_at);
+      key_at.advance();
+    }
+    store_wide_rows<Shape>(call, tile, call.value_gradient, tile.index * Shape::kKeys + row_in_block, 1, sums);
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
+  }
+}
+
+template <class Shape>
+__device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory) {
+  using Element = typename Shape::Element;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % 32;
+  const int row_in_block = thread / 32 * 16 + lane / 4;
+  const int first_column = thread % 4 * 2;
+  const MatrixPlace matrix;
+  RingPosition<1> key_at;
+  RingPosition<2> pass_at;
+  RingPosition<2> shared_at;
+  RingPosition<2> shared_before;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> at;
+  RingPosition<Shape::kStages> before;
+
+  while (true) {
+    memory.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = memory.tile[tile_at.stage];
+    if (tile.none) break;
+    float sums[Shape::kHeadDim / 2] = {};
+    if (tile.query_tiles > 0) {
+      const auto step = [&](auto is_first, int head, int m) {
+        constexpr bool kFirst = is_first.value;
+        float gradients[32];
+        memory.gradient_ring.wait_full(at);
+        ptx::wgmma_fence();
+        multiply_wide_rows<Shape>(gradients, memory.value, memory.output_gradient[at.stage]);
+        ptx::wgmma_commit();
+        if constexpr (!kFirst) {
+          ptx::wgmma_fence();
+          multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage], memory.query[before.stage]);
+          ptx::wgmma_commit();
+        }
+        ptx::wgmma_wait<kFirst ? 0 : 1>();
+        ptx::wgmma_pin(gradients);
+        const float* delta = memory.delta[at.stage] + first_column;
+        memory.probability_ring.wait_full(pass_at);
+        if constexpr (Shape::kSoftcap) memory.query_ring.wait_full(at);
+        memory.score_gradient_ring.wait_empty(shared_at);
+#pragma unroll
+        for (int k = 0; k < 64; k += 16) {
+          std::uint32_t pairs[4];
+          ptx::load_matrix(matrix.address(memory.probability[pass_at.stage], k), pairs);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int column = k + j / 2 * 8;
+            const int i = k / 2 + 2 * j;
+            const float2 shift = *reinterpret_cast<const float2*>(delta + column);
+            float2 p = ptx::unpack<Element>(pairs[j]);
+            if constexpr (Shape::kSoftcap) {
+              const float2 lse = *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
+              p.x *= softcap_slope(p.x, lse.x, call.softcap);
+              p.y *= softcap_slope(p.y, lse.y, call.softcap);
+            }
+            pairs[j] = ptx::pack<Element>(p.x * (gradients[i] - shift.x), p.y * (gradients[i + 1] - shift.y));
+          }
+          ptx::store_matrix(matrix.address(memory.score_gradient[shared_at.stage], k), pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+        memory.probability_ring.release(pass_at);
+        ptx::async_proxy_fence();
+        memory.score_gradient_ring.publish(shared_at);
+        pass_at.advance();
+        if constexpr (!kFirst) {
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(sums);
+          memory.query_ring.release(before);
+          before.advance();
+          memory.score_gradient_ring.release(shared_before);
+          shared_before.advance();
+        }
+        memory.gradient_ring.release(at);
+        at.advance();
+        memory.score_gradient_ring.wait_full(shared_at);  // by every warp of this side
+        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
+        shared_at.advance();
+      };
+      memory.key_ring.wait_full(key_at);
+      QuerySteps at_step(call, tile);
+      step(std::true_type{}, at_step.head, at_step.m);
+      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile)) step(std::false_type{}, at_step.head, at_step.m);
+      ptx::wgmma_fence();
+      multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage], memory.query[before.stage]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(sums);
+      memory.query_ring.release(before);
+      before.advance();
+      memory.score_gradient_ring.release(shared_before);
+      shared_before.advance();
+      memory.key_ring.release(key_at);
+      key_at.advance();
+    }
+    store_wide_rows<Shape>(call, tile, call.key_gradient, tile.index * Shape::kKeys + row_in_block, call.scale, sums);
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) wide_backward_kernel(const __grid_constant__ BackwardCall call) {
+  extern __shared__ std::uint8_t raw[];
+  auto& memory = *reinterpret_cast<WideMemory<Shape>*>(raw);
+  const int tiles = call.order.tiles_per_head * call.order.heads;
+  if (threadIdx.x == 0) {
+    constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
+    memory.key_ring.init(1, kComputing);
+    memory.query_ring.init(1, kComputing);
+    memory.gradient_ring.init(1, kComputing);
+    memory.probability_ring.init(kWarpgroup, kComputing);
+    memory.score_gradient_ring.init(kWarpgroup, kComputing);
+    memory.tile_ring.init(1, kComputing);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    ptx::give_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Shape>(call, memory, tiles);
+  } else {
+    ptx::take_registers<Shape::kConsumerRegisters>();
+    if (threadIdx.x < 2 * kWarpgroup) {
+      consume_values<Shape>(call, memory);
+    } else {
+      consume_keys<Shape>(call, memory);
+    }
+  }
+}
+
+}  // namespace headroom::sm90
