@@ -24,6 +24,8 @@ struct AttentionProblem {
   float scale = 0;            // 0: 1 / sqrt(head_dim)
   float softcap = 0;          // scores <- softcap * tanh(scores / softcap); 0: off
   bool sinks = false;         // one learned logit per query head joins every softmax
+  bool deterministic =
+      true;  // false: where that is faster, gradients may differ in their last bits from run to run
   Mask mask{};
 };
 

@@ -35,7 +35,9 @@ struct Ring {
   __device__ __forceinline__ void wait_empty(RingPosition<kStages> at) {
     ptx::mbarrier_wait(empty[at.stage], at.parity ^ 1);
   }
-  __device__ __forceinline__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(full[at.stage], at.parity); }
+  __device__ __forceinline__ void wait_full(RingPosition<kStages> at) {
+    ptx::mbarrier_wait(full[at.stage], at.parity);
+  }
   __device__ __forceinline__ void publish(RingPosition<kStages> at) { ptx::mbarrier_arrive(full[at.stage]); }
   __device__ __forceinline__ void release(RingPosition<kStages> at) { ptx::mbarrier_arrive(empty[at.stage]); }
 };

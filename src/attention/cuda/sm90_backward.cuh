@@ -1,11 +1,12 @@
-// Attention backward on Hopper. A block keeps a tile of keys and values with the sums of their gradients and takes the query
-// tiles that see them one after the other, last to first: scores and probabilities again (transposed, so that they are the
-// left operand of dV and dK without leaving registers), then the gradients of scores, which also go through shared memory
-// into dQ. One warp loads, one adds dQ to global memory, two warpgroups of 64 keys compute.
+// Attention backward on Hopper. A block keeps a tile of keys and values with the sums of their gradients and
+// takes the query tiles that see them one after the other, last to first: scores and probabilities again
+// (transposed, so that they are the left operand of dV and dK without leaving registers), then the gradients
+// of scores, which also go through shared memory into dQ. One warp loads, one adds dQ to global memory, two
+// warpgroups of 64 keys compute.
 //
-// dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each waiting for its turn.
-// A block waits only for blocks that took their work before it, so there is always one that can go on; and as neighbours in
-// the order work on different heads, waits are short.
+// dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each
+// waiting for its turn. A block waits only for blocks that took their work before it, so there is always one
+// that can go on; and as neighbours in the order work on different heads, waits are short.
 #pragma once
 
 #include "attention/cuda/sm90_backward_common.cuh"
@@ -20,7 +21,7 @@ struct BackwardShape {
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
-  static constexpr int kQueries = backward_tile(kHead).queries;
+  static constexpr int kQueries = backward_tile(kHead, kCap).queries;
   static constexpr int kStages = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   // dQ of a tile is shared out by columns where the tile has 64 queries, by queries where it has 128.
@@ -28,6 +29,8 @@ struct BackwardShape {
   static constexpr int kQueryColumns = kSplitColumns ? kHeadDim / 2 : kHeadDim;
   static constexpr QueryShare kShares[kConsumers] = {
       {kQueryColumns, 0, 0}, {kQueryColumns, kSplitColumns ? kQueryColumns : 0, kSplitColumns ? 0 : 64}};
+  // With 128 queries there are registers for one form of the probabilities, the one that is multiplied.
+  static constexpr bool kRounded = kQueries == 128;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
 };
@@ -39,7 +42,8 @@ struct alignas(1024) BackwardMemory {
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
-  alignas(1024) Element score_gradient[2][Shape::kKeys * Shape::kQueries];  // tiles of 64 queries, a key per row
+  alignas(1024) Element
+      score_gradient[2][Shape::kKeys * Shape::kQueries];  // tiles of 64 queries, a key per row
   alignas(1024) float query_sums[2][Shape::kQueries * Shape::kHeadDim];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float delta[Shape::kStages][Shape::kQueries];
@@ -59,37 +63,44 @@ __device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory,
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> query_at;
   RingPosition<Shape::kStages> gradient_at;
-  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    const KeyTile tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     memory.tile_ring.wait_empty(tile_at);
-    memory.tile[tile_at.stage] = tile;
+    KeyTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
     memory.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
+    const int query_head = tile.head * call.group + call.first_member;
     memory.key_ring.wait_empty(key_at);
     std::uint64_t& full = memory.key_ring.full[0];
     ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, tile.index * Shape::kKeys, tile.head,
-                                             tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
     for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
-      const int row = m * Shape::kQueries;
-      const std::int64_t statistics = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_rows + row;
+      const int place = m * Shape::kQueries;
+      const std::int64_t statistics =
+          (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
       memory.query_ring.wait_empty(query_at);
       std::uint64_t& query_full = memory.query_ring.full[query_at.stage];
       ptx::mbarrier_arrive_expect(query_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[query_at.stage], call.query, query_full, row, head, tile.batch);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[query_at.stage], call.query, query_full,
+                                                  call.queries, head, place, head, tile.batch);
       ptx::bulk_load(memory.lse[query_at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
       query_at.advance();
       memory.gradient_ring.wait_empty(gradient_at);
       std::uint64_t& gradient_full = memory.gradient_ring.full[gradient_at.stage];
       ptx::mbarrier_arrive_expect(gradient_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[gradient_at.stage], call.output_gradient,
-                                                  gradient_full, row, head, tile.batch);
-      ptx::bulk_load(memory.delta[gradient_at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[gradient_at.stage],
+                                                  call.output_gradient, gradient_full, call.queries, head,
+                                                  place, head, tile.batch);
+      ptx::bulk_load(memory.delta[gradient_at.stage], call.delta + statistics, sizeof(memory.delta[0]),
+                     gradient_full);
       gradient_at.advance();
     });
   }
@@ -97,30 +108,30 @@ __device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory,
 
 // ---- the warps that add dQ
 
-// Two, each with every other tile: while one waits for its turn and for its bytes to arrive, the other goes on.
+// Two, each with every other tile: while one waits for its turn and for its bytes to arrive, the other goes
+// on.
 inline constexpr int kAdders = 2;
 
 template <class Shape>
 __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& memory, int adder) {
   RingPosition<2> sums_at;
   RingPosition<2> tile_at;
-  const int query_tiles = call.padded_rows / Shape::kQueries;
+  const int query_tiles = call.padded_places / Shape::kQueries;
   while (true) {
     memory.tile_ring.wait_full(tile_at);
-    const KeyTile tile = memory.tile[tile_at.stage];
-    memory.tile_ring.release(tile_at);
-    tile_at.advance();
+    const KeyTile& tile = memory.tile[tile_at.stage];
     if (tile.none) return;
     for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
       if (sums_at.stage == adder) {
-        const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
+        const std::int64_t place =
+            (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
         float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim);
         bool first = false;
         if (call.turns != nullptr) {
-          // In the order of keys, from the first that the query tile sees; the first need not find zeros.
-          const int turn = tile.index - call.keys.of(tile.batch, m * Shape::kQueries).x / Shape::kKeys;
+          // The first need not find zeros.
+          const int turn = turn_of<Shape>(call, tile, head, m);
           first = turn == 0;
-          if (!first) wait_for_turn(call.turns + place, turn);
+          if (!first) wait_for_turn(call.turns + 2 * place, turn);
         }
         memory.sums_ring.wait_full(sums_at);
         const float* from = memory.query_sums[sums_at.stage];
@@ -134,11 +145,13 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
         memory.sums_ring.release(sums_at);
         if (call.turns != nullptr) {
           ptx::bulk_wait<0>();
-          next_turn(call.turns + place);
+          next_turn(call.turns + 2 * place);
         }
       }
       sums_at.advance();
     });
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
   }
 }
 
@@ -146,7 +159,8 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
 
 // D = A B^T over the head's columns: 64 rows of A with the rows of B.
 template <class Shape>
-__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2], const typename Shape::Element* a,
+__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
+                                              const typename Shape::Element* a,
                                               const typename Shape::Element* b) {
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
@@ -173,12 +187,14 @@ __device__ __forceinline__ void multiply_queries(float (&sums)[Shape::kHeadDim /
 
 // This consumer's share of dQ = dS K: 64 queries of kQueryColumns columns.
 template <class Shape>
-__device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kQueryColumns / 2], const typename Shape::Element* score_gradient,
+__device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kQueryColumns / 2],
+                                              const typename Shape::Element* score_gradient,
                                               const typename Shape::Element* key, int consumer) {
   constexpr std::uint32_t kColumnTileBytes = Shape::kKeys * kTileColumns * 2;
   const int first_column = Shape::kSplitColumns ? consumer * Shape::kQueryColumns : 0;
   const auto* a = score_gradient + (Shape::kSplitColumns ? 0 : consumer * Shape::kKeys * kTileColumns);
-  const auto* b = key + first_column / kTileColumns * kTileColumns * Shape::kKeys + first_column % kTileColumns;
+  const auto* b =
+      key + first_column / kTileColumns * kTileColumns * Shape::kKeys + first_column % kTileColumns;
 #pragma unroll
   for (int k = 0; k < Shape::kKeys; k += 16) {
     ptx::wgmma<typename Shape::Element, Shape::kQueryColumns, ptx::Major::outer, ptx::Major::outer>(
@@ -192,14 +208,16 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
   using Element = typename Shape::Element;
   constexpr int kScores = Shape::kQueries / 2;
   constexpr int kGradientsWritten = 1;  // named barrier of both consumers
-  const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
+  const int consumer =
+      __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + lane / 4;
   const Element* key = memory.key + consumer * 64 * kTileColumns;
   const Element* value = memory.value + consumer * 64 * kTileColumns;
   const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
-  // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the row's last bits.
+  // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
+  // row's last bits.
   const int matrix_row = consumer * 64 + thread / 32 * 16 + lane % 16;
   const int matrix_piece = lane / 16;
   RingPosition<1> key_at;
@@ -217,18 +235,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
     float value_sums[Shape::kHeadDim / 2] = {};
 
     if (tile.query_tiles > 0) {
-      // Queries that see this thread's two keys. Keys past the end are seen by none.
-      int first_query[2];
-      int last_query[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = tile.index * Shape::kKeys + row_in_block + 8 * r;
-        const int2 range = row < call.queries.rows ? call.queries.of(tile.batch, row) : make_int2(0, 0);
-        first_query[r] = range.x;
-        last_query[r] = range.y;
-      }
-      const int every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
-      const int every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+      const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
       memory.key_ring.wait_full(key_at);
 
       for_each_query_tile<Shape>(call, tile, [&](int, int m) {
@@ -253,12 +260,12 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
         }
         const int tile_begin = m * Shape::kQueries;
-        if (tile_begin < every_query_from || tile_begin + Shape::kQueries > every_query_to) {
+        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
 #pragma unroll
           for (int i = 0; i < kScores; ++i) {
             const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
             const int r = i % 4 / 2;
-            if (query < first_query[r] || query >= last_query[r]) scores[i] = -INFINITY;
+            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
           }
         }
         const float* lse = memory.lse[query_at.stage] + first_column;
@@ -269,7 +276,8 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
           const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
           probabilities[i / 2] = ptx::pack<Element>(p, q);
-          // With a softcap, times its slope: 1 - tanh^2; where the mask hides a pair, P is zero and the slope is none.
+          // With a softcap, times its slope: 1 - tanh^2; where the mask hides a pair, P is zero and the slope
+          // is none.
           scores[i] = Shape::kSoftcap && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
           scores[i + 1] = Shape::kSoftcap && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
         }
@@ -282,8 +290,10 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 #pragma unroll
         for (int i = 0; i < kScores; i += 2) {
           const float2 column = *reinterpret_cast<const float2*>(delta + i / 4 * 8);
+          const float2 p = Shape::kRounded ? ptx::unpack<Element>(probabilities[i / 2])
+                                           : make_float2(scores[i], scores[i + 1]);
           score_gradients[i / 2] =
-              ptx::pack<Element>(scores[i] * (gradients[i] - column.x), scores[i + 1] * (gradients[i + 1] - column.y));
+              ptx::pack<Element>(p.x * (gradients[i] - column.x), p.y * (gradients[i + 1] - column.y));
         }
         Element* shared_gradients = memory.score_gradient[gradients_at.stage];
         const std::uint32_t row_address = ptx::shared_address(shared_gradients) + matrix_row * 128;
@@ -292,7 +302,8 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           const std::uint32_t tile_address = row_address + k / kTileColumns * (Shape::kKeys * 128);
           const int piece = k % kTileColumns / 8 + matrix_piece;
           const std::uint32_t* pairs = score_gradients + k / 4;
-          ptx::store_matrix(tile_address + ((piece ^ (matrix_row & 7)) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
+          ptx::store_matrix(tile_address + ((piece ^ (matrix_row & 7)) << 4), pairs[0], pairs[1], pairs[2],
+                            pairs[3]);
         }
 
         // dV += P^T dO; dQ = dS K; dK += dS^T Q.
@@ -316,12 +327,13 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(query_sums);
         memory.sums_ring.wait_empty(sums_at);
-        auto* sums =
-            reinterpret_cast<float4*>(memory.query_sums[sums_at.stage] + consumer * 64 * Shape::kQueryColumns) + thread;
+        auto* sums = reinterpret_cast<float4*>(memory.query_sums[sums_at.stage] +
+                                               consumer * 64 * Shape::kQueryColumns) +
+                     thread;
 #pragma unroll
         for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
-          sums[i * kWarpgroup] =
-              make_float4(query_sums[4 * i], query_sums[4 * i + 1], query_sums[4 * i + 2], query_sums[4 * i + 3]);
+          sums[i * kWarpgroup] = make_float4(query_sums[4 * i], query_sums[4 * i + 1], query_sums[4 * i + 2],
+                                             query_sums[4 * i + 3]);
         }
         ptx::async_proxy_fence();
         memory.sums_ring.publish(sums_at);
@@ -335,30 +347,16 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
       key_at.advance();
     }
 
-    const int first_row = tile.index * Shape::kKeys + row_in_block;
-    const float key_factor[2] = {call.scale, call.scale};
-    const float value_factor[2] = {1, 1};
-    Element* key_row[2];
-    Element* value_row[2];
-    const auto row_of = [&](const Rows& rows, int row) {
-      return row >= call.queries.rows ? nullptr
-                                      : static_cast<Element*>(rows.data) + tile.batch * rows.batch_stride +
-                                            row * rows.row_stride + tile.head * rows.head_stride;
-    };
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      key_row[r] = row_of(call.key_gradient, first_row + 8 * r);
-      value_row[r] = row_of(call.value_gradient, first_row + 8 * r);
-    }
-    store_rows<Element, Shape::kHeadDim>(key_sums, key_factor, key_row, call.head_dim);
-    store_rows<Element, Shape::kHeadDim>(value_sums, value_factor, value_row, call.head_dim);
+    store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, key_sums);
+    store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, value_sums);
     memory.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) backward_kernel(const __grid_constant__ BackwardCall call) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ std::uint8_t raw[];
   auto& memory = *reinterpret_cast<BackwardMemory<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;

@@ -1,4 +1,5 @@
-// What both backward kernels for Hopper share: the share of keys a block works on, turns, and what runs before and after.
+// What both backward kernels for Hopper share: the share of keys a block works on, turns, and what runs
+// before and after.
 #pragma once
 
 #include "attention/cuda/sm90_common.cuh"
@@ -12,6 +13,7 @@ struct KeyTile {
   int batch;
   int head;  // of keys
   int index;
+  int places;  // none or less: past the end
   int first_query_tile;
   int query_tiles;
   bool none;  // no work is left
@@ -20,18 +22,25 @@ struct KeyTile {
 template <class Shape>
 __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
   const TilePlace at = place(call.order, index, call.heads_q / call.group);
-  // Intervals of queries rise with the key, so the first and the last key bound them all.
+  const int query_head = at.head * call.group + call.first_member;
   const int first_key = at.tile * Shape::kKeys;
-  const int last_key = min(first_key + Shape::kKeys, call.queries.rows) - 1;
-  const int begin = call.queries.of(at.batch, first_key).x / Shape::kQueries;
-  const int end = (call.queries.of(at.batch, last_key).y + Shape::kQueries - 1) / Shape::kQueries;
-  return {at.batch, at.head, at.tile, begin, max(end - begin, 0), false};
+  KeyTile tile{
+      at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
+      0,        0,       false};
+  if (tile.places <= 0) return tile;
+  // Intervals of queries rise with the key, so the first and the last key bound them all.
+  const int begin = call.seen_by.of(at.batch, query_head, first_key).x / Shape::kQueries;
+  const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).y;
+  tile.first_query_tile = begin;
+  tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
+  return tile;
 }
 
 template <class Shape, class Body>
-__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile, const Body& body) {
-  for (int g = 0; g < call.group; ++g) {
-    const int head = tile.head * call.group + g;
+__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
+                                                    const Body& body) {
+  for (int g = 0; g < call.members; ++g) {
+    const int head = tile.head * call.group + call.first_member + g;
     for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) body(head, m);
   }
 }
@@ -43,7 +52,9 @@ struct QuerySteps {
   int left;
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.head * call.group), m(tile.first_query_tile + tile.query_tiles - 1), left(tile.query_tiles * call.group) {}
+      : head(tile.head * call.group + call.first_member),
+        m(tile.first_query_tile + tile.query_tiles - 1),
+        left(tile.query_tiles * call.members) {}
   __device__ __forceinline__ void advance(const KeyTile& tile) {
     --left;
     if (--m < tile.first_query_tile) {
@@ -53,8 +64,8 @@ struct QuerySteps {
   }
 };
 
-// A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each in the order of
-// the registers that made it: four sums of every thread, then the next four.
+// A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
+// in the order of the registers that made it: four sums of every thread, then the next four.
 struct QueryShare {
   int columns;
   int first_column;
@@ -74,47 +85,102 @@ __device__ __forceinline__ void next_turn(int* turns) {
   asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turns) : "memory");
 }
 
-// ---- before and after
+// Queries that see a thread's two keys. Keys past the end are seen by none.
+struct SeenBy {
+  int first_query[2];
+  int last_query[2];
+  int every_query_from;  // all keys of the warp are seen by [from, to)
+  int every_query_to;
 
-struct BeforeCall {
-  Rows output;
-  Rows output_gradient;
-  const float* lse = nullptr;           // [batch, heads, rows]
-  const float* lse_gradient = nullptr;  // likewise, or null
-  float* lse_log2 = nullptr;            // [batch, heads, padded rows]
-  float* delta = nullptr;
-  int batch = 0;
-  int heads = 0;
-  int rows = 0;
-  int padded_rows = 0;
-  int head_dim = 0;
+  __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int keys,
+                                    int row_in_block) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int place = row_in_block + 8 * r;
+      const int query_head = tile.head * call.group + call.first_member;
+      const int2 range = place < tile.places
+                             ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place)
+                             : make_int2(0, 0);
+      first_query[r] = range.x;
+      last_query[r] = range.y;
+    }
+    every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
+    every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+  }
 };
 
-// A warp per row of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
+// Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
+// sees.
+template <class Shape>
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int m) {
+  return tile.index - call.seen.of(tile.batch, head, m * Shape::kQueries).x / Shape::kKeys;
+}
+
+// A thread's two rows of dK or dV.
+template <class Shape>
+__device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
+                                               const Rows& rows, int row_in_block, float scale,
+                                               const float (&sums)[Shape::kHeadDim / 2]) {
+  using Element = typename Shape::Element;
+  const float factor[2] = {scale, scale};
+  int row[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = row_in_block + 8 * r;
+    const int query_head = tile.head * call.group + call.first_member;
+    row[r] =
+        place < tile.places ? call.keys.row(tile.batch, query_head, tile.index * Shape::kKeys + place) : -1;
+  }
+  if (call.add_key_gradients) {
+    float* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      to[r] = row[r] < 0 ? nullptr : rows.template row<float>(tile.batch, tile.head, row[r]);
+    add_rows<Shape::kHeadDim>(sums, factor, to, call.head_dim);
+  } else {
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      to[r] = row[r] < 0 ? nullptr : rows.template row<Element>(tile.batch, tile.head, row[r]);
+    store_rows<Element, Shape::kHeadDim>(sums, factor, to, call.head_dim);
+  }
+}
+
+// ---- before and after
+
+// A warp per place of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
 template <class Element>
 __global__ void before_backward_kernel(const BeforeCall call) {
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_rows) return;
+  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places) return;
   const int head = static_cast<int>(index % call.heads);
   const std::int64_t rest = index / call.heads;
-  const int row = static_cast<int>(rest % call.padded_rows);
-  const int batch = static_cast<int>(rest / call.padded_rows);
-  const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_rows + row;
+  const int place = static_cast<int>(rest % call.padded_places);
+  const int batch = static_cast<int>(rest / call.padded_places);
+  const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_places + place;
+  if (place >= call.queries.count_of(batch, head)) {
+    if (lane == 0) {
+      call.lse_log2[to] = INFINITY;
+      call.delta[to] = 0;
+    }
+    return;
+  }
+  const int row = call.queries.row(batch, head, place);
   float sum = 0;
-  if (row < call.rows) {
-    const auto row_of = [&](const Rows& rows) {
-      return static_cast<const Element*>(rows.data) + batch * rows.batch_stride + row * rows.row_stride +
-             head * rows.head_stride;
-    };
-    const Element* output = row_of(call.output);
-    const Element* gradient = row_of(call.output_gradient);
-    const int column = lane * 8;
-    if (column < call.head_dim) {
-      const uint4 a = *reinterpret_cast<const uint4*>(output + column);
-      const uint4 b = *reinterpret_cast<const uint4*>(gradient + column);
+  const int column = lane * 8;
+  if (column < call.head_dim) {
+    const uint4 b = *reinterpret_cast<const uint4*>(
+        call.output_gradient.template row<Element>(batch, head, row) + column);
+    const auto* y = reinterpret_cast<const Element*>(&b);
+    if (call.output_is_f32) {
+      const float* x = call.output.template row<float>(batch, head, row) + column;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], static_cast<float>(y[i]), sum);
+    } else {
+      const uint4 a =
+          *reinterpret_cast<const uint4*>(call.output.template row<Element>(batch, head, row) + column);
       const auto* x = reinterpret_cast<const Element*>(&a);
-      const auto* y = reinterpret_cast<const Element*>(&b);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
     }
@@ -122,75 +188,74 @@ __global__ void before_backward_kernel(const BeforeCall call) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
   if (lane != 0) return;
-  float lse = INFINITY;
-  if (row < call.rows) {
-    const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
-    lse = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
-    if (call.lse_gradient != nullptr) sum -= call.lse_gradient[from];
-  }
-  call.lse_log2[to] = lse;
-  call.delta[to] = sum;
+  const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
+  call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
+  call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
 }
 
-struct AfterCall {
-  const float* query_sums = nullptr;
-  Rows query_gradient;
-  Intervals keys;
-  int heads = 0;
-  int query_tiles = 0;
-  int tile_rows = 0;
-  int head_dim = 0;
-  float scale = 1;
-};
-
-template <class Element, int kColumns>
-__device__ __forceinline__ void finish_share(const AfterCall& call, const float* sums_of_share, int first_column, int first_row) {
+template <class Shape, int kShare>
+__device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
+                                             int head, int m) {
+  using Element = typename Shape::Element;
+  constexpr QueryShare kPart = Shape::kShares[kShare];
+  constexpr int kStart = kShare == 0 ? 0 : 64 * Shape::kShares[0].columns;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int batch = static_cast<int>(blockIdx.z);
-  const int head = static_cast<int>(blockIdx.y);
-  float sums[kColumns / 2];
+  const int count = call.queries.count_of(batch, head);
+  // Where no key is seen nobody has added, and the memory holds anything.
+  const int2 seen = call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+  float sums[kPart.columns / 2];
 #pragma unroll
-  for (int i = 0; i < kColumns / 8; ++i) {
-    const float4 piece = reinterpret_cast<const float4*>(sums_of_share)[i * kWarpgroup + thread];
+  for (int i = 0; i < kPart.columns / 8; ++i) {
+    const float4 piece = seen.x < seen.y
+                             ? reinterpret_cast<const float4*>(tile_sums + kStart)[i * kWarpgroup + thread]
+                             : make_float4(0, 0, 0, 0);
     sums[4 * i] = piece.x;
     sums[4 * i + 1] = piece.y;
     sums[4 * i + 2] = piece.z;
     sums[4 * i + 3] = piece.w;
   }
-  const Rows& rows = call.query_gradient;
-  Element* to[2];
+  const float factor[2] = {call.scale, call.scale};
+  int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-    to[r] = row >= call.keys.rows ? nullptr
-                                  : static_cast<Element*>(rows.data) + batch * rows.batch_stride + row * rows.row_stride +
-                                        head * rows.head_stride + first_column;
+    const int place = m * Shape::kQueries + kPart.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  // Where no key is seen nobody has added, and the memory holds anything.
-  const int2 seen = call.keys.of(batch, min(static_cast<int>(blockIdx.x + 1) * call.tile_rows, call.keys.rows) - 1);
-  const float scale = seen.x < seen.y ? call.scale : 0;
-  const float factor[2] = {scale, scale};
-  if (scale == 0) {
+  if (call.add) {
+    float* to[2];
 #pragma unroll
-    for (float& sum : sums) sum = 0;
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr
+                         : call.query_gradient.template row<float>(batch, head, row[r]) + kPart.first_column;
+    }
+    add_rows<kPart.columns>(sums, factor, to, call.head_dim - kPart.first_column);
+  } else {
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0
+                  ? nullptr
+                  : call.query_gradient.template row<Element>(batch, head, row[r]) + kPart.first_column;
+    }
+    store_rows<Element, kPart.columns>(sums, factor, to, call.head_dim - kPart.first_column);
   }
-  store_rows<Element, kColumns>(sums, factor, to, call.head_dim - first_column);
 }
 
-// dQ from sums in the order of registers to 16-bit rows; a block per query tile of a head.
+// dQ from sums in the order of registers to rows; a block per query tile of a head.
 template <class Shape>
-__global__ void __launch_bounds__(2 * kWarpgroup) after_backward_kernel(const AfterCall call) {
-  const std::int64_t tile =
-      (static_cast<std::int64_t>(blockIdx.z) * call.heads + blockIdx.y) * call.query_tiles + blockIdx.x;
+__global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const AfterCall call) {
+  const int m = static_cast<int>(blockIdx.x % call.query_tiles);
+  const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
+  const int member = rest % (call.heads / call.group * call.members);
+  const int batch = rest / (call.heads / call.group * call.members);
+  const int head = member / call.members * call.group + call.first_member + member % call.members;
+  if (m * Shape::kQueries >= call.queries.count_of(batch, head)) return;
+  const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
   const float* sums = call.query_sums + tile * (Shape::kQueries * Shape::kHeadDim);
-  const int row = static_cast<int>(blockIdx.x) * Shape::kQueries;
-  constexpr QueryShare kFirst = Shape::kShares[0];
-  constexpr QueryShare kSecond = Shape::kShares[1];
   if (threadIdx.x < kWarpgroup) {
-    finish_share<typename Shape::Element, kFirst.columns>(call, sums, kFirst.first_column, row + kFirst.first_row);
+    finish_share<Shape, 0>(call, sums, batch, head, m);
   } else {
-    finish_share<typename Shape::Element, kSecond.columns>(call, sums + 64 * kFirst.columns, kSecond.first_column,
-                                                           row + kSecond.first_row);
+    finish_share<Shape, 1>(call, sums, batch, head, m);
   }
 }
 

@@ -1,7 +1,8 @@
-// Attention backward on Hopper for heads of 192 and 256, whose dK and dV fill the registers of two warpgroups with 64 keys
-// alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK; each passes on
-// what the other needs through shared memory, and each takes a share of dQ's columns. The product that adds to dV (dK) for
-// one query tile runs while the next tile's probabilities (gradients) are made.
+// Attention backward on Hopper for heads of 192 and 256, whose dK and dV fill the registers of two warpgroups
+// with 64 keys alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores
+// and holds dK; each passes on what the other needs through shared memory, and each takes a share of dQ's
+// columns. The product that adds to dV (dK) for one query tile runs while the next tile's probabilities
+// (gradients) are made.
 #pragma once
 
 #include "attention/cuda/sm90_backward_common.cuh"
@@ -51,35 +52,40 @@ __device__ void produce(const BackwardCall& call, WideMemory<Shape>& memory, int
   RingPosition<1> key_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
-  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    const KeyTile tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     memory.tile_ring.wait_empty(tile_at);
-    memory.tile[tile_at.stage] = tile;
+    KeyTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
     memory.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
+    const int query_head = tile.head * call.group + call.first_member;
     memory.key_ring.wait_empty(key_at);
     std::uint64_t& full = memory.key_ring.full[0];
     ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, tile.index * Shape::kKeys, tile.head,
-                                             tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
     for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
-      const int row = m * Shape::kQueries;
-      const std::int64_t statistics = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_rows + row;
+      const int place = m * Shape::kQueries;
+      const std::int64_t statistics =
+          (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
       memory.query_ring.wait_empty(at);
       std::uint64_t& query_full = memory.query_ring.full[at.stage];
       ptx::mbarrier_arrive_expect(query_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full, row, head, tile.batch);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full,
+                                                  call.queries, head, place, head, tile.batch);
       ptx::bulk_load(memory.lse[at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
       memory.gradient_ring.wait_empty(at);
       std::uint64_t& gradient_full = memory.gradient_ring.full[at.stage];
       ptx::mbarrier_arrive_expect(gradient_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient, gradient_full, row,
-                                                  head, tile.batch);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient,
+                                                  gradient_full, call.queries, head, place, head, tile.batch);
       ptx::bulk_load(memory.delta[at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
       at.advance();
     });
@@ -95,24 +101,26 @@ __device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const ty
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
     const int at = k / kTileColumns * kTileColumns * 64 + k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(scores, ptx::matrix_descriptor(a + at),
-                                                                                  ptx::matrix_descriptor(b + at), k != 0);
+    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(
+        scores, ptx::matrix_descriptor(a + at), ptx::matrix_descriptor(b + at), k != 0);
   }
 }
 
 // Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim].
 template <class Shape>
-__device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2], const typename Shape::Element* a,
-                                                        const typename Shape::Element* b) {
+__device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2],
+                                                      const typename Shape::Element* a,
+                                                      const typename Shape::Element* b) {
 #pragma unroll
   for (int k = 0; k < 64; k += 16) {
     ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::inner, ptx::Major::outer>(
-        sums, ptx::matrix_descriptor(a + k), ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
+        sums, ptx::matrix_descriptor(a + k),
+        ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
   }
 }
 
-// Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces swapped by the
-// row's last bits. Tiles of 16 queries are 2 pieces apart.
+// Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces
+// swapped by the row's last bits. Tiles of 16 queries are 2 pieces apart.
 struct MatrixPlace {
   std::uint32_t row_offset;
   int row_bits;
@@ -129,15 +137,18 @@ struct MatrixPlace {
   }
 };
 
-// A consumer's share of dQ = dS K, added to global memory in its turn, 64 columns at a time: registers are short.
+// A consumer's share of dQ = dS K, added to global memory in its turn, 64 columns at a time: registers are
+// short.
 template <class Shape, int kConsumer>
-__device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory, const KeyTile& tile,
-                                          const typename Shape::Element* score_gradient, int head, int m) {
+__device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory,
+                                          const KeyTile& tile, const typename Shape::Element* score_gradient,
+                                          int head, int m) {
   constexpr QueryShare kShare = Shape::kShares[kConsumer];
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int query_tiles = call.padded_rows / Shape::kQueries;
+  const int query_tiles = call.padded_places / Shape::kQueries;
   const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
-  float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
+  float* to =
+      call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
   int* turns = call.turns == nullptr ? nullptr : call.turns + 2 * place + kConsumer;
   bool first = false;
 #pragma unroll
@@ -153,7 +164,7 @@ __device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<S
     }
     ptx::wgmma_commit();
     if (column == 0 && turns != nullptr) {
-      const int turn = tile.index - call.keys.of(tile.batch, m * Shape::kQueries).x / Shape::kKeys;
+      const int turn = turn_of<Shape>(call, tile, head, m);
       first = turn == 0;
       if (!first && thread == 0) wait_for_turn(turns, turn);
       ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
@@ -180,42 +191,6 @@ __device__ __forceinline__ float softcap_slope(float probability, float lse_log2
   return 1 - tangent * tangent;
 }
 
-// Queries that see a thread's two keys. Keys past the end are seen by none.
-struct SeenBy {
-  int first_query[2];
-  int last_query[2];
-  int every_query_from;
-  int every_query_to;
-
-  __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int first_row) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + 8 * r;
-      const int2 range = row < call.queries.rows ? call.queries.of(tile.batch, row) : make_int2(0, 0);
-      first_query[r] = range.x;
-      last_query[r] = range.y;
-    }
-    every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
-    every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
-  }
-};
-
-template <class Shape>
-__device__ __forceinline__ void store_wide_rows(const BackwardCall& call, const KeyTile& tile, const Rows& rows, int first_row,
-                                                float scale, const float (&sums)[Shape::kHeadDim / 2]) {
-  using Element = typename Shape::Element;
-  const float factor[2] = {scale, scale};
-  Element* to[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + 8 * r;
-    to[r] = row >= call.queries.rows ? nullptr
-                                     : static_cast<Element*>(rows.data) + tile.batch * rows.batch_stride +
-                                           row * rows.row_stride + tile.head * rows.head_stride;
-  }
-  store_rows<Element, Shape::kHeadDim>(sums, factor, to, call.head_dim);
-}
-
 template <class Shape>
 __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memory) {
   using Element = typename Shape::Element;
@@ -225,7 +200,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
   const MatrixPlace matrix;
   const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> key_at;
-  RingPosition<2> pass_at;    // of probabilities
+  RingPosition<2> pass_at;  // of probabilities
   RingPosition<2> pass_before;
   RingPosition<2> shared_at;  // of gradients of scores
   RingPosition<2> tile_at;
@@ -238,7 +213,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const SeenBy side(call, tile, tile.index * Shape::kKeys + row_in_block);
+      const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
       const auto step = [&](auto is_first, int head, int m) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
@@ -248,7 +223,8 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage], memory.output_gradient[before.stage]);
+          multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
+                                       memory.output_gradient[before.stage]);
           ptx::wgmma_commit();
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
@@ -259,12 +235,12 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
           for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
         }
         const int tile_begin = m * Shape::kQueries;
-        if (tile_begin < side.every_query_from || tile_begin + Shape::kQueries > side.every_query_to) {
+        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
             const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
             const int r = i % 4 / 2;
-            if (query < side.first_query[r] || query >= side.last_query[r]) scores[i] = -INFINITY;
+            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
           }
         }
         const float* lse = memory.lse[at.stage] + first_column;
@@ -280,8 +256,8 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         const auto pair = [&](int i) { return ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]); };
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
-          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), pair(k / 4), pair(k / 4 + 1),
-                            pair(k / 4 + 2), pair(k / 4 + 3));
+          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), pair(k / 4),
+                            pair(k / 4 + 1), pair(k / 4 + 2), pair(k / 4 + 3));
         }
         ptx::async_proxy_fence();
         memory.probability_ring.publish(pass_at);
@@ -305,9 +281,11 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
       memory.key_ring.wait_full(key_at);
       QuerySteps at_step(call, tile);
       step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile)) step(std::false_type{}, at_step.head, at_step.m);
+      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
+        step(std::false_type{}, at_step.head, at_step.m);
       ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage], memory.output_gradient[before.stage]);
+      multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
+                                   memory.output_gradient[before.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
@@ -318,7 +296,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
       memory.key_ring.release(key_at);
       key_at.advance();
     }
-    store_wide_rows<Shape>(call, tile, call.value_gradient, tile.index * Shape::kKeys + row_in_block, 1, sums);
+    store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, sums);
     memory.tile_ring.release(tile_at);
     tile_at.advance();
   }
@@ -355,7 +333,8 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage], memory.query[before.stage]);
+          multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
+                                       memory.query[before.stage]);
           ptx::wgmma_commit();
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
@@ -375,13 +354,15 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
             const float2 shift = *reinterpret_cast<const float2*>(delta + column);
             float2 p = ptx::unpack<Element>(pairs[j]);
             if constexpr (Shape::kSoftcap) {
-              const float2 lse = *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
+              const float2 lse =
+                  *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
               p.x *= softcap_slope(p.x, lse.x, call.softcap);
               p.y *= softcap_slope(p.y, lse.y, call.softcap);
             }
             pairs[j] = ptx::pack<Element>(p.x * (gradients[i] - shift.x), p.y * (gradients[i + 1] - shift.y));
           }
-          ptx::store_matrix(matrix.address(memory.score_gradient[shared_at.stage], k), pairs[0], pairs[1], pairs[2], pairs[3]);
+          ptx::store_matrix(matrix.address(memory.score_gradient[shared_at.stage], k), pairs[0], pairs[1],
+                            pairs[2], pairs[3]);
         }
         memory.probability_ring.release(pass_at);
         ptx::async_proxy_fence();
@@ -404,9 +385,11 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
       memory.key_ring.wait_full(key_at);
       QuerySteps at_step(call, tile);
       step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile)) step(std::false_type{}, at_step.head, at_step.m);
+      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
+        step(std::false_type{}, at_step.head, at_step.m);
       ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage], memory.query[before.stage]);
+      multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
+                                   memory.query[before.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
@@ -417,14 +400,15 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
       memory.key_ring.release(key_at);
       key_at.advance();
     }
-    store_wide_rows<Shape>(call, tile, call.key_gradient, tile.index * Shape::kKeys + row_in_block, call.scale, sums);
+    store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, sums);
     memory.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) wide_backward_kernel(const __grid_constant__ BackwardCall call) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wide_backward_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ std::uint8_t raw[];
   auto& memory = *reinterpret_cast<WideMemory<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;

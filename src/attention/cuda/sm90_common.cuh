@@ -14,7 +14,9 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
 inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
 
-constexpr int pad_columns(int head_dim) { return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns; }
+constexpr int pad_columns(int head_dim) {
+  return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns;
+}
 
 // The index-th piece of work: heads of a section side by side, their tiles one after the other.
 struct TilePlace {
@@ -33,24 +35,39 @@ __device__ __forceinline__ TilePlace place(const TileOrder& order, int index, in
   return {batch, head - batch * heads_per_batch, in_section / heads};
 }
 
-// Rows of shared memory, in tiles of 64 columns.
+// Rows of shared memory from places of a head, in tiles of 64 columns. From a list of places row by row, with
+// zeros after its end.
 template <int kRows, int kColumns, class Element>
-__device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, std::uint64_t& full, int row, int head,
+__device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, std::uint64_t& full,
+                                          const Places& places, int query_head, int place, int head,
                                           int batch) {
+  const int* list = places.list(batch, query_head);
+  if (list == nullptr) {
 #pragma unroll
-  for (int column = 0; column < kColumns; column += kTileColumns) {
-    ptx::tma_load(to + column * kRows, map, full, column, 0, row, head, batch);
+    for (int column = 0; column < kColumns; column += kTileColumns) {
+      ptx::tma_load(to + column * kRows, map, full, column, places.offset(query_head), place, head, batch);
+    }
+    return;
+  }
+  const int count = places.count_of(batch, query_head);
+  for (int i = 0; i < kRows; ++i) {
+    const int row = place + i < count ? list[place + i] : 0x7FFFFFFF;
+    for (int column = 0; column < kColumns; column += kTileColumns) {
+      ptx::tma_load(to + column * kRows + i * kTileColumns, map, full, column, 0, row, head, batch);
+    }
   }
 }
 
 // Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
-__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                             std::uint32_t d) {
   const int lane = threadIdx.x % 4;
   const bool odd = (lane & 1) != 0;
   const bool high = (lane & 2) != 0;
   const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFF, odd ? a : b, 1);
   const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFF, odd ? c : d, 1);
-  const std::uint32_t a1 = odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
+  const std::uint32_t a1 =
+      odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
   const std::uint32_t b1 = odd ? b : ab;
   const std::uint32_t c1 = odd ? cd : c;
   const std::uint32_t d1 = odd ? d : cd;
@@ -61,8 +78,8 @@ __device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, s
 
 // A warp's 16 rows of f32 sums, as 16-bit rows in global memory.
 template <class Element, int kHeadDim>
-__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2], Element* const (&row)[2],
-                                           int head_dim) {
+__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2],
+                                           Element* const (&row)[2], int head_dim) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -78,6 +95,21 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], co
       const int column = (block + lane) * 8;
       if (row[r] != nullptr && column < head_dim) *reinterpret_cast<uint4*>(row[r] + column) = piece;
     }
+  }
+}
+
+// Adds a warp's 16 rows to f32 rows in global memory.
+template <int kColumns>
+__device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
+                                         float* const (&row)[2], int head_dim) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 2) {
+    const int r = i % 4 / 2;
+    const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    if (row[r] == nullptr || column >= head_dim) continue;
+    auto* at = reinterpret_cast<float2*>(row[r] + column);
+    const float2 before = *at;
+    *at = make_float2(fmaf(sums[i], factor[r], before.x), fmaf(sums[i + 1], factor[r], before.y));
   }
 }
 

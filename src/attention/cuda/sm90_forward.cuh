@@ -1,6 +1,7 @@
-// Attention forward on Hopper. A block keeps its share of query rows and takes key tiles one after the other: one warp loads
-// (producer), warpgroups of 64 rows multiply and exponentiate (consumers). While a consumer's scores for one key tile are
-// exponentiated, the tensor cores work on another consumer's products, and on its own next scores.
+// Attention forward on Hopper. A block keeps its share of query rows and takes key tiles one after the other:
+// one warp loads (producer), warpgroups of 64 rows multiply and exponentiate (consumers). While a consumer's
+// scores for one key tile are exponentiated, the tensor cores work on another consumer's products, and on its
+// own next scores.
 #pragma once
 
 #include "attention/cuda/sm90_common.cuh"
@@ -29,7 +30,8 @@ struct ForwardShape {
 struct QueryTile {
   int batch;
   int head;
-  int first_row;
+  int first_place;
+  int places;  // none or less: past the end
   int first_key;
   int key_tiles;
   bool none;  // no work is left
@@ -55,11 +57,14 @@ __device__ QueryTile query_tile(const ForwardCall& call, int index) {
   tile.none = false;
   tile.batch = at.batch;
   tile.head = at.head;
-  tile.first_row = (call.order.tiles_per_head - 1 - at.tile) * Shape::kRows;
-  // Intervals of keys rise with the query, so the first and the last row bound them all.
-  const int last_row = min(tile.first_row + Shape::kRows, call.keys.rows) - 1;
-  const int end = call.keys.of(tile.batch, last_row).y;
-  tile.first_key = call.keys.of(tile.batch, tile.first_row).x;
+  tile.first_place = (call.order.tiles_per_head - 1 - at.tile) * Shape::kRows;
+  tile.places = min(call.queries.count_of(at.batch, at.head) - tile.first_place, Shape::kRows);
+  tile.first_key = 0;
+  tile.key_tiles = 0;
+  if (tile.places <= 0) return tile;
+  // Intervals of keys rise with the query, so the first and the last place bound them all.
+  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + tile.places - 1).y;
+  tile.first_key = call.seen.of(tile.batch, tile.head, tile.first_place).x;
   tile.key_tiles = max(end - tile.first_key + Shape::kKeys - 1, 0) / Shape::kKeys;
   return tile;
 }
@@ -73,36 +78,39 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  for (int index = static_cast<int>(blockIdx.x);; index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    const QueryTile tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     memory.tile_ring.wait_empty(tile_at);
-    memory.tile[tile_at.stage] = tile;
+    QueryTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
     memory.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
-    const int kv_head = tile.head / call.group;
     const auto load_key = [&](int n) {
       memory.key_ring.wait_empty(key_at);
       std::uint64_t& full = memory.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, full, tile.first_key + n * Shape::kKeys, kv_head,
-                                     tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, full, call.keys, tile.head,
+                                               tile.first_key + n * Shape::kKeys, tile.head / call.group,
+                                               tile.batch);
       key_at.advance();
     };
     const auto load_value = [&](int n) {
       memory.value_ring.wait_empty(value_at);
       std::uint64_t& full = memory.value_ring.full[value_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.value[value_at.stage], call.value, full, tile.first_key + n * Shape::kKeys,
-                                     kv_head, tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(memory.value[value_at.stage], call.value, full, call.keys,
+                                               tile.head, tile.first_key + n * Shape::kKeys,
+                                               tile.head / call.group, tile.batch);
       value_at.advance();
     };
 
     memory.query_ring.wait_empty(query_at);
     ptx::mbarrier_arrive_expect(memory.query_ring.full[0], sizeof(memory.query));
-    load_rows<Shape::kRows, Shape::kColumns>(memory.query, call.query, memory.query_ring.full[0], tile.first_row, tile.head,
-                                   tile.batch);
+    load_rows<Shape::kRows, Shape::kColumns>(memory.query, call.query, memory.query_ring.full[0],
+                                             call.queries, tile.head, tile.first_place, tile.head,
+                                             tile.batch);
     query_at.advance();
     load_key(tile.key_tiles - 1);
     for (int n = tile.key_tiles - 2; n >= 0; --n) {
@@ -136,7 +144,8 @@ struct Turns {
 
 // S = Q K^T of 64 rows.
 template <class Shape>
-__device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2], const typename Shape::Element* query,
+__device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2],
+                                                const typename Shape::Element* query,
                                                 const typename Shape::Element* key) {
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
@@ -157,7 +166,8 @@ __device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim 
 #pragma unroll
   for (int k = 0; k < Shape::kKeys; k += 16) {
     ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
-        output, probabilities + k / 4, ptx::matrix_descriptor(value + k * kTileColumns, kColumnTileBytes), true);
+        output, probabilities + k / 4, ptx::matrix_descriptor(value + k * kTileColumns, kColumnTileBytes),
+        true);
   }
 }
 
@@ -170,7 +180,8 @@ struct Softmax {
   float maximum[2] = {kNothing, kNothing};
   float sum[2] = {0, 0};  // of this thread's columns
 
-  // Replaces scores by probabilities; says by what earlier sums and outputs have to be multiplied, and whether at all.
+  // Replaces scores by probabilities; says by what earlier sums and outputs have to be multiplied, and
+  // whether at all.
   template <int kScores>
   __device__ __forceinline__ bool add(float (&scores)[kScores], float scale_log2, float (&factor)[2]) {
     bool rescale = false;
@@ -178,7 +189,8 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       float highest = scores[2 * r];
 #pragma unroll
-      for (int i = 0; i < kScores; i += 4) highest = fmaxf(highest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+      for (int i = 0; i < kScores; i += 4)
+        highest = fmaxf(highest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
       highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 2)) * scale_log2;
       factor[r] = 1;
@@ -204,10 +216,70 @@ struct Softmax {
   }
 };
 
+// Finish: the rows' sums, the sink's share, then out.
+template <class Shape>
+__device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
+                                       const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
+  using Element = typename Shape::Element;
+  float factor[2];
+  float keep_before[2] = {0, 0};
+  int row[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool inside = row_in_block + 8 * r < tile.places;
+    row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
+    float* lse =
+        call.lse + (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows + row[r];
+    float sum = softmax.sum[r];
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+    float maximum = softmax.maximum[r];
+    // What else the softmax holds: a sink, or all that earlier patterns saw.
+    float other = -INFINITY;
+    if (call.output_sums != nullptr) {
+      other = inside ? *lse * kLog2e : -INFINITY;
+    } else if (call.sinks != nullptr) {
+      other = call.sinks[tile.head] * kLog2e;
+    }
+    const float higher = fmaxf(maximum, other);
+    const float keep = higher == -INFINITY ? 0 : ptx::exp2_approximate(maximum - higher);
+    const float share = higher == -INFINITY ? 0 : ptx::exp2_approximate(other - higher);
+    sum = sum * keep + share;
+    factor[r] = sum > 0 ? keep / sum : 0;
+    keep_before[r] = sum > 0 ? share / sum : 0;
+    __syncwarp();  // the row's four threads have read its lse
+    if (inside && threadIdx.x % 4 == 0) *lse = sum > 0 ? higher / kLog2e + logf(sum) : -INFINITY;
+  }
+  if (call.output_sums == nullptr) {
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr : call.output.template row<Element>(tile.batch, tile.head, row[r]);
+    }
+    store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Shape::kHeadDim / 2; i += 2) {
+    const int r = i % 4 / 2;
+    const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    if (row[r] < 0 || column >= call.head_dim) continue;
+    const std::int64_t at =
+        ((static_cast<std::int64_t>(tile.batch) * call.rows + row[r]) * call.heads_q + tile.head) *
+            call.head_dim +
+        column;
+    auto* to = reinterpret_cast<float2*>(call.output_sums + at);
+    const float2 before = *to;
+    *to = make_float2(before.x * keep_before[r] + output[i] * factor[r],
+                      before.y * keep_before[r] + output[i + 1] * factor[r]);
+  }
+}
+
 template <class Shape>
 __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
   using Element = typename Shape::Element;
-  const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
+  const int consumer =
+      __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
   const Element* query = memory.query + consumer * 64 * kTileColumns;
@@ -221,22 +293,21 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
 
   while (true) {
     memory.tile_ring.wait_full(tile_at);
-    const QueryTile tile = memory.tile[tile_at.stage];
-    memory.tile_ring.release(tile_at);
-    tile_at.advance();
+    const QueryTile& tile = memory.tile[tile_at.stage];  // stays there until the end: registers are short
     if (tile.none) break;
 
-    const int row[2] = {tile.first_row + row_in_block, tile.first_row + row_in_block + 8};
     float output[Shape::kHeadDim / 2] = {};
     Softmax softmax;
 
     if (tile.key_tiles > 0) {
-      // Keys a row sees, counted from the first key of the first tile. Rows past the end see what the last one sees.
+      // Keys a query sees, counted from the first key of the first tile. Those past the end see what the last
+      // one sees.
       int first_key[2];
       int last_key[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int2 range = call.keys.of(tile.batch, min(row[r], call.keys.rows - 1));
+        const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
+        const int2 range = call.seen.of(tile.batch, tile.head, place);
         first_key[r] = range.x - tile.first_key;
         last_key[r] = range.y - tile.first_key;
       }
@@ -264,7 +335,8 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       std::uint32_t probabilities[Shape::kKeys / 4];
       const auto pack_probabilities = [&] {
 #pragma unroll
-        for (int i = 0; i < Shape::kKeys / 4; ++i) probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
+        for (int i = 0; i < Shape::kKeys / 4; ++i)
+          probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
       };
 
       memory.query_ring.wait_full(query_at);
@@ -320,41 +392,17 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       value_at.advance();
     }
 
-    // Finish: the rows' sums, the sink's share, then out.
-    float factor[2];
-    Element* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[r];
-      sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-      sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-      float maximum = softmax.maximum[r];
-      float keep = 1;
-      if (call.sinks != nullptr) {
-        const float sink = call.sinks[tile.head] * kLog2e;
-        const float higher = fmaxf(maximum, sink);
-        keep = ptx::exp2_approximate(maximum - higher);
-        sum = sum * keep + ptx::exp2_approximate(sink - higher);
-        maximum = higher;
-      }
-      factor[r] = sum > 0 ? keep / sum : 0;
-      const bool inside = row[r] < call.keys.rows;
-      const std::int64_t head = static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head;
-      if (inside && thread % 4 == 0) {
-        call.lse[head * call.keys.rows + row[r]] = sum > 0 ? maximum / kLog2e + logf(sum) : -INFINITY;
-      }
-      to[r] = !inside ? nullptr
-                      : static_cast<Element*>(call.output.data) + tile.batch * call.output.batch_stride +
-                            row[r] * call.output.row_stride + tile.head * call.output.head_stride;
-    }
-    store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
+    finish<Shape>(call, tile, row_in_block, softmax, output);
+    memory.tile_ring.release(tile_at);
+    tile_at.advance();
   }
   // The turn that was given last is taken, so that barriers end as they began.
   if (consumer == 0) turns.take();
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) forward_kernel(const __grid_constant__ ForwardCall call) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardCall call) {
   extern __shared__ std::uint8_t raw[];
   auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;

@@ -1,4 +1,5 @@
-// Tile shapes of the Hopper kernels, one row per head size, with reasons; and how head sizes between are padded.
+// Tile shapes of the Hopper kernels, one row per head size, with reasons; and how head sizes between are
+// padded.
 #pragma once
 
 #include <array>
@@ -6,8 +7,9 @@
 
 namespace headroom {
 
-// Forward: a block of query rows (64 per consumer warpgroup) passes over key tiles. A thread of a consumer holds keys / 2
-// scores, head_dim / 2 outputs and keys / 4 packed probabilities: at most about 200 of its registers.
+// Forward: a block of query rows (64 per consumer warpgroup) passes over key tiles. A thread of a consumer
+// holds keys / 2 scores, head_dim / 2 outputs and keys / 4 packed probabilities: at most about 200 of its
+// registers.
 struct ForwardTile {
   int head_dim;
   int consumers;  // warpgroups of 64 query rows
@@ -15,26 +17,30 @@ struct ForwardTile {
   int stages;  // of keys and of values, in shared memory
 };
 inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
-    {64, 3, 128, 2},   // three consumers: exponentials are as long as products here, two of them overlap one product
+    {64, 3, 128,
+     2},  // three consumers: exponentials are as long as products here, two of them overlap one product
     {96, 3, 96, 2},    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities
     {128, 2, 128, 2},  //
     {192, 2, 96, 2},   //
     {256, 2, 80, 2},   // 224 KiB of shared memory
 }};
 
-// A softcap's hyperbolic tangents need registers that a third consumer does not leave.
+// A softcap's hyperbolic tangents need registers that a third consumer, or 80 keys with a head of 256, do not
+// leave.
 constexpr ForwardTile forward_tile(int head_dim, bool softcap) {
   for (ForwardTile tile : kForwardTiles) {
     if (head_dim > tile.head_dim) continue;
     if (softcap) tile.consumers = 2;
+    if (softcap && tile.keys < 96) tile.keys = 64;
     return tile;
   }
   return {};
 }
 
-// Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over query tiles. A thread
-// holds head_dim registers of sums, queries / 2 scores and as many gradients of them. Larger heads have a kernel of their own,
-// 64 keys by 64 queries, where one consumer holds dV and the other dK.
+// Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over
+// query tiles. A thread holds head_dim registers of sums, queries / 2 scores and as many gradients of them.
+// Larger heads have a kernel of their own, 64 keys by 64 queries, where one consumer holds dV and the other
+// dK.
 struct BackwardTile {
   int head_dim;
   int queries;
@@ -44,11 +50,27 @@ inline constexpr std::array<BackwardTile, 2> kBackwardTiles = {{
     {128, 64},
 }};
 
-constexpr BackwardTile backward_tile(int head_dim) {
-  for (const BackwardTile tile : kBackwardTiles) {
-    if (head_dim <= tile.head_dim) return tile;
+constexpr BackwardTile backward_tile(int head_dim, bool softcap) {
+  for (BackwardTile tile : kBackwardTiles) {
+    if (head_dim > tile.head_dim) continue;
+    if (softcap) tile.queries = 64;
+    return tile;
   }
-  return {};
+  return {head_dim, 64};
+}
+
+// The head size whose kernels serve a problem; columns past its own are zeros.
+constexpr int forward_head_dim(int head_dim) {
+  return forward_tile(head_dim, false).head_dim;
+}
+constexpr int backward_head_dim(int head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256;
+}
+constexpr bool has_backward(int head_dim) {
+  return backward_head_dim(head_dim) == head_dim;
+}
+constexpr int backward_keys(int head_dim) {
+  return head_dim <= 128 ? 128 : 64;
 }
 
 }  // namespace headroom

@@ -45,17 +45,17 @@ __device__ __forceinline__ void add_or_store(float* to, float4 value, bool store
   if (store) {
     *reinterpret_cast<float4*>(to) = value;
   } else {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y), "f"(value.z),
-                 "f"(value.w)
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
+                 "f"(value.z), "f"(value.w)
                  : "memory");
   }
 }
 
 // Four 8 x 8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
-__device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
-                                             std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
+__device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                             std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
+               "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 __device__ __forceinline__ void load_matrix(std::uint32_t address, std::uint32_t (&to)[4]) {

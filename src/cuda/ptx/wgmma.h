@@ -1,8 +1,9 @@
 // Matrix products of a warpgroup (wgmma): D[64 x N] += A[64 x 16] B[16 x N], 16-bit operands, f32 sums.
 //
-// Operands in shared memory are tiles of 64 elements by rows, 128 bytes a row, swizzled as the copy engine's 128-byte mode
-// writes them; `major` says whether the 64 elements run along the product's inner dimension (inner) or along its outer one
-// (outer). A descriptor holds address / 16, the two strides / 16 and the swizzle.
+// Operands in shared memory are tiles of 64 elements by rows, 128 bytes a row, swizzled as the copy engine's
+// 128-byte mode writes them; `major` says whether the 64 elements run along the product's inner dimension
+// (inner) or along its outer one (outer). A descriptor holds address / 16, the two strides / 16 and the
+// swizzle.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,12 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(const void* tile, std
 }
 
 // Registers written before, products after.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -48,7 +53,8 @@ __device__ __forceinline__ void wgmma_pin(std::uint32_t (&operand)[kCount]) {
 template <class Element, int N, Major kA, Major kB>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, bool accumulate);
 template <class Element, int N, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b, bool accumulate);
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b,
+                                      bool accumulate);
 
 // clang-format off
 #define HEADROOM_SUMS_32 "{" "%0, %1, %2, %3, %4, %5, %6, %7, " "%8, %9, %10, %11, %12, %13, %14, %15" "}"

@@ -1,0 +1,26 @@
+// The compiled Hopper kernels of one dtype and head size, behind plain function pointers.
+#pragma once
+
+#include "attention/cuda/sm90_call.h"
+#include "headroom/core/dtype.h"
+
+namespace headroom::sm90 {
+
+struct Kernels {
+  DType dtype;
+  int head_dim;
+  void (*forward)(const ForwardCall&, int blocks, cudaStream_t);
+  // Null where a larger head's are used.
+  void (*before_backward)(const BeforeCall&, cudaStream_t);
+  void (*backward)(const BackwardCall&, int blocks, cudaStream_t);
+  void (*after_backward)(const AfterCall&, bool softcap, cudaStream_t);
+};
+
+// Throws where this build leaves the head size out.
+[[nodiscard]] const Kernels& kernels(DType dtype, int head_dim);
+
+// seen_by <- the queries that see each key place, where intervals are tables; `lists` of them, [lists, ...]
+void write_seen_by(const Intervals& seen, const int* query_counts, int queries, int lists, int capacity,
+                   int* first, int* last, cudaStream_t stream);
+
+}  // namespace headroom::sm90
