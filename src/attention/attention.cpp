@@ -73,8 +73,11 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
   }
 }
 
-// What the lists of a batch hold, before kernels follow them.
-void check_lists(const AttentionProblem& problem, const AttentionForward& views) {
+// What the lists of a batch hold, before kernels follow them. On a GPU they are in its memory: whoever makes
+// them answers for them, and kernels there clamp what they read (attention/cuda/tiles.h), so that a wrong
+// list gives wrong values and never a wrong address.
+void check_lists(const AttentionProblem& problem, const AttentionForward& views, const Stream& stream) {
+  if (stream.device->kind != DeviceKind::cpu) return;
   const Mask& mask = problem.mask;
   for (std::int64_t b = 0; b < problem.batch && mask.max_documents > 0; ++b) {
     const std::int32_t* starts = views.document_starts.data<std::int32_t>() + views.document_starts.offset(b);
@@ -113,7 +116,11 @@ Work work_of(const AttentionProblem& problem, Pass pass) {
 }  // namespace
 
 std::span<const AttentionImplementation> attention_implementations() {
-  static const std::array kTable = {tiled_attention(), naive_attention(), naive_recomputing_attention(),
+  static const std::array kTable = {tiled_attention(),
+                                    sm90_attention(),
+                                    portable_attention(),
+                                    naive_attention(),
+                                    naive_recomputing_attention(),
                                     reference_attention()};
   return kTable;
 }
@@ -128,7 +135,7 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
   context.run(work_of(problem, Pass::forward), [&](const Stream& stream) {
-    check_lists(problem, views);
+    check_lists(problem, views, stream);
     chosen.forward(problem, views, workspace, stream);
   });
 }
@@ -151,7 +158,7 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
   const Tensor workspace =
       take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));
   context.run(work_of(problem, Pass::backward), [&](const Stream& stream) {
-    check_lists(problem, views.forward);
+    check_lists(problem, views.forward, stream);
     chosen.backward(problem, views, workspace, stream);
   });
 }

@@ -13,6 +13,9 @@ CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(
 
 CudaBackend::~CudaBackend() {
   for (CUevent_st* event : events_) cudaEventDestroy(event);
+  for (CUevent_st* event : timer_) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
   for (CUstream_st* stream : streams_) cudaStreamDestroy(stream);
 }
 
@@ -78,6 +81,22 @@ void CudaBackend::synchronize() {
     if (first_failure == cudaSuccess) first_failure = code;
   }
   check_cuda(first_failure, "cudaStreamSynchronize");
+}
+
+void CudaBackend::start_timer() {
+  check_cuda(cudaSetDevice(index_), "cudaSetDevice");
+  for (CUevent_st*& event : timer_) {
+    if (event == nullptr) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
+  }
+  check_cuda(cudaEventRecord(timer_[0], streams_[0]), "cudaEventRecord");
+}
+
+double CudaBackend::stop_timer() {
+  check_cuda(cudaEventRecord(timer_[1], streams_[0]), "cudaEventRecord");
+  check_cuda(cudaEventSynchronize(timer_[1]), "cudaEventSynchronize");
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, timer_[0], timer_[1]), "cudaEventElapsedTime");
+  return double{milliseconds} / 1e3;
 }
 
 }  // namespace headroom

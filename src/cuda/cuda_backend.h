@@ -39,6 +39,8 @@ class CudaBackend final : public Backend {
   void record(StreamId id, std::uint32_t number) override;
   void wait(StreamId waiter, std::uint32_t number) override;
   void synchronize() override;
+  void start_timer() override;
+  [[nodiscard]] double stop_timer() override;
 
  private:
   [[nodiscard]] void* reserve_memory(Space space, std::int64_t bytes) override;
@@ -46,7 +48,8 @@ class CudaBackend final : public Backend {
   int index_;
   DeviceDescription description_;
   std::array<CUstream_st*, kStreamCount> streams_{};
-  std::vector<CUevent_st*> events_;  // one per record number, made at its first use
+  std::vector<CUevent_st*> events_;     // one per record number, made at its first use
+  std::array<CUevent_st*, 2> timer_{};  // made at its first use
 };
 
 }  // namespace headroom

@@ -253,8 +253,7 @@ void add_blocks(CaseList& list) {
 
 struct Inputs {
   Guarded query, key, value, output_gradient, lse_gradient, sinks;
-  std::vector<std::int32_t> document_starts;
-  std::vector<std::int32_t> blocks;
+  AttentionCaseLists lists;
 };
 
 Inputs make_inputs(const AttentionCase& c) {
@@ -278,32 +277,7 @@ Inputs make_inputs(const AttentionCase& c) {
     inputs.sinks = Guarded(DType::f32, {p.heads_q}, false);
     inputs.sinks.fill_normal(Random(6), 1);
   }
-  for (std::int64_t b = 0; b < p.batch && !c.document_lengths.empty(); ++b) {
-    std::int32_t start = 0;
-    inputs.document_starts.push_back(start);
-    for (const std::int64_t length : c.document_lengths) {
-      inputs.document_starts.push_back(start += static_cast<std::int32_t>(length));
-    }
-  }
-  const Mask& mask = p.mask;
-  if (mask.block_rows > 0) {
-    const std::int64_t tiles = (p.seq_q + mask.block_rows - 1) / mask.block_rows;
-    const std::int64_t columns = (p.seq_k + mask.block_columns - 1) / mask.block_columns;
-    const Random random(7);
-    for (std::int64_t i = 0; i < p.batch * p.heads_q * tiles; ++i) {
-      // Up to max_blocks_per_row different key tiles, rising; some rows have none.
-      std::vector<std::int32_t> row;
-      for (std::int64_t j = 0; j < mask.max_blocks_per_row; ++j) {
-        row.push_back(static_cast<std::int32_t>(
-            random.below(static_cast<std::uint64_t>(i * 8 + j), static_cast<std::uint64_t>(columns))));
-      }
-      std::ranges::sort(row);
-      row.erase(std::ranges::unique(row).begin(), row.end());
-      if (i % 5 == 3) row.clear();
-      row.resize(static_cast<std::size_t>(mask.max_blocks_per_row), -1);
-      inputs.blocks.insert(inputs.blocks.end(), row.begin(), row.end());
-    }
-  }
+  inputs.lists = attention_case_lists(c);
   return inputs;
 }
 
@@ -312,16 +286,49 @@ struct Results {
   bool canaries_alive = true;
 };
 
-const AttentionImplementation& find(std::string_view name) {
-  for (const AttentionImplementation& row : attention_implementations()) {
-    if (row.name == name) return row;
-  }
-  fail(ErrorKind::input, "implementation '{}' is unknown", name);
+// body(moved, stream), where moved(view) is a view's place in the device's memory: buffers go there before it
+// and come back after it, canaries and all.
+template <class Body>
+void with_buffers(Backend& backend, std::span<const std::span<std::byte>> buffers, const Body& body) {
+  const auto program = [&](Context& context) {
+    context.phase("case", [&] {
+      std::vector<Tensor> tensors;
+      for (const std::span<std::byte> buffer : buffers) {
+        tensors.push_back(context.allocate(
+            {.name = "buffer", .dtype = DType::u8, .shape = {static_cast<std::int64_t>(buffer.size())}}));
+      }
+      const auto moved = [&](const TensorView& view) {
+        const auto* data = static_cast<const std::byte*>(view.raw());
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+          if (data < buffers[i].data() || data >= buffers[i].data() + buffers[i].size()) continue;
+          std::array<std::int64_t, kMaxRank> strides{};
+          for (int d = 0; d < view.rank(); ++d) strides[static_cast<std::size_t>(d)] = view.stride(d);
+          return TensorView(tensors[i].data<std::uint8_t>() + (data - buffers[i].data()), view.dtype(),
+                            view.shape(), std::span(strides.data(), static_cast<std::size_t>(view.rank())));
+        }
+        return TensorView(nullptr, view.dtype(), view.shape());
+      };
+      context.run([&](const Stream& stream) {
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+          backend.copy(StreamId::main, tensors[i].view().raw(), buffers[i].data(), tensors[i].view().bytes());
+        }
+        body(moved, stream);
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+          backend.copy(StreamId::main, buffers[i].data(), tensors[i].view().raw(), tensors[i].view().bytes());
+        }
+      });
+      context.synchronize();
+    });
+  };
+  Context rehearsal(backend.description(), backend.device().index);
+  program(rehearsal);
+  Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
+  program(context);
 }
 
 Results run(const AttentionCase& c, const AttentionProblem& problem,
             const AttentionImplementation& implementation, const Inputs& inputs, DType results_dtype,
-            const Stream& stream) {
+            const Stream& host, Backend* backend = nullptr) {
   const Shape rows = inputs.query.view().shape();
   const Shape keys = inputs.key.view().shape();
   const DType statistics_dtype = results_dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -332,7 +339,7 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
   const Guarded value_gradient(results_dtype, keys, c.strided);
   const Guarded sinks_gradient(statistics_dtype, {problem.sinks ? problem.heads_q : 0}, false);
 
-  const DeviceDescription& device = *stream.device;
+  const DeviceDescription& device = backend == nullptr ? *host.device : backend->description();
   const Scratch saved(implementation.saved_bytes(problem));
   const Scratch forward_workspace(implementation.workspace_bytes(problem, device, Pass::forward));
   const Scratch backward_workspace(implementation.workspace_bytes(problem, device, Pass::backward));
@@ -346,16 +353,9 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
                            .output = output.view(),
                            .lse = lse.view(),
                            .saved = saved.view()};
-  if (!inputs.document_starts.empty()) {
-    forward.document_starts = TensorView(const_cast<std::int32_t*>(inputs.document_starts.data()), DType::i32,
-                                         {problem.batch, problem.mask.max_documents + 1});
-  }
-  if (!inputs.blocks.empty()) {
-    const std::int64_t tiles = (problem.seq_q + problem.mask.block_rows - 1) / problem.mask.block_rows;
-    forward.blocks = TensorView(const_cast<std::int32_t*>(inputs.blocks.data()), DType::i32,
-                                {problem.batch, problem.heads_q, tiles, problem.mask.max_blocks_per_row});
-  }
-  implementation.forward(problem, forward, forward_workspace.view(), stream);
+  const AttentionForward lists = inputs.lists.views(problem);
+  forward.document_starts = lists.document_starts;
+  forward.blocks = lists.blocks;
   const AttentionBackward backward{.forward = forward,
                                    .output_gradient = inputs.output_gradient.view(),
                                    .lse_gradient = inputs.lse_gradient.view(),
@@ -363,7 +363,53 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
                                    .key_gradient = key_gradient.view(),
                                    .value_gradient = value_gradient.view(),
                                    .sinks_gradient = sinks_gradient.view()};
-  implementation.backward(problem, backward, backward_workspace.view(), stream);
+  const auto run_both = [&](const auto& moved, const Stream& stream) {
+    const AttentionForward f{.query = moved(forward.query),
+                             .key = moved(forward.key),
+                             .value = moved(forward.value),
+                             .sinks = moved(forward.sinks),
+                             .document_starts = moved(forward.document_starts),
+                             .blocks = moved(forward.blocks),
+                             .output = moved(forward.output),
+                             .lse = moved(forward.lse),
+                             .saved = moved(forward.saved)};
+    implementation.forward(problem, f, moved(forward_workspace.view()), stream);
+    implementation.backward(problem,
+                            {.forward = f,
+                             .output_gradient = moved(backward.output_gradient),
+                             .lse_gradient = moved(backward.lse_gradient),
+                             .query_gradient = moved(backward.query_gradient),
+                             .key_gradient = moved(backward.key_gradient),
+                             .value_gradient = moved(backward.value_gradient),
+                             .sinks_gradient = moved(backward.sinks_gradient)},
+                            moved(backward_workspace.view()), stream);
+  };
+  if (backend == nullptr) {
+    run_both([](const TensorView& view) { return view; }, host);
+  } else {
+    const auto list_memory = [](const std::vector<std::int32_t>& list) {
+      return std::as_writable_bytes(std::span(const_cast<std::vector<std::int32_t>&>(list)));
+    };
+    std::vector<std::span<std::byte>> buffers = {inputs.query.memory(),
+                                                 inputs.key.memory(),
+                                                 inputs.value.memory(),
+                                                 inputs.output_gradient.memory(),
+                                                 inputs.lse_gradient.memory(),
+                                                 inputs.sinks.memory(),
+                                                 list_memory(inputs.lists.document_starts),
+                                                 list_memory(inputs.lists.blocks),
+                                                 output.memory(),
+                                                 lse.memory(),
+                                                 query_gradient.memory(),
+                                                 key_gradient.memory(),
+                                                 value_gradient.memory(),
+                                                 sinks_gradient.memory(),
+                                                 saved.memory(),
+                                                 forward_workspace.memory(),
+                                                 backward_workspace.memory()};
+    std::erase_if(buffers, [](const std::span<std::byte> buffer) { return buffer.empty(); });
+    with_buffers(*backend, buffers, run_both);
+  }
 
   Results results;
   results.canaries_alive =
@@ -396,22 +442,84 @@ double AttentionErrors::worst() const {
   return largest_ratio(ours, allowed);
 }
 
+AttentionCaseLists attention_case_lists(const AttentionCase& c) {
+  const AttentionProblem& p = c.problem;
+  AttentionCaseLists lists;
+  for (std::int64_t b = 0; b < p.batch && !c.document_lengths.empty(); ++b) {
+    std::int32_t start = 0;
+    lists.document_starts.push_back(start);
+    for (const std::int64_t length : c.document_lengths) {
+      lists.document_starts.push_back(start += static_cast<std::int32_t>(length));
+    }
+  }
+  const Mask& mask = p.mask;
+  if (mask.block_rows > 0) {
+    const std::int64_t tiles = (p.seq_q + mask.block_rows - 1) / mask.block_rows;
+    const std::int64_t columns = (p.seq_k + mask.block_columns - 1) / mask.block_columns;
+    const Random random(7);
+    for (std::int64_t i = 0; i < p.batch * p.heads_q * tiles; ++i) {
+      // Up to max_blocks_per_row different key tiles, rising; some rows have none.
+      std::vector<std::int32_t> row;
+      for (std::int64_t j = 0; j < mask.max_blocks_per_row; ++j) {
+        row.push_back(static_cast<std::int32_t>(
+            random.below(static_cast<std::uint64_t>(i * 8 + j), static_cast<std::uint64_t>(columns))));
+      }
+      std::ranges::sort(row);
+      row.erase(std::ranges::unique(row).begin(), row.end());
+      if (i % 5 == 3) row.clear();
+      row.resize(static_cast<std::size_t>(mask.max_blocks_per_row), -1);
+      lists.blocks.insert(lists.blocks.end(), row.begin(), row.end());
+    }
+  }
+  return lists;
+}
+
+AttentionForward AttentionCaseLists::views(const AttentionProblem& problem) const {
+  AttentionForward forward;
+  if (!document_starts.empty()) {
+    forward.document_starts = TensorView(const_cast<std::int32_t*>(document_starts.data()), DType::i32,
+                                         {problem.batch, problem.mask.max_documents + 1});
+  }
+  if (!blocks.empty()) {
+    const std::int64_t tiles = (problem.seq_q + problem.mask.block_rows - 1) / problem.mask.block_rows;
+    forward.blocks = TensorView(const_cast<std::int32_t*>(blocks.data()), DType::i32,
+                                {problem.batch, problem.heads_q, tiles, problem.mask.max_blocks_per_row});
+  }
+  return forward;
+}
+
+const AttentionImplementation& find_attention(std::string_view name) {
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (row.name == name) return row;
+  }
+  fail(ErrorKind::input, "implementation '{}' is unknown", name);
+}
+
 AttentionErrors run_attention_case(const AttentionCase& c, std::string_view implementation, int threads) {
-  DeviceDescription device = describe_cpu();
-  device.cores = threads;
+  CaseDevice cpu{.description = describe_cpu()};
+  cpu.description.cores = threads;
+  return run_attention_case(c, find_attention(implementation), threads, cpu);
+}
+
+AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplementation& implementation,
+                                   int threads, const CaseDevice& device) {
+  DeviceDescription cpu = describe_cpu();
+  cpu.cores = threads;
   ThreadPool pool(threads);
-  const Stream stream{.device = &device, .pool = &pool, .poll = {}, .native = nullptr};
+  const Stream stream{.device = &cpu, .pool = &pool, .poll = {}, .native = nullptr};
+  const Stream our_stream{.device = &device.description, .pool = &pool, .poll = {}, .native = nullptr};
   const Inputs inputs = make_inputs(c);
-  const Results truth = run(c, c.problem, find("reference"), inputs, DType::f64, stream);
-  const Results ours = run(c, c.problem, find(implementation), inputs, c.problem.dtype, stream);
+  const Results truth = run(c, c.problem, find_attention("reference"), inputs, DType::f64, stream);
+  const Results ours = run(c, c.problem, implementation, inputs, c.problem.dtype, our_stream, device.backend);
   // Plain: the naive computation. It mixes patterns only with attached weights, and is as far from the truth
   // there.
   AttentionProblem plain_problem = c.problem;
   plain_problem.mask.detach_mixing = false;
-  const Results plain_truth = c.problem.mask.detach_mixing
-                                  ? run(c, plain_problem, find("reference"), inputs, DType::f64, stream)
-                                  : truth;
-  const Results plain = run(c, plain_problem, find("naive"), inputs, c.problem.dtype, stream);
+  const Results plain_truth =
+      c.problem.mask.detach_mixing
+          ? run(c, plain_problem, find_attention("reference"), inputs, DType::f64, stream)
+          : truth;
+  const Results plain = run(c, plain_problem, find_attention("naive"), inputs, c.problem.dtype, stream);
 
   AttentionErrors errors;
   errors.canaries_alive = ours.canaries_alive;
@@ -435,7 +543,11 @@ AttentionErrors run_attention_case(const AttentionCase& c, std::string_view impl
 }
 
 Support serves(const AttentionCase& c, std::string_view implementation) {
-  return find(implementation).supports(c.problem, describe_cpu());
+  return serves(c, implementation, describe_cpu());
+}
+
+Support serves(const AttentionCase& c, std::string_view implementation, const DeviceDescription& device) {
+  return find_attention(implementation).supports(c.problem, device);
 }
 
 }  // namespace headroom

@@ -21,6 +21,16 @@ struct AttentionCase {
 
 [[nodiscard]] std::vector<AttentionCase> attention_cases();
 
+// The batch of a case: what its documents and blocks are.
+struct AttentionCaseLists {
+  std::vector<std::int32_t> document_starts;
+  std::vector<std::int32_t> blocks;
+
+  // Of the lists alone.
+  [[nodiscard]] AttentionForward views(const AttentionProblem& problem) const;
+};
+[[nodiscard]] AttentionCaseLists attention_case_lists(const AttentionCase& attention_case);
+
 // How far an implementation is from the truth, beside what is allowed.
 struct AttentionErrors {
   // Of each result: O, LSE, dQ, dK, dV, dSink.
@@ -33,11 +43,25 @@ struct AttentionErrors {
   [[nodiscard]] double worst() const;
 };
 
-// Runs one case, forward and backward, on the CPU: fp64 reference, plain computation, and the implementation.
+// Where an implementation runs a case; inputs are made on the host and results are judged there.
+struct CaseDevice {
+  DeviceDescription description;
+  Backend* backend = nullptr;  // whose memory it works in; null: the host's
+};
+
+// Runs one case, forward and backward: fp64 reference and plain computation on the CPU, the implementation on
+// the CPU or on the device.
 [[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case,
                                                  std::string_view implementation, int threads);
+[[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case,
+                                                 const AttentionImplementation& implementation, int threads,
+                                                 const CaseDevice& device);
 
-// Whether the implementation serves the case; the reason where it does not.
+// Whether the implementation serves the case on the CPU, or on the device; the reason where it does not.
 [[nodiscard]] Support serves(const AttentionCase& attention_case, std::string_view implementation);
+[[nodiscard]] Support serves(const AttentionCase& attention_case, std::string_view implementation,
+                             const DeviceDescription& device);
+
+[[nodiscard]] const AttentionImplementation& find_attention(std::string_view name);
 
 }  // namespace headroom

@@ -22,7 +22,8 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
   app.add_option("--max-seconds", options.max_seconds, "At most so long per case, after one run")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  app.add_option("--device", options.device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--device", options.device, "Where to run: cpu; attention also cuda:N")
+      ->capture_default_str();
   app.add_option("--budget", options.budget,
                  "Bytes a case may take, such as 4GiB (default: what is free now)");
   app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
@@ -53,7 +54,21 @@ std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what) {
   return options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
 }
 
+BenchDevice bench_device(const BenchOptions& options) {
+  BenchDevice device{find_device(parse_device(options.device)), 0};
+  device.budget = options.budget ? parse_budget(*options.budget) : default_budget(device.listed.memory);
+  return device;
+}
+
 nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak_gflops) {
+  if (device.kind == DeviceKind::cuda) {
+    return {{"machine",
+             {{"name", device.name},
+              {"cores", device.cores},
+              {"compute_capability", fmt::format("{}.{}", device.compute_major, device.compute_minor)}}},
+            {"commit", HEADROOM_COMMIT},
+            {"rows", nlohmann::ordered_json::array()}};
+  }
   return {{"machine",
            {{"name", device.name},
             {"cores", device.cores},
@@ -82,7 +97,8 @@ std::string take_common_words(std::vector<BenchPoint>& points) {
 }  // namespace
 
 void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
-                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table) {
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table,
+                      const DeviceDescription& device) {
   if (!options.html || points.empty()) return;
   const std::string common = take_common_words(points);
   const Axis sizes{.label = size_label, .unit = Unit::tokens, .logarithmic = true};
@@ -110,13 +126,15 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
       std::ranges::stable_sort(series.points, {}, &LineChart::Point::x);
     }
   }
-  const DeviceDescription device = describe_cpu();
-  write_html(*options.html,
-             {.title = title,
-              .subtitle = fmt::format("{}{}, {} cores with {} \u00b7 commit {}", common, device.name,
-                                      device.cores, name(device.simd), HEADROOM_COMMIT),
-              .sections = {std::move(time), std::move(memory),
-                           TableSection{.title = "Every case", .table = table}}});
+  const std::string hardware =
+      device.kind == DeviceKind::cpu
+          ? fmt::format("{} cores with {}", device.cores, name(device.simd))
+          : fmt::format("compute capability {}.{}", device.compute_major, device.compute_minor);
+  write_html(*options.html, {.title = title,
+                             .subtitle = fmt::format("{}{}, {} \u00b7 commit {}", common, device.name,
+                                                     hardware, HEADROOM_COMMIT),
+                             .sections = {std::move(time), std::move(memory),
+                                          TableSection{.title = "Every case", .table = table}}});
 }
 
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream) {

@@ -16,6 +16,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/stream.h"
 #include "headroom/core/tensor_view.h"
+#include "headroom/device.h"
 #include "headroom/report.h"
 
 namespace headroom {
@@ -45,6 +46,12 @@ void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& 
 // What a case may take: the budget given, or what is free now. Another device than the CPU is refused, naming
 // what has no kernels there.
 [[nodiscard]] std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what);
+// The same on any device, with what it has.
+struct BenchDevice {
+  ListedDevice listed;
+  std::int64_t budget = 0;
+};
+[[nodiscard]] BenchDevice bench_device(const BenchOptions& options);
 
 // machine, commit, and no rows yet.
 [[nodiscard]] nlohmann::ordered_json bench_header(const DeviceDescription& device, double peak_gflops);
@@ -60,7 +67,8 @@ struct BenchPoint {
 };
 // Where a page was asked for: time and memory over the size, then the table.
 void write_bench_page(const BenchOptions& options, const std::string& title, const std::string& size_label,
-                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table);
+                      std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table,
+                      const DeviceDescription& device);
 
 // elements <- spread * (nearly) standard normal numbers of the seed; dense.
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -19,6 +20,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/core/elements.h"
 #include "headroom/cpu.h"
+#include "headroom/device.h"
 #include "headroom/ops.h"
 #include "headroom/report.h"
 #include "progress.h"
@@ -35,9 +37,10 @@ struct Options {
   std::int64_t kv_heads = 0;
   std::vector<std::string> dtype = {"f32"};
   std::vector<std::string> mask = {"causal"};
-  std::vector<std::string> implementation = {"tiled", "naive"};
+  std::vector<std::string> implementation;  // empty: what is worth comparing on the device
   std::string preset;
   bool explain = false;
+  bool nondeterministic = false;
 };
 
 struct Case {
@@ -54,7 +57,10 @@ struct Row {
   double forward_ms = 0;
   double backward_ms = 0;
   std::int64_t peak_bytes = 0;
-  std::int64_t added_bytes = 0;  // of those, over inputs, results and gradients
+  std::int64_t reserved_bytes = 0;     // what was really asked of the system; a GPU holds several copies
+  std::int64_t planned_bytes = 0;      // what that should be
+  std::int64_t free_change_bytes = 0;  // GPU: of its free memory, from after the warm-up to the end
+  std::int64_t added_bytes = 0;        // of those, over inputs, results and gradients
   std::int64_t saved_bytes = 0;
   double error = 0;
   double forward_gflops = 0;
@@ -128,7 +134,8 @@ std::vector<Case> make_cases(Options options) {
                                    .heads_q = heads,
                                    .heads_kv = options.kv_heads == 0 ? heads : options.kv_heads,
                                    .head_dim = head_dim,
-                                   .dtype = parse_dtype(dtype)},
+                                   .dtype = parse_dtype(dtype),
+                                   .deterministic = !options.nondeterministic},
                        .mask = mask,
                        .document_starts = {},
                        .implementation = implementation};
@@ -145,59 +152,53 @@ std::vector<Case> make_cases(Options options) {
   return cases;
 }
 
-// Inputs, results and what is kept, for the run; workspaces come and go with forward and backward.
+// A tensor where the host can read it: the tensor itself, or a copy.
+class OnHost {
+ public:
+  OnHost(const Tensor& tensor, Backend& backend) : view_(tensor) {
+    if (backend.host_accessible(Space::device)) return;
+    bytes_.resize(static_cast<std::size_t>(view_.bytes()));
+    backend.copy(StreamId::main, bytes_.data(), view_.raw(), view_.bytes());
+    backend.synchronize();
+    view_ = TensorView(bytes_.data(), view_.dtype(), view_.shape());
+  }
+  OnHost(const OnHost&) = delete;
+  OnHost& operator=(const OnHost&) = delete;
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorView view_;
+};
+
+// Inputs, results and what is kept, for the run; workspaces come and go with forward and backward. On a GPU
+// there are several copies, used in turn, so that no run finds its inputs in the cache.
 class AttentionRun {
  public:
-  AttentionRun(Context& context, const Case& c, const AttentionImplementation& implementation)
-      : context_(context), case_(c) {
-    const AttentionProblem& p = c.problem;
-    const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
-    const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+  AttentionRun(Context& context, const Case& c, const AttentionImplementation& implementation,
+               Backend* backend = nullptr, std::int64_t copies = 1)
+      : context_(context), case_(c), backend_(backend), sets_(static_cast<std::size_t>(copies)) {
+    if (backend != nullptr && backend->device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
     context_.phase("load", [&] {
-      const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
-        return context_.allocate({.name = name,
-                                  .category = Category::attention,
-                                  .dtype = dtype,
-                                  .shape = shape,
-                                  .lifetime = Lifetime::run});
-      };
-      query_ = make("query", p.dtype, rows);
-      key_ = make("key", p.dtype, keys);
-      value_ = make("value", p.dtype, keys);
-      output_ = make("output", p.dtype, rows);
-      lse_ = make("lse", DType::f32, {p.batch, p.heads_q, p.seq_q});
-      output_gradient_ = make("output gradient", p.dtype, rows);
-      query_gradient_ = make("query gradient", p.dtype, rows);
-      key_gradient_ = make("key gradient", p.dtype, keys);
-      value_gradient_ = make("value gradient", p.dtype, keys);
-      saved_ = make("saved", DType::u8, {implementation.saved_bytes(p)});
-      starts_ = make("document starts", DType::i32,
-                     {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
-      context_.run([&](const Stream& stream) {
-        std::uint64_t seed = 1;
-        for (const Tensor* tensor : {&query_, &key_, &value_, &output_gradient_})
-          fill_normal(*tensor, seed++, 1, stream);
-        for (std::int64_t b = 0; b < starts_.view().extent(0); ++b) {
-          std::copy(c.document_starts.begin(), c.document_starts.end(),
-                    starts_.data<std::int32_t>() + starts_.view().offset(b));
-        }
-      });
+      for (Set& set : sets_) load(set, implementation);
     });
   }
 
-  void forward() {
+  void forward(std::size_t turn = 0) {
+    const Set& set = sets_[turn % sets_.size()];
     context_.phase("forward",
-                   [&] { attention_forward(context_, case_.problem, views(), case_.implementation); });
+                   [&] { attention_forward(context_, case_.problem, set.views(), case_.implementation); });
   }
-  void backward() {
+  void backward(std::size_t turn = 0) {
+    const Set& set = sets_[turn % sets_.size()];
     context_.phase("backward", [&] {
       attention_backward(context_, case_.problem,
-                         {.forward = views(),
-                          .output_gradient = output_gradient_,
+                         {.forward = set.views(),
+                          .output_gradient = set.output_gradient,
                           .lse_gradient = {},
-                          .query_gradient = query_gradient_,
-                          .key_gradient = key_gradient_,
-                          .value_gradient = value_gradient_,
+                          .query_gradient = set.query_gradient,
+                          .key_gradient = set.key_gradient,
+                          .value_gradient = set.value_gradient,
                           .sinks_gradient = {}},
                          case_.implementation);
     });
@@ -213,31 +214,100 @@ class AttentionRun {
   // Largest difference of O from fp64, over a few rows of the first and the last head.
   [[nodiscard]] double sampled_error() const {
     const AttentionProblem& p = case_.problem;
+    const Set& set = sets_[0];
+    const OnHost query(set.query, *backend_);
+    const OnHost key(set.key, *backend_);
+    const OnHost value(set.value, *backend_);
+    const OnHost output(set.output, *backend_);
+    const OnHost starts(set.starts, *backend_);
+    AttentionForward views{.query = query.view(),
+                           .key = key.view(),
+                           .value = value.view(),
+                           .sinks = {},
+                           .document_starts = starts.view(),
+                           .blocks = {},
+                           .output = output.view(),
+                           .lse = {},
+                           .saved = {}};
     double worst = 0;
     for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
       for (int sample = 0; sample < 6; ++sample) {
         const std::int64_t q = sample * (p.seq_q - 1) / 5;
-        const MaskView mask = mask_view(p, views(), p.batch - 1, h);
-        worst = std::max(worst, row_error(mask, h, q));
+        worst = std::max(worst, row_error(views, mask_view(p, views, p.batch - 1, h), h, q));
       }
     }
     return worst;
   }
 
  private:
-  [[nodiscard]] AttentionForward views() const {
-    return {.query = query_,
-            .key = key_,
-            .value = value_,
-            .sinks = {},
-            .document_starts = starts_,
-            .blocks = {},
-            .output = output_,
-            .lse = lse_,
-            .saved = saved_};
+  struct Set {
+    Tensor query, key, value, output, lse, output_gradient, query_gradient, key_gradient, value_gradient,
+        saved, starts;
+
+    [[nodiscard]] AttentionForward views() const {
+      return {.query = query,
+              .key = key,
+              .value = value,
+              .sinks = {},
+              .document_starts = starts,
+              .blocks = {},
+              .output = output,
+              .lse = lse,
+              .saved = saved};
+    }
+  };
+
+  void load(Set& set, const AttentionImplementation& implementation) {
+    const AttentionProblem& p = case_.problem;
+    const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
+    const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+    const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
+      return context_.allocate({.name = name,
+                                .category = Category::attention,
+                                .dtype = dtype,
+                                .shape = shape,
+                                .lifetime = Lifetime::run});
+    };
+    set.query = make("query", p.dtype, rows);
+    set.key = make("key", p.dtype, keys);
+    set.value = make("value", p.dtype, keys);
+    set.output = make("output", p.dtype, rows);
+    set.lse = make("lse", DType::f32, {p.batch, p.heads_q, p.seq_q});
+    set.output_gradient = make("output gradient", p.dtype, rows);
+    set.query_gradient = make("query gradient", p.dtype, rows);
+    set.key_gradient = make("key gradient", p.dtype, keys);
+    set.value_gradient = make("value gradient", p.dtype, keys);
+    set.saved = make("saved", DType::u8, {implementation.saved_bytes(p)});
+    set.starts = make("document starts", DType::i32,
+                      {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
+    context_.run([&](const Stream& device_stream) {
+      Stream stream = device_stream;
+      if (pool_) stream.pool = &*pool_;  // random numbers are made on the host
+      std::uint64_t seed = 1;
+      for (const Tensor* tensor : {&set.query, &set.key, &set.value, &set.output_gradient}) {
+        fill(*tensor, [&](const TensorView& host) { fill_normal(host, seed++, 1, stream); });
+      }
+      fill(set.starts, [&](const TensorView& host) {
+        for (std::int64_t b = 0; b < host.extent(0); ++b) {
+          std::copy(case_.document_starts.begin(), case_.document_starts.end(),
+                    host.data<std::int32_t>() + host.offset(b));
+        }
+      });
+    });
   }
 
-  [[nodiscard]] double row_error(const MaskView& mask, std::int64_t h, std::int64_t q) const {
+  // tensor <- what write(view on the host) writes
+  template <class Write>
+  void fill(const Tensor& tensor, const Write& write) const {
+    if (backend_->host_accessible(Space::device)) return write(tensor.view());
+    std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.view().bytes()));
+    write(TensorView(bytes.data(), tensor.view().dtype(), tensor.view().shape()));
+    backend_->copy(StreamId::main, tensor.view().raw(), bytes.data(), tensor.view().bytes());
+    backend_->synchronize();
+  }
+
+  [[nodiscard]] double row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
+                                 std::int64_t q) const {
     const AttentionProblem& p = case_.problem;
     const std::int64_t b = p.batch - 1;
     const std::int64_t kv = h / (p.heads_q / p.heads_kv);
@@ -249,8 +319,8 @@ class AttentionRun {
       if (!mask.attends(q, k)) continue;
       double score = 0;
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        score += read_element(query_, query_.view().offset(b, q, h, c)) *
-                 read_element(key_, key_.view().offset(b, k, kv, c));
+        score += read_element(on_host.query, on_host.query.offset(b, q, h, c)) *
+                 read_element(on_host.key, on_host.key.offset(b, k, kv, c));
       }
       scores.emplace_back(k, score / std::sqrt(static_cast<double>(p.head_dim)));
       row_max = std::max(row_max, scores.back().second);
@@ -260,33 +330,70 @@ class AttentionRun {
     for (const auto& [k, score] : scores) {
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
         expected[static_cast<std::size_t>(c)] +=
-            std::exp(score - row_max) / row_sum * read_element(value_, value_.view().offset(b, k, kv, c));
+            std::exp(score - row_max) / row_sum *
+            read_element(on_host.value, on_host.value.offset(b, k, kv, c));
       }
     }
     double worst = 0;
     for (std::int64_t c = 0; c < p.head_dim; ++c) {
       worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
-                                       read_element(output_, output_.view().offset(b, q, h, c))));
+                                       read_element(on_host.output, on_host.output.offset(b, q, h, c))));
     }
     return worst;
   }
 
   Context& context_;
   const Case& case_;
-  Tensor query_, key_, value_, output_, lse_, output_gradient_, query_gradient_, key_gradient_,
-      value_gradient_, saved_, starts_;
+  Backend* backend_;
+  std::optional<ThreadPool> pool_;
+  std::vector<Set> sets_;
 };
 
-Layout rehearse(const Case& c, const AttentionImplementation& implementation,
-                const DeviceDescription& device) {
+Layout rehearse(const Case& c, const AttentionImplementation& implementation, const DeviceDescription& device,
+                std::int64_t copies = 1) {
   Context context(device);
   {
-    AttentionRun run(context, c, implementation);
+    AttentionRun run(context, c, implementation, nullptr, copies);
     run.forward();
     run.backward();
-    static_cast<void>(run.peak_flops());
+    if (device.kind == DeviceKind::cpu) static_cast<void>(run.peak_flops());
   }
   return make_layout(std::move(context).take_ledger());
+}
+
+void set_rates(const std::vector<double>& forward, const std::vector<double>& backward, double pair_flops,
+               Row& row) {
+  row.forward_ms = median(forward) * 1e3;
+  row.backward_ms = median(backward) * 1e3;
+  row.forward_gflops = 4 * pair_flops / (row.forward_ms * 1e6);
+  row.backward_gflops = 10 * pair_flops / (row.backward_ms * 1e6);
+  row.gflops = 14 * pair_flops / ((row.forward_ms + row.backward_ms) * 1e6);
+}
+
+// On a GPU: by its own clock, each run on another copy of the inputs. Nothing may be allocated after the
+// warm-up, in which the driver loads the kernels.
+void time_steps_on_gpu(AttentionRun& run, std::int64_t copies, Backend& backend, const Options& options,
+                       double pair_flops, Row& row) {
+  std::size_t turn = 0;
+  for (std::int64_t i = 0; i < std::max<std::int64_t>(options.bench.warmup, copies); ++i, ++turn) {
+    run.forward(turn);
+    run.backward(turn);
+  }
+  backend.synchronize();
+  const std::int64_t free_before = find_device(backend.device()).memory.free_bytes;
+  std::vector<double> forward;
+  std::vector<double> backward;
+  repeat(options.bench, [&] {
+    backend.start_timer();
+    run.forward(turn);
+    forward.push_back(backend.stop_timer());
+    backend.start_timer();
+    run.backward(turn + 1);  // of a copy that forward did not just touch
+    backward.push_back(backend.stop_timer());
+    ++turn;
+  });
+  row.free_change_bytes = find_device(backend.device()).memory.free_bytes - free_before;
+  set_rates(forward, backward, pair_flops, row);
 }
 
 // Forward and backward in turn, as in training, with the machine's peak measured between them: each time is
@@ -311,11 +418,7 @@ void time_steps(AttentionRun& run, const Options& options, double pair_flops, Ro
     row.peak_gflops.insert(row.peak_gflops.end(), {between / 1e9, after / 1e9});
     before = after;
   });
-  row.forward_ms = median(forward) * 1e3;
-  row.backward_ms = median(backward) * 1e3;
-  row.forward_gflops = 4 * pair_flops / (row.forward_ms * 1e6);
-  row.backward_gflops = 10 * pair_flops / (row.backward_ms * 1e6);
-  row.gflops = 14 * pair_flops / ((row.forward_ms + row.backward_ms) * 1e6);
+  set_rates(forward, backward, pair_flops, row);
   row.forward_of_peak = median(forward_of_peak);
   row.backward_of_peak = median(backward_of_peak);
 }
@@ -332,6 +435,18 @@ double pairs_of(const Case& c) {
     pairs += static_cast<double>(mask_view(p, views, 0, h).pairs(0, p.seq_q, {0, p.seq_k}));
   }
   return pairs * static_cast<double>(p.batch);
+}
+
+// How many copies of a case's inputs do not fit a GPU's cache twice over, as far as the budget allows.
+std::int64_t input_copies(const Case& c, const AttentionImplementation& implementation,
+                          const DeviceDescription& device, std::int64_t budget) {
+  if (device.kind == DeviceKind::cpu) return 1;
+  constexpr std::int64_t kMost = 16;
+  const std::int64_t inputs = std::max<std::int64_t>(minimum_bytes(c.problem, Pass::forward), 1);
+  const std::int64_t wanted = std::clamp<std::int64_t>(2 * device.l2_bytes / inputs + 1, 1, kMost);
+  const std::int64_t one = rehearse(c, implementation, device, 1).reserved(Space::device);
+  const std::int64_t each = rehearse(c, implementation, device, 2).reserved(Space::device) - one;
+  return each <= 0 ? wanted : std::clamp<std::int64_t>(1 + (budget - one) / each, 1, wanted);
 }
 
 Row measure(const Case& c, const Options& options, Backend& backend, std::int64_t budget) {
@@ -356,11 +471,25 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
   if (row.peak_bytes > budget) {
     row.status = "oom";
     row.reason = format_bytes(row.peak_bytes);
+    if (backend.device().kind == DeviceKind::cuda) {
+      const MemoryStatus memory = find_device(backend.device()).memory;
+      if (memory.held_by_others_bytes > 0) row.reason += "; " + describe_holders(memory);
+    }
     return row;
   }
-  Context context(backend, layout);
-  AttentionRun run(context, row.c, implementation);
-  time_steps(run, options, static_cast<double>(c.problem.head_dim) * pairs_of(c), row);
+  const std::int64_t copies = input_copies(c, implementation, backend.description(), budget);
+  const Layout layout_of_copies =
+      copies == 1 ? layout : rehearse(c, implementation, backend.description(), copies);
+  Context context(backend, layout_of_copies);
+  row.planned_bytes = layout_of_copies.reserved(Space::device);
+  row.reserved_bytes = backend.reserved_bytes(Space::device);
+  AttentionRun run(context, row.c, implementation, &backend, copies);
+  const double pair_flops = static_cast<double>(c.problem.head_dim) * pairs_of(c);
+  if (backend.device().kind == DeviceKind::cuda) {
+    time_steps_on_gpu(run, copies, backend, options, pair_flops, row);
+  } else {
+    time_steps(run, options, pair_flops, row);
+  }
   row.error = run.sampled_error();
   return row;
 }
@@ -438,10 +567,10 @@ std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescrip
   return fits;
 }
 
-nlohmann::ordered_json to_json(const Row& row) {
+nlohmann::ordered_json to_json(const Row& row, const Device& device) {
   const AttentionProblem& p = row.c.problem;
   return {{"impl", row.c.implementation},
-          {"device", "cpu"},
+          {"device", to_string(device)},
           {"dtype", name(p.dtype)},
           {"batch", p.batch},
           {"heads_q", p.heads_q},
@@ -449,11 +578,15 @@ nlohmann::ordered_json to_json(const Row& row) {
           {"seq", p.seq_q},
           {"head_dim", p.head_dim},
           {"mask", row.c.mask},
+          {"deterministic", p.deterministic},
           {"forward_ms", row.forward_ms},
           {"backward_ms", row.backward_ms},
           {"peak_bytes", row.peak_bytes},
           {"added_bytes", row.added_bytes},
           {"saved_bytes", row.saved_bytes},
+          {"reserved_bytes", row.reserved_bytes},
+          {"planned_bytes", row.planned_bytes},
+          {"free_change_bytes", row.free_change_bytes},
           {"error", row.error},
           {"gflops", row.gflops},
           {"forward_gflops", row.forward_gflops},
@@ -474,12 +607,30 @@ nlohmann::ordered_json to_json(const Growth& fit) {
           {"largest_seq", fit.largest_seq}};
 }
 
-void run(const Options& options, std::ostream& out) {
-  const std::int64_t budget = budget_on_cpu(options.bench, "attention");
+// What is compared where nobody says: on the CPU ours and the baseline, on a GPU every row that runs there.
+std::vector<std::string> default_implementations(const DeviceDescription& device) {
+  if (device.kind == DeviceKind::cpu) return {"tiled", "naive"};
+  std::vector<std::string> names;
+  for (const AttentionImplementation& row : attention_implementations()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const AttentionProblem problem{.seq_q = 128, .seq_k = 128, .head_dim = 64, .dtype = dtype};
+      if (!row.supports(problem, device)) continue;
+      names.emplace_back(row.name);
+      break;
+    }
+  }
+  return names;
+}
+
+void run(Options options, std::ostream& out) {
+  const auto [listed, budget] = bench_device(options.bench);
+  if (options.implementation.empty()) options.implementation = default_implementations(listed.description);
   const std::vector<Case> cases = make_cases(options);
   for (const Case& c : cases)
     static_cast<void>(find_implementation(attention_implementations(), c.implementation));
-  CpuBackend backend(options.bench.threads);
+  const std::unique_ptr<Backend> opened = open_backend(listed.device, options.bench.threads);
+  Backend& backend = *opened;
+  const bool on_cpu = listed.device.kind == DeviceKind::cpu;
 
   std::vector<Row> rows;
   Progress progress("case");
@@ -503,7 +654,8 @@ void run(const Options& options, std::ostream& out) {
                       ran ? std::optional(row.forward_ms + row.backward_ms) : std::nullopt, row.peak_bytes});
     const auto cell = [&](const std::string& text) { return ran ? text : std::string("-"); };
     const auto rate = [&](double gflops, double of_peak) {
-      return cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", gflops, 100 * of_peak));
+      return cell(on_cpu ? fmt::format("{:.0f} GFLOP/s {:.0f}%", gflops, 100 * of_peak)
+                         : fmt::format("{:.1f} TFLOP/s", gflops / 1e3));
     };
     table.add(
         {row.c.implementation, std::string(name(p.dtype)), std::to_string(p.batch),
@@ -515,10 +667,11 @@ void run(const Options& options, std::ostream& out) {
          rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
-  write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, std::move(points), table);
+  write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, std::move(points), table,
+                   backend.description());
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(backend.description(), peak);
-    for (const Row& row : rows) json["rows"].push_back(to_json(row));
+    for (const Row& row : rows) json["rows"].push_back(to_json(row, listed.device));
     json["budget_bytes"] = budget;
     json["growth"] = nlohmann::ordered_json::array();
     for (const Growth& fit : fits) json["growth"].push_back(to_json(fit));
@@ -527,10 +680,24 @@ void run(const Options& options, std::ostream& out) {
   }
   out << as_asked(table, options.bench);
   if (options.bench.csv) return;
-  fmt::print(out,
-             "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
-             "threads with {}\n\n",
-             peak, backend.description().cores, name(backend.description().simd));
+  if (on_cpu) {
+    fmt::print(out,
+               "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
+               "threads with {}\n\n",
+               peak, backend.description().cores, name(backend.description().simd));
+  } else {
+    std::int64_t least_free = 0;
+    bool as_planned = true;
+    for (const Row& row : rows) {
+      least_free = std::min(least_free, row.free_change_bytes);
+      as_planned &= row.reserved_bytes == row.planned_bytes;
+    }
+    fmt::print(
+        out,
+        "\ntimes are the GPU's own, inputs rotate past its cache; memory reserved is {} what was planned; "
+        "after the warm-up {} of free memory went\n\n",
+        as_planned ? "exactly" : "NOT", format_bytes(-least_free));
+  }
   for (const Growth& fit : fits) {
     fmt::print(out, "{}: {}{}largest seq in {}: {}\n", fit.kind,
                fit.time ? fmt::format("time ~ seq^{:.2f}, ", *fit.time) : "",
@@ -539,7 +706,8 @@ void run(const Options& options, std::ostream& out) {
   }
   if (options.explain) {
     const auto choice = choose(attention_implementations(), cases[0].problem, backend.description());
-    fmt::print(out, "\nchosen for the first case: {}\n", choice.implementation->name);
+    fmt::print(out, "\nchosen for the first case: {}\n",
+               choice.implementation == nullptr ? "none" : choice.implementation->name);
     for (const AttentionImplementation& row : attention_implementations()) {
       const Support support = row.supports(cases[0].problem, backend.description());
       fmt::print(out, "{}: {}\n", row.name, support ? "serves it" : support.reason());
@@ -560,13 +728,17 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
   add_list(app, "--dtype", options->dtype, "f32, bf16, f16");
   add_list(app, "--mask", options->mask,
            "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
-  add_list(app, "--impl", options->implementation, "tiled, naive, naive-recompute, reference");
+  add_list(app, "--impl", options->implementation,
+           "tiled, naive, naive-recompute, reference; on a GPU portable (default: tiled and naive, or every "
+           "one of the GPU's)");
   CLI::Option* preset = app.add_option("--preset", options->preset,
                                        "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");
   for (const char* given : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads", "--mask"}) {
     preset->excludes(app.get_option(given));
   }
   add_bench_options(app, options->bench);
+  app.add_flag("--nondeterministic", options->nondeterministic,
+               "Let gradients differ in their last bits from run to run where that is faster (on a GPU)");
   app.add_flag("--explain", options->explain,
                "Say which implementation would be chosen, and why not the others");
   app.footer(

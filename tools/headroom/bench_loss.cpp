@@ -328,7 +328,8 @@ void run(const Options& options, std::ostream& out) {
                cell(fmt::format("{:.0f} GFLOP/s {:.0f}%", row.gflops, 100 * row.of_peak)),
                row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
-  write_bench_page(options.bench, "Linear cross-entropy", "tokens", budget, std::move(points), table);
+  write_bench_page(options.bench, "Linear cross-entropy", "tokens", budget, std::move(points), table,
+                   backend.description());
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(backend.description(), peak);
     for (const Row& row : rows) json["rows"].push_back(to_json(row));

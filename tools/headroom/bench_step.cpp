@@ -134,7 +134,8 @@ void run(const Options& options, std::ostream& out) {
                format_count(static_cast<std::int64_t>(tokens_per_second(row))), bytes_cell(row.planned_bytes),
                row.status});
   }
-  write_bench_page(options.bench, "A training step", "context", budget_bytes, std::move(points), table);
+  write_bench_page(options.bench, "A training step", "context", budget_bytes, std::move(points), table,
+                   backend.description());
   if (options.bench.json) {
     nlohmann::ordered_json json =
         bench_header(backend.description(), measured_peak_flops(backend.stream(StreamId::main)) / 1e9);

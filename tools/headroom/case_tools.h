@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -33,6 +34,10 @@ class Guarded {
   }
 
   [[nodiscard]] const TensorView& view() const { return view_; }
+  // The elements and everything around them.
+  [[nodiscard]] std::span<std::byte> memory() const {
+    return std::as_writable_bytes(std::span(const_cast<std::vector<std::uint8_t>&>(bytes_)));
+  }
 
   [[nodiscard]] bool canaries_alive() const {
     std::vector<bool> element(bytes_.size());
@@ -87,6 +92,9 @@ class Scratch {
     std::memset(lines_.data(), 0xFF, lines_.size() * sizeof(Line));
   }
   [[nodiscard]] TensorView view() const { return {const_cast<Line*>(lines_.data()), DType::u8, {bytes_}}; }
+  [[nodiscard]] std::span<std::byte> memory() const {
+    return std::as_writable_bytes(std::span(const_cast<std::vector<Line>&>(lines_)));
+  }
   [[nodiscard]] bool canaries_alive() const {
     const auto* behind = reinterpret_cast<const std::uint8_t*>(lines_.data()) + bytes_;
     return std::all_of(behind, reinterpret_cast<const std::uint8_t*>(lines_.data() + lines_.size()),

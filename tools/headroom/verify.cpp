@@ -11,7 +11,8 @@
 namespace headroom {
 
 void add_verify_options(CLI::App& app, VerifyOptions& options, const std::string& names) {
-  app.add_option("--device", options.device, "Where to run: cpu")->capture_default_str();
+  app.add_option("--device", options.device, "Where to run: cpu; attention also cuda:N")
+      ->capture_default_str();
   app.add_option("--impl", options.implementation, fmt::format("Only this one: {}", names));
   app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
       ->check(CLI::Range(1, 4096));
@@ -72,6 +73,7 @@ int Verification::report(const VerifyOptions& options, const nlohmann::ordered_j
     nlohmann::ordered_json json = {{"cases", ran},
                                    {"failed", failed},
                                    {"worst", worst},
+                                   {"device", options.device},
                                    {"simd", name(describe_cpu().simd)},
                                    {"commit", HEADROOM_COMMIT},
                                    {"groups", rows}};
@@ -85,7 +87,9 @@ int Verification::report(const VerifyOptions& options, const nlohmann::ordered_j
     for (const OfImplementation& result : results_) {
       for (const std::string& reason : result.refusals) fmt::print(out, "{} {}\n", result.name, reason);
     }
-    fmt::print(out, "verify {}: {} cases on {}, {} failed\n", what_, ran, name(describe_cpu().simd), failed);
+    fmt::print(out, "verify {}: {} cases on {}, {} failed\n", what_, ran,
+               options.device == "cpu" ? name(describe_cpu().simd) : std::string_view(options.device),
+               failed);
   }
   return failed == 0 ? 0 : 1;
 }

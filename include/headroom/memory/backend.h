@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -77,11 +78,18 @@ class Backend {
   // at a wait.
   virtual void synchronize() = 0;
 
+  // Seconds that main takes from start to stop, as the device sees it; stop waits for main. Not nested.
+  virtual void start_timer() { started_ = std::chrono::steady_clock::now(); }
+  [[nodiscard]] virtual double stop_timer() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  }
+
  private:
   [[nodiscard]] virtual void* reserve_memory(Space space, std::int64_t bytes) = 0;
   virtual void release_memory(Space space, void* data, std::int64_t bytes) noexcept = 0;
 
   std::array<std::int64_t, kSpaceCount> reserved_bytes_{};
+  std::chrono::steady_clock::time_point started_;
 };
 
 }  // namespace headroom

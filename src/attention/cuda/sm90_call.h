@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "attention/cuda/tiles.h"
+
 namespace headroom::sm90 {
 
 // Rows of a [batch, seq, heads, head_dim] tensor: where they are, in elements.
@@ -62,12 +64,12 @@ struct Intervals {
       return make_int2(first[at], last[at]);
     }
     const int position = place + shift;
-    int begin = max(position - before, 0);
-    int end = min(position + after + 1, others);
+    int begin = cuda::most(position - before, 0);
+    int end = cuda::least(position + after + 1, others);
     if (segment > 0) {
       const int start = position / segment * segment;
-      begin = max(begin, start);
-      end = min(end, start + segment);
+      begin = cuda::most(begin, start);
+      end = cuda::least(end, start + segment);
     }
     return make_int2(begin, end);
   }

@@ -320,8 +320,7 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, con
   if (problem.mask.dilation_count > 0 || problem.seq_k == 0) {
     // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
     cuda::AttentionCall call = shared_call(problem, views, memory, 0);
-    if (memory.output != nullptr)
-      call.output = cuda::dense_view(memory.output, problem.seq_q, problem.heads_q, problem.head_dim);
+    if (memory.output != nullptr) call.output = cuda::sums_view(memory.output, views.output);
     shared.start_rows(call, stream);
   }
   if (problem.seq_k == 0) return;
@@ -332,9 +331,8 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, con
   }
   if (memory.output != nullptr) {
     const cuda::AttentionCall call = shared_call(problem, views, memory, 0);
-    shared.narrow(call, call.output,
-                  cuda::dense_view(memory.output, problem.seq_q, problem.heads_q, problem.head_dim),
-                  problem.seq_q, problem.heads_q, stream);
+    shared.narrow(call, call.output, cuda::sums_view(memory.output, views.output), problem.seq_q,
+                  problem.heads_q, stream);
   }
 }
 
@@ -355,15 +353,12 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   BackwardTargets targets{rows_of(views.query_gradient), rows_of(views.key_gradient),
                           rows_of(views.value_gradient)};
   if (memory.adds_query_gradient) {
-    call.query_gradient =
-        cuda::dense_view(memory.query_gradient, problem.seq_q, problem.heads_q, problem.head_dim);
+    call.query_gradient = cuda::sums_view(memory.query_gradient, views.query_gradient);
     targets.query_gradient = sums_rows(memory.query_gradient, views.query_gradient);
   }
   if (memory.adds_key_gradients) {
-    call.key_gradient =
-        cuda::dense_view(memory.key_gradient, problem.seq_k, problem.heads_kv, problem.head_dim);
-    call.value_gradient =
-        cuda::dense_view(memory.value_gradient, problem.seq_k, problem.heads_kv, problem.head_dim);
+    call.key_gradient = cuda::sums_view(memory.key_gradient, views.key_gradient);
+    call.value_gradient = cuda::sums_view(memory.value_gradient, views.value_gradient);
     targets.key_gradient = sums_rows(memory.key_gradient, views.key_gradient);
     targets.value_gradient = sums_rows(memory.value_gradient, views.value_gradient);
   }
@@ -389,7 +384,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
     if (problem.mask.detach_mixing) {
       // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
       // O_pattern), where w P is made from the merged lse.
-      alone.output = cuda::dense_view(memory.output, problem.seq_q, problem.heads_q, problem.head_dim);
+      alone.output = cuda::sums_view(memory.output, views.forward.output);
       alone.lse = memory.pattern_lse;
       shared.start_rows(alone, stream);
       run_forward(problem, views.forward, memory, pattern, memory.output, memory.pattern_lse, stream);

@@ -1,0 +1,111 @@
+// What the interval kernels are handed: plain values, so that they travel as kernel arguments. One call runs
+// one pattern of every head; a problem is a sequence of calls (steps.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/tiles.h"
+#include "headroom/core/dtype.h"
+#include "headroom/core/stream.h"
+
+namespace headroom::cuda {
+
+// [batch, rows, heads, head_dim] with any strides, in elements, and unit stride in head_dim.
+struct HeadsView {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  DType dtype = DType::f32;
+  bool aligned = false;  // four neighbours of a row can be moved as one
+};
+
+// The lists of rows of a call, one per sequence, or one per sequence and query head.
+struct RowLists {
+  std::int32_t* rows = nullptr;    // [lists, capacity]: a list's rows in the tensors; null: every row
+  std::int32_t* first = nullptr;   // [lists, capacity]: a query sees [first, last) of the list
+  std::int32_t* last = nullptr;    // [lists, capacity]
+  std::int32_t* counts = nullptr;  // [lists]; null: seq_q and seq_k
+  Range* visitors = nullptr;       // [lists, key_tiles]: the queries that may see a tile of keys
+  std::int64_t capacity = 0;
+  std::int64_t key_tiles = 0;
+  bool per_head = false;
+};
+
+struct AttentionCall {
+  std::int64_t batch = 1;
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;
+  std::int32_t seq_q = 0;
+  std::int32_t seq_k = 0;
+  std::int32_t head_dim = 0;
+  float scale = 1;
+  float softcap = 0;
+  MaskRule rule;
+  int pattern = 0;
+  RowLists lists;
+  const std::int32_t* blocks = nullptr;  // [batch, heads_q, blocks of queries, max_blocks_per_row]
+  std::int64_t block_rows = 0;
+  std::int64_t block_columns = 1;
+  std::int64_t max_blocks_per_row = 0;
+
+  HeadsView query;
+  HeadsView key;
+  HeadsView value;
+  HeadsView output;
+  float* lse = nullptr;          // [batch, heads_q, seq_q]
+  const float* sinks = nullptr;  // [heads_q], or null
+  bool resume = false;           // the softmax goes on from the output and lse that are there
+
+  // Backward.
+  HeadsView output_gradient;
+  HeadsView query_gradient;
+  HeadsView key_gradient;
+  HeadsView value_gradient;
+  const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null
+  float* sinks_gradient = nullptr;      // [heads_q]
+  float* row_shift = nullptr;       // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
+  float* row_dot = nullptr;         // [batch, heads_q, seq_q]: dO . O - dLSE
+  bool add_query_gradient = false;  // to what is there, f32, instead of writing it
+  bool add_key_gradients = false;
+  // A tile of keys sums over the query heads kv * group + m, member_begin <= m < member_end.
+  std::int64_t member_begin = 0;
+  std::int64_t member_end = 1;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t group() const { return heads_q / heads_kv; }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t list_of(std::int64_t b, std::int64_t head) const {
+    return lists.per_head ? b * heads_q + head : b;
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t statistics(std::int64_t b, std::int64_t head) const { return (b * heads_q + head) * seq_q; }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  BlockList block_list(std::int64_t b, std::int64_t head, std::int64_t block) const {
+    if (blocks == nullptr) return {};
+    const std::int64_t lists_of_head = parts_of(seq_q, block_rows);
+    return {blocks + ((b * heads_q + head) * lists_of_head + block) * max_blocks_per_row, max_blocks_per_row,
+            block_columns};
+  }
+};
+
+// The launches that a problem is made of. An implementation brings the three that multiply; the others are
+// shared.
+struct IntervalKernels {
+  void (*write_lists)(const AttentionCall&, const Stream&);     // rows, first, last, counts
+  void (*write_visitors)(const AttentionCall&, const Stream&);  // of those lists
+  void (*start_rows)(const AttentionCall&, const Stream&);      // O <- 0, LSE <- sink or -inf
+  void (*row_statistics)(const AttentionCall&, const Stream&);  // row_shift, row_dot
+  void (*zero)(const AttentionCall&, const HeadsView&, std::int64_t rows, std::int64_t heads, const Stream&);
+  void (*narrow)(const AttentionCall&, const HeadsView& to, const HeadsView& from, std::int64_t rows,
+                 std::int64_t heads, const Stream&);  // f32 to the problem's dtype
+  void (*sinks_gradient)(const AttentionCall&, const Stream&);
+  void (*forward)(const AttentionCall&, const Stream&);
+  void (*backward_queries)(const AttentionCall&, const Stream&);  // dQ
+  void (*backward_keys)(const AttentionCall&, const Stream&);     // dK and dV
+};
+
+// Keys of a tile, in every implementation.
+inline constexpr std::int32_t kTileKeys = 64;
+
+}  // namespace headroom::cuda

@@ -1,0 +1,194 @@
+// The launches that every implementation on intervals shares: lists of rows, first and last values, row
+// statistics, dSink. None of them multiplies matrices; all are bound by memory. Included by a .cu file (or,
+// for tests, by a .cpp after tests/cuda/on_host.h).
+#pragma once
+
+#include "attention/cuda/call.h"
+#include "cuda/device_code.h"
+#if defined(__CUDACC__)
+#include "cuda/launch.h"
+#endif
+
+namespace headroom::cuda {
+
+inline constexpr int kListThreads = 256;
+inline constexpr int kWarp = 32;
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+__device__ __forceinline__ float infinity() {
+  return bits_to_float(0x7f800000u);
+}
+
+// first, last <- what row q sees; one thread per row
+static __global__ void plain_lists_kernel(AttentionCall call) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  if (i >= call.batch * call.seq_q) return;
+  const Range seen = plain_interval(call.rule.of(i / call.seq_q, 0, 0), i % call.seq_q);
+  call.lists.first[i] = seen.begin;
+  call.lists.last[i] = seen.end;
+}
+
+// rows, first, last, count <- the rows that take part; one block per sequence and head, document after
+// document
+static __global__ void dilated_lists_kernel(AttentionCall call) {
+  const std::int64_t list = blockIdx.x;
+  const MaskView mask = call.rule.of(list / call.heads_q, list % call.heads_q, call.pattern);
+  std::int64_t before = 0;
+  for (std::int64_t n = 0; n < DilatedDocument::count(mask); ++n) {
+    const DilatedDocument document = DilatedDocument::of(mask, n);
+    const std::int64_t members = least(document.members(), call.lists.capacity - before);
+    for (std::int64_t i = threadIdx.x; i < members; i += kListThreads) {
+      const DilatedDocument::Member member = document.member(mask, i);
+      const std::int64_t at = list * call.lists.capacity + before + i;
+      call.lists.rows[at] = static_cast<std::int32_t>(member.row);
+      call.lists.first[at] = static_cast<std::int32_t>(before + least(member.first, members));
+      call.lists.last[at] = static_cast<std::int32_t>(before + least(member.last, members));
+    }
+    before += members;
+  }
+  if (threadIdx.x == 0) call.lists.counts[list] = static_cast<std::int32_t>(before);
+}
+
+// visitors <- the queries that may see a tile of keys; one thread per tile
+static __global__ void visitors_kernel(AttentionCall call, std::int64_t lists) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  if (i >= lists * call.lists.key_tiles) return;
+  const std::int64_t list = i / call.lists.key_tiles;
+  const std::int64_t begin = i % call.lists.key_tiles * kTileKeys;
+  const std::int32_t rows = call.lists.counts == nullptr ? call.seq_q : call.lists.counts[list];
+  call.lists.visitors[i] =
+      visitors(call.lists.first + list * call.lists.capacity, call.lists.last + list * call.lists.capacity,
+               rows, {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(begin + kTileKeys)});
+}
+
+// Where item (b, row, head) of a [batch, rows, heads]-shaped walk lies.
+__device__ __forceinline__ std::int64_t row_offset(const HeadsView& view, std::int64_t item,
+                                                   std::int64_t rows, std::int64_t heads) {
+  return item / (rows * heads) * view.batch_stride + item / heads % rows * view.row_stride +
+         item % heads * view.head_stride;
+}
+
+// dst <- 0; one warp per row
+static __global__ void zero_kernel(AttentionCall call, HeadsView to, std::int64_t rows, std::int64_t heads) {
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  if (item >= call.batch * rows * heads) return;
+  const std::int64_t at = row_offset(to, item, rows, heads);
+  for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
+    store_element(to.data, to.dtype, at + c, 0);
+  }
+}
+
+// dst <- src; one warp per row
+static __global__ void narrow_kernel(AttentionCall call, HeadsView to, HeadsView from, std::int64_t rows,
+                                     std::int64_t heads) {
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  if (item >= call.batch * rows * heads) return;
+  const std::int64_t at = row_offset(to, item, rows, heads);
+  const std::int64_t source = row_offset(from, item, rows, heads);
+  for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
+    store_element(to.data, to.dtype, at + c, load_element(from.data, from.dtype, source + c));
+  }
+}
+
+// lse <- sink or -inf; one thread per row
+static __global__ void start_lse_kernel(AttentionCall call) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  if (i >= call.batch * call.heads_q * call.seq_q) return;
+  call.lse[i] = call.sinks == nullptr ? -infinity() : call.sinks[i / call.seq_q % call.heads_q];
+}
+
+// row_shift <- log2(e) lse; row_dot <- dO . O - dLSE; one warp per row
+static __global__ void row_statistics_kernel(AttentionCall call) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  if (i >= call.batch * call.heads_q * call.seq_q) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t b = i / (call.heads_q * call.seq_q);
+  const std::int64_t head = i / call.seq_q % call.heads_q;
+  const std::int64_t q = i % call.seq_q;
+  const HeadsView& o = call.output;
+  const HeadsView& gradient = call.output_gradient;
+  const std::int64_t at = b * o.batch_stride + q * o.row_stride + head * o.head_stride;
+  const std::int64_t from = b * gradient.batch_stride + q * gradient.row_stride + head * gradient.head_stride;
+  float sum = 0;
+  for (int c = lane; c < call.head_dim; c += kWarp) {
+    sum += load_element(o.data, o.dtype, at + c) * load_element(gradient.data, gradient.dtype, from + c);
+  }
+  for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane != 0) return;
+  const float lse = call.lse[i];
+  call.row_shift[i] = lse == -infinity() ? infinity() : lse * kLog2E;
+  call.row_dot[i] = sum - (call.lse_gradient == nullptr ? 0.0F : call.lse_gradient[i]);
+}
+
+// dSink <- -sum over rows of exp(sink - lse) row_dot, in a fixed order; one block per head
+static __global__ void sinks_gradient_kernel(AttentionCall call) {
+#if defined(__CUDACC__)
+  extern __shared__ float4 shared_memory[];
+#endif
+  auto* parts = reinterpret_cast<double*>(shared_memory);
+  const std::int64_t head = blockIdx.x;
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < call.batch * call.seq_q; i += kListThreads) {
+    const std::int64_t row = call.statistics(i / call.seq_q, head) + i % call.seq_q;
+    const float lse = call.lse[row];
+    if (lse == -infinity()) continue;  // nothing to see, and no sink
+    sum -= static_cast<double>(expf(call.sinks[head] - lse)) * static_cast<double>(call.row_dot[row]);
+  }
+  parts[threadIdx.x] = sum;
+  for (unsigned half = kListThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) call.sinks_gradient[head] = static_cast<float>(parts[0]);
+}
+
+inline void launch_lists(const AttentionCall& call, const Stream& stream) {
+  if (call.lists.rows == nullptr) {
+    launch("plain_lists_kernel", plain_lists_kernel, parts_of(call.batch * call.seq_q, kListThreads),
+           kListThreads, 0, stream, call);
+  } else {
+    launch("dilated_lists_kernel", dilated_lists_kernel, call.batch * call.heads_q, kListThreads, 0, stream,
+           call);
+  }
+}
+
+inline void launch_visitors(const AttentionCall& call, const Stream& stream) {
+  const std::int64_t lists = call.batch * (call.lists.per_head ? call.heads_q : 1);
+  launch("visitors_kernel", visitors_kernel, parts_of(lists * call.lists.key_tiles, kListThreads),
+         kListThreads, 0, stream, call, lists);
+}
+
+inline std::int64_t blocks_of_rows(const AttentionCall& call, std::int64_t rows, std::int64_t heads) {
+  return parts_of(call.batch * rows * heads * kWarp, kListThreads);
+}
+
+inline void launch_zero(const AttentionCall& call, const HeadsView& to, std::int64_t rows, std::int64_t heads,
+                        const Stream& stream) {
+  launch("zero_kernel", zero_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
+         rows, heads);
+}
+
+inline void launch_narrow(const AttentionCall& call, const HeadsView& to, const HeadsView& from,
+                          std::int64_t rows, std::int64_t heads, const Stream& stream) {
+  launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
+         from, rows, heads);
+}
+
+inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {
+  launch_zero(call, call.output, call.seq_q, call.heads_q, stream);
+  launch("start_lse_kernel", start_lse_kernel, parts_of(call.batch * call.heads_q * call.seq_q, kListThreads),
+         kListThreads, 0, stream, call);
+}
+
+inline void launch_row_statistics(const AttentionCall& call, const Stream& stream) {
+  launch("row_statistics_kernel", row_statistics_kernel, blocks_of_rows(call, call.seq_q, call.heads_q),
+         kListThreads, 0, stream, call);
+}
+
+inline void launch_sinks_gradient(const AttentionCall& call, const Stream& stream) {
+  launch("sinks_gradient_kernel", sinks_gradient_kernel, call.heads_q, kListThreads,
+         kListThreads * static_cast<std::int64_t>(sizeof(double)), stream, call);
+}
+
+}  // namespace headroom::cuda

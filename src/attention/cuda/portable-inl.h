@@ -1,0 +1,82 @@
+// The tiles of the row `portable`, and which of them a call runs on.
+#pragma once
+
+#include "attention/cuda/fma_product.h"
+#include "attention/cuda/interval_kernels-inl.h"
+#include "attention/cuda/portable.h"
+
+namespace headroom::cuda {
+
+// Forward: 8 x 8 scores per lane where the registers allow it (O takes head_dim / 8 per row and lane).
+// Backward holds two tiles of scores and has 4 x 8. The small ones fit the 48 KiB of compute capability 6.
+template <int D>
+struct PortableTiles {
+  static constexpr int kWide = D < 64 ? D : 64;
+  static constexpr int kNarrow = D < 32 ? D : 32;
+  using Forward = Tiling<FmaProduct<(D <= 64 ? 2 : 1)>, D, kWide, 2>;
+  using Backward = Tiling<FmaProduct<1>, D, kWide, 2>;
+  using Small = Tiling<FmaProduct<1>, D, kNarrow, 1>;
+  static_assert(Small::kForwardBytes <= 48 << 10 && Small::kBackwardBytes <= 48 << 10);
+  static_assert(Forward::kForwardBytes <= 163 << 10 && Backward::kBackwardBytes <= 99 << 10);
+};
+
+// body.template operator()<D>() with the smallest tile that holds head_dim.
+template <class Body>
+void with_head_dim(int head_dim, const Body& body) {
+  if (head_dim <= 16) {
+    body.template operator()<16>();
+  } else if (head_dim <= 32) {
+    body.template operator()<32>();
+  } else if (head_dim <= 64) {
+    body.template operator()<64>();
+  } else if (head_dim <= 128) {
+    body.template operator()<128>();
+  } else {
+    body.template operator()<256>();
+  }
+}
+
+inline IntervalKernels make_portable_kernels() {
+  return {.write_lists = launch_lists,
+          .write_visitors = launch_visitors,
+          .start_rows = launch_start_rows,
+          .row_statistics = launch_row_statistics,
+          .zero = launch_zero,
+          .narrow = launch_narrow,
+          .sinks_gradient = launch_sinks_gradient,
+          .forward =
+              [](const AttentionCall& call, const Stream& stream) {
+                with_head_dim(call.head_dim, [&]<int D>() {
+                  using Tiles = PortableTiles<D>;
+                  if (Tiles::Forward::kForwardBytes <= block_shared_bytes(*stream.device)) {
+                    launch_forward<typename Tiles::Forward>(call, stream);
+                  } else {
+                    launch_forward<typename Tiles::Small>(call, stream);
+                  }
+                });
+              },
+          .backward_queries =
+              [](const AttentionCall& call, const Stream& stream) {
+                with_head_dim(call.head_dim, [&]<int D>() {
+                  using Tiles = PortableTiles<D>;
+                  if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
+                    launch_backward_queries<typename Tiles::Backward>(call, stream);
+                  } else {
+                    launch_backward_queries<typename Tiles::Small>(call, stream);
+                  }
+                });
+              },
+          .backward_keys =
+              [](const AttentionCall& call, const Stream& stream) {
+                with_head_dim(call.head_dim, [&]<int D>() {
+                  using Tiles = PortableTiles<D>;
+                  if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
+                    launch_backward_keys<typename Tiles::Backward>(call, stream);
+                  } else {
+                    launch_backward_keys<typename Tiles::Small>(call, stream);
+                  }
+                });
+              }};
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,263 @@
+#include "attention/cuda/steps.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "attention/implementations.h"
+#include "core/pieces.h"
+#include "headroom/core/checked.h"
+
+namespace headroom::cuda {
+namespace {
+
+bool dilated(const AttentionProblem& problem) {
+  return problem.mask.dilation_count > 0;
+}
+
+std::int64_t group_size(const AttentionProblem& problem) {
+  return problem.heads_q / problem.heads_kv;
+}
+
+struct Memory {
+  Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
+    const bool backward = pass == Pass::backward;
+    const bool mixes = problem.mask.patterns_per_head() > 1;
+    const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
+    const std::int64_t statistics = problem.batch * problem.heads_q * problem.seq_q;
+    const std::int64_t q_elements = checked_multiply(statistics, problem.head_dim);
+    const std::int64_t k_elements =
+        checked_multiply(problem.batch * problem.seq_k * problem.heads_kv, problem.head_dim);
+    adds_query_gradient = mixes;
+    // Heads of a K/V group differ in the rows that take part.
+    adds_key_gradients = mixes || (dilated(problem) && group_size(problem) > 1);
+
+    Pieces pieces(base);
+    lists.per_head = dilated(problem);
+    lists.capacity = dilated(problem) ? most_dilated_rows(problem) : problem.seq_q;
+    lists.key_tiles = divide_up(dilated(problem) ? lists.capacity : problem.seq_k, kTileKeys);
+    const std::int64_t count = problem.batch * (dilated(problem) ? problem.heads_q : 1);
+    lists.first = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+    lists.last = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+    if (dilated(problem)) {
+      lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+      lists.counts = pieces.take<std::int32_t>(count);
+    }
+    if (!backward && mixes && wide) output = pieces.take<float>(q_elements);
+    if (backward) {
+      lists.visitors = pieces.take<Range>(checked_multiply(count, lists.key_tiles));
+      row_shift = pieces.take<float>(statistics);
+      row_dot = pieces.take<float>(statistics);
+      if (wide && adds_query_gradient) query_gradient = pieces.take<float>(q_elements);
+      if (wide && adds_key_gradients) {
+        key_gradient = pieces.take<float>(k_elements);
+        value_gradient = pieces.take<float>(k_elements);
+      }
+      if (problem.mask.detach_mixing) {
+        output = pieces.take<float>(q_elements);
+        pattern_lse = pieces.take<float>(statistics);
+      }
+    }
+    bytes = pieces.bytes();
+  }
+
+  RowLists lists;
+  float* output = nullptr;  // [batch, seq_q, heads_q, head_dim]: sums over patterns, or O of one alone
+  float* row_shift = nullptr;
+  float* row_dot = nullptr;
+  float* query_gradient = nullptr;  // [batch, seq_q, heads_q, head_dim]
+  float* key_gradient = nullptr;    // [batch, seq_k, heads_kv, head_dim]
+  float* value_gradient = nullptr;
+  float* pattern_lse = nullptr;  // [batch, heads_q, seq_q]
+  bool adds_query_gradient = false;
+  bool adds_key_gradients = false;
+  std::int64_t bytes = 0;
+};
+
+void check_workspace(const AttentionProblem& problem, Pass pass, const TensorView& workspace) {
+  const std::int64_t needed = interval_workspace_bytes(problem, pass);
+  check(workspace.elements() >= needed, "attention needs a workspace of {} bytes, not {}", needed,
+        workspace.elements());
+}
+
+}  // namespace
+
+HeadsView heads_view(const TensorView& view) {
+  const std::int64_t unit = 4 * size_bytes(view.dtype());  // bytes that move as one
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(view.raw()) % static_cast<std::uintptr_t>(unit) == 0 &&
+      view.stride(0) % 4 == 0 && view.stride(1) % 4 == 0 && view.stride(2) % 4 == 0;
+  return {view.raw(), view.stride(0), view.stride(1), view.stride(2), view.dtype(), aligned};
+}
+
+HeadsView sums_view(float* sums, const TensorView& tensor) {
+  return heads_view(sums == nullptr ? tensor : TensorView(sums, DType::f32, tensor.shape()));
+}
+
+AttentionCall attention_call(const AttentionProblem& problem, const AttentionForward& views) {
+  AttentionCall call;
+  call.batch = problem.batch;
+  call.heads_q = problem.heads_q;
+  call.heads_kv = problem.heads_kv;
+  call.seq_q = static_cast<std::int32_t>(problem.seq_q);
+  call.seq_k = static_cast<std::int32_t>(problem.seq_k);
+  call.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  call.scale = score_scale(problem);
+  call.softcap = problem.softcap;
+  call.rule = mask_rule(problem, views);
+  if (problem.mask.block_rows > 0) {
+    call.blocks = views.blocks.data<std::int32_t>();
+    call.block_rows = std::min(problem.mask.block_rows, std::max<std::int64_t>(problem.seq_q, 1));
+    call.block_columns = std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1));
+    call.max_blocks_per_row = problem.mask.max_blocks_per_row;
+  }
+  call.query = heads_view(views.query);
+  call.key = heads_view(views.key);
+  call.value = heads_view(views.value);
+  call.output = heads_view(views.output);
+  call.lse = views.lse.data<float>();
+  call.sinks = problem.sinks ? views.sinks.data<float>() : nullptr;
+  return call;
+}
+
+Support supports_intervals(const AttentionProblem& problem, const DeviceDescription& device) {
+  if (device.kind != DeviceKind::cuda) return Support::no("runs on CUDA GPUs only");
+  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - 1024;
+  if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
+    return Support::no(
+        fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
+  }
+  if (problem.mask.dilation_count > 0 && problem.mask.block_rows > 0) {
+    return Support::no("does not combine block lists with dilation");
+  }
+  if (problem.mask.detach_mixing && problem.sinks) {
+    return Support::no("detached mixing with sinks has no definition");
+  }
+  return Support::yes();
+}
+
+std::int64_t most_dilated_rows(const AttentionProblem& problem) {
+  std::int64_t most_rows = 0;
+  for (int i = 0; i < problem.mask.dilation_count; ++i) {
+    const Dilation& dilation = problem.mask.dilations[static_cast<std::size_t>(i)];
+    // Of each segment a rate-th, rounded up; a document may end one.
+    const std::int64_t segments = problem.seq_q / dilation.segment + problem.mask.max_documents + 1;
+    most_rows = std::max(most_rows, problem.seq_q / dilation.rate + segments);
+  }
+  return std::min(most_rows, problem.seq_q);
+}
+
+std::int64_t interval_workspace_bytes(const AttentionProblem& problem, Pass pass) {
+  return Memory(problem, pass, nullptr).bytes;
+}
+
+MaskRule mask_rule(const AttentionProblem& problem, const AttentionForward& views) {
+  const Mask& mask = problem.mask;
+  MaskRule rule;
+  rule.view = {.seq_q = problem.seq_q,
+               .seq_k = problem.seq_k,
+               .causal = mask.causal,
+               .window_left = mask.window_left,
+               .window_right = mask.window_right,
+               .dilation = {}};
+  if (mask.max_documents > 0) {
+    rule.view.document_starts = views.document_starts.data<std::int32_t>();
+    rule.view.documents = mask.max_documents;
+    rule.documents_stride = mask.max_documents + 1;
+  }
+  std::copy(mask.dilations.begin(), mask.dilations.end(), rule.dilations);
+  rule.mixed = mask.mix_dilations;
+  if (!rule.mixed && mask.dilation_count > 0) {
+    rule.heads_per_dilation = problem.heads_q / mask.dilation_count;
+  }
+  return rule;
+}
+
+void forward_steps(const AttentionProblem& problem, const AttentionForward& views,
+                   const TensorView& workspace, const IntervalKernels& kernels, const Stream& stream) {
+  check_workspace(problem, Pass::forward, workspace);
+  if (views.lse.elements() == 0) return;
+  const Memory memory(problem, Pass::forward, static_cast<std::byte*>(workspace.raw()));
+  AttentionCall call = attention_call(problem, views);
+  call.lists = memory.lists;
+  if (!dilated(problem)) {
+    kernels.write_lists(call, stream);
+    kernels.forward(call, stream);
+    return;
+  }
+  // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
+  call.output = sums_view(memory.output, views.output);
+  call.resume = true;
+  kernels.start_rows(call, stream);
+  for (call.pattern = 0; call.pattern < problem.mask.patterns_per_head(); ++call.pattern) {
+    kernels.write_lists(call, stream);
+    kernels.forward(call, stream);
+  }
+  if (memory.output != nullptr) {
+    kernels.narrow(call, heads_view(views.output), call.output, problem.seq_q, problem.heads_q, stream);
+  }
+}
+
+void backward_steps(const AttentionProblem& problem, const AttentionBackward& views,
+                    const TensorView& workspace, const IntervalKernels& kernels, const Stream& stream) {
+  check_workspace(problem, Pass::backward, workspace);
+  const Memory memory(problem, Pass::backward, static_cast<std::byte*>(workspace.raw()));
+  AttentionCall call = attention_call(problem, views.forward);
+  call.lists = memory.lists;
+  call.output_gradient = heads_view(views.output_gradient);
+  call.query_gradient = sums_view(memory.query_gradient, views.query_gradient);
+  call.key_gradient = sums_view(memory.key_gradient, views.key_gradient);
+  call.value_gradient = sums_view(memory.value_gradient, views.value_gradient);
+  if (views.lse_gradient.elements() > 0) call.lse_gradient = views.lse_gradient.data<float>();
+  if (problem.sinks) call.sinks_gradient = views.sinks_gradient.data<float>();
+  call.row_shift = memory.row_shift;
+  call.row_dot = memory.row_dot;
+  call.add_query_gradient = memory.adds_query_gradient;
+  call.add_key_gradients = memory.adds_key_gradients;
+
+  kernels.row_statistics(call, stream);
+  if (problem.sinks) kernels.sinks_gradient(call, stream);
+  if (!dilated(problem)) {
+    call.member_end = group_size(problem);
+    kernels.write_lists(call, stream);
+    kernels.write_visitors(call, stream);
+    kernels.backward_queries(call, stream);
+    kernels.backward_keys(call, stream);
+    return;
+  }
+  kernels.zero(call, call.query_gradient, problem.seq_q, problem.heads_q, stream);
+  kernels.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv, stream);
+  kernels.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv, stream);
+  for (call.pattern = 0; call.pattern < problem.mask.patterns_per_head(); ++call.pattern) {
+    kernels.write_lists(call, stream);
+    kernels.write_visitors(call, stream);
+    if (problem.mask.detach_mixing) {
+      // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
+      // O_pattern), where w P is made from the merged lse.
+      AttentionCall alone = call;
+      alone.output = sums_view(memory.output, views.forward.output);
+      alone.lse = memory.pattern_lse;
+      kernels.start_rows(alone, stream);
+      kernels.forward(alone, stream);
+      alone.lse = call.lse;
+      kernels.row_statistics(alone, stream);
+    }
+    kernels.backward_queries(call, stream);
+    for (std::int64_t member = 0; member < group_size(problem); ++member) {
+      call.member_begin = member;
+      call.member_end = member + 1;
+      kernels.backward_keys(call, stream);
+    }
+  }
+  if (memory.query_gradient != nullptr) {
+    kernels.narrow(call, heads_view(views.query_gradient), call.query_gradient, problem.seq_q,
+                   problem.heads_q, stream);
+  }
+  if (memory.key_gradient != nullptr) {
+    kernels.narrow(call, heads_view(views.key_gradient), call.key_gradient, problem.seq_k, problem.heads_kv,
+                   stream);
+    kernels.narrow(call, heads_view(views.value_gradient), call.value_gradient, problem.seq_k,
+                   problem.heads_kv, stream);
+  }
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,255 @@
+// Which tiles of keys a tile of queries works on, and the rows behind them: pure functions, the same on host
+// and device, held against MaskView::attends by a host test. Kernels work on lists of rows in which every
+// query sees one interval [first, last) of the list's keys and both ends rise with the query: all rows of a
+// sequence, or those that take part in a dilated pattern. Indices in a list are 32 bits, offsets into
+// tensors 64. Whatever document_starts and blocks hold, no index leaves its list.
+#pragma once
+
+#include <cstdint>
+
+#include "headroom/attention/mask.h"
+
+namespace headroom::cuda {
+
+// [begin, end) of a list.
+struct Range {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool empty() const { return begin >= end; }
+  bool operator==(const Range&) const = default;
+};
+
+template <class T>
+[[nodiscard]] HEADROOM_HOST_DEVICE
+constexpr T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+[[nodiscard]] HEADROOM_HOST_DEVICE
+constexpr T most(T a, T b) {
+  return a > b ? a : b;
+}
+[[nodiscard]] HEADROOM_HOST_DEVICE
+constexpr std::int64_t parts_of(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step;
+}
+[[nodiscard]] HEADROOM_HOST_DEVICE
+constexpr std::int32_t clamped(std::int64_t value, std::int64_t low, std::int64_t high) {
+  return static_cast<std::int32_t>(value < low ? low : value > high ? high : value);
+}
+
+// A problem's mask without its batch: what mask_view makes on the host, made on the device.
+struct MaskRule {
+  MaskView view;  // of the first sequence
+  std::int64_t documents_stride = 0;
+  Dilation dilations[Mask::kMaxDilations];
+  std::int64_t heads_per_dilation = 0;  // 0: not dilated, or mixed
+  bool mixed = false;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool dilated() const { return mixed || heads_per_dilation > 0; }
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  MaskView of(std::int64_t batch, std::int64_t head, int pattern) const {
+    MaskView mask = view;
+    if (mask.document_starts != nullptr) mask.document_starts += batch * documents_stride;
+    if (dilated()) {
+      mask.dilation = dilations[mixed ? pattern : head / heads_per_dilation];
+      mask.dilation_offset = head % mask.dilation.rate;
+    }
+    return mask;
+  }
+};
+
+// What query q sees where every row is in the list.
+[[nodiscard]] HEADROOM_HOST_DEVICE
+inline Range plain_interval(const MaskView& mask, std::int64_t q) {
+  const KeyRange seen = mask.interval(q);
+  const std::int32_t begin = clamped(seen.begin, 0, mask.seq_k);
+  return {begin, clamped(seen.end, begin, mask.seq_k)};
+}
+
+// The rows of one document that take part in a dilated pattern, segment after segment.
+struct DilatedDocument {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t segment = 1;
+  std::int64_t rate = 1;
+  std::int64_t offset = 0;
+
+  // Document n of the mask; the last is what follows the listed ones.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  static DilatedDocument of(const MaskView& mask, std::int64_t n) {
+    DilatedDocument document{0, mask.seq_k, mask.dilation.segment, mask.dilation.rate, mask.dilation_offset};
+    if (mask.document_starts == nullptr) return document;
+    document.begin = clamped(mask.document_starts[n], 0, mask.seq_k);
+    document.end =
+        n == mask.documents ? mask.seq_k : clamped(mask.document_starts[n + 1], document.begin, mask.seq_k);
+    return document;
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  static std::int64_t count(const MaskView& mask) {
+    return mask.document_starts == nullptr ? 1 : mask.documents + 1;
+  }
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t members_of(std::int64_t rows) const {
+    return rows > offset ? parts_of(rows - offset, rate) : 0;
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t members() const {
+    const std::int64_t rows = end - begin;
+    return rows / segment * members_of(segment) + members_of(rows % segment);
+  }
+
+  // Where member i lies, and what it sees as members of this document.
+  struct Member {
+    std::int64_t row = 0;
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+  };
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  Member member(const MaskView& mask, std::int64_t i) const {
+    const std::int64_t whole = members_of(segment);
+    const std::int64_t segments = (end - begin) / segment;
+    const std::int64_t in = whole == 0 ? segments : least(i / whole, segments);
+    const std::int64_t before = in * whole;
+    const std::int64_t start = begin + in * segment + offset;
+    const std::int64_t here = in < segments ? whole : members_of((end - begin) % segment);
+    const std::int64_t row = start + (i - before) * rate;
+    const KeyRange seen = mask.interval(row);
+    const auto index = [&](std::int64_t key) {
+      return before + (key <= start ? 0 : least(parts_of(key - start, rate), here));
+    };
+    return {row, index(seen.begin), index(seen.end)};
+  }
+};
+
+// How rows are cut into tiles of queries: `rows` each; where there are block lists, equal parts of a block,
+// so that a tile has one list.
+struct QueryTiling {
+  std::int64_t block_rows = 0;  // 0: no lists
+  std::int64_t parts = 1;       // tiles of a block
+  std::int32_t rows = 1;
+
+  [[nodiscard]] static QueryTiling of(std::int64_t block_rows, std::int64_t seq_q, std::int32_t tile_rows) {
+    if (block_rows == 0) return {0, 1, tile_rows};
+    const std::int64_t block = least(block_rows, most<std::int64_t>(seq_q, 1));
+    const std::int64_t parts = parts_of(block, tile_rows);
+    return {block, parts, static_cast<std::int32_t>(parts_of(block, parts))};
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t count(std::int64_t seq_q) const {
+    return block_rows == 0 ? parts_of(seq_q, rows) : parts_of(seq_q, block_rows) * parts;
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t block_of(std::int64_t tile) const { return tile / parts; }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t tile_of(std::int64_t row) const {
+    return block_rows == 0 ? row / rows : row / block_rows * parts + row % block_rows / rows;
+  }
+  // Rows of a tile in a list of `total`; may be empty.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  Range tile(std::int64_t index, std::int32_t total) const {
+    const std::int64_t begin =
+        block_rows == 0 ? index * rows : index / parts * block_rows + index % parts * rows;
+    const std::int64_t block_end = block_rows == 0 ? total : (index / parts + 1) * block_rows;
+    const std::int64_t end = least(least(begin + rows, block_end), std::int64_t{total});
+    return {clamped(begin, 0, total), clamped(end, clamped(begin, 0, total), total)};
+  }
+};
+
+// The keys that some row of a tile sees, and those that every row sees; block lists aside.
+struct TileIntervals {
+  Range some;
+  Range all;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  static TileIntervals of(const std::int32_t* first, const std::int32_t* last, Range rows) {
+    if (rows.empty()) return {};
+    return {{first[rows.begin], last[rows.end - 1]}, {first[rows.end - 1], last[rows.begin]}};
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool covers(Range keys) const { return all.begin <= keys.begin && keys.end <= all.end; }
+};
+
+// One row of block lists: rising numbers of key blocks, ended by a negative one or by its length.
+struct BlockList {
+  const std::int32_t* blocks = nullptr;  // null: every block
+  std::int64_t length = 0;
+  std::int64_t columns = 1;
+
+  // Whether a listed block has a key in the range.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool touches(Range keys) const {
+    if (blocks == nullptr) return true;
+    const std::int64_t from = keys.begin / columns;
+    std::int64_t low = 0;
+    std::int64_t high = length;
+    while (low < high) {
+      const std::int64_t middle = (low + high) / 2;
+      if (blocks[middle] < 0 || blocks[middle] >= from) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low < length && blocks[low] >= 0 && blocks[low] * columns < keys.end;
+  }
+};
+
+// The tiles of `keys` keys that a tile of queries works on, rising.
+class KeyTiles {
+ public:
+  HEADROOM_HOST_DEVICE
+  KeyTiles(Range seen, std::int32_t keys, const BlockList& list)
+      : list_(list),
+        keys_(keys),
+        tile_(seen.begin / keys),
+        end_(seen.empty() ? 0 : (seen.end - 1) / keys + 1) {}
+
+  // The next one's number, or -1.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int32_t next() {
+    if (list_.blocks == nullptr) return tile_ < end_ ? tile_++ : -1;
+    for (; entry_ < list_.length && list_.blocks[entry_] >= 0; ++entry_) {
+      const std::int64_t begin = list_.blocks[entry_] * list_.columns;
+      const std::int64_t from = most<std::int64_t>(begin / keys_, tile_);
+      const std::int64_t to = least<std::int64_t>(parts_of(begin + list_.columns, keys_), end_);
+      if (from >= to) continue;
+      tile_ = static_cast<std::int32_t>(from) + 1;
+      return tile_ - 1;
+    }
+    return -1;
+  }
+
+ private:
+  BlockList list_;
+  std::int64_t entry_ = 0;
+  std::int32_t keys_;
+  std::int32_t tile_;
+  std::int32_t end_;
+};
+
+// The rows of a list that may see one of the keys: ends rise, so they are neighbours.
+[[nodiscard]] HEADROOM_HOST_DEVICE
+inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::int32_t rows, Range keys) {
+  const auto search = [rows](const std::int32_t* ends, std::int32_t above) {
+    std::int32_t low = 0;
+    std::int32_t high = rows;
+    while (low < high) {
+      const std::int32_t middle = low + (high - low) / 2;
+      if (ends[middle] > above) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  };
+  return {search(last, keys.begin), search(first, keys.end - 1)};
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,110 @@
+// Small things that device code of every kernel needs: elements of any dtype as f32, vectors of four, copies
+// into shared memory that do not wait, 2^x.
+#pragma once
+
+#include <cstdint>
+
+#include "headroom/core/dtype.h"
+#include "headroom/core/random.h"
+
+#if defined(__CUDACC__)
+#include <cuda_fp16.h>
+#endif
+
+namespace headroom::cuda {
+
+__device__ __forceinline__ float bits_to_float(std::uint32_t bits) {
+  return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float half_to_float(std::uint16_t bits) {
+#if defined(__CUDACC__)
+  return __half2float(__ushort_as_half(bits));
+#else
+  Float16 value;
+  value.bits = bits;
+  return static_cast<float>(value);
+#endif
+}
+
+__device__ __forceinline__ std::uint16_t float_to_half(float value) {
+#if defined(__CUDACC__)
+  return __half_as_ushort(__float2half_rn(value));
+#else
+  return Float16(value).bits;
+#endif
+}
+
+// Nearest even; NaN stays NaN.
+__device__ __forceinline__ std::uint16_t float_to_bfloat(float value) {
+  const std::uint32_t word = __float_as_uint(value);
+  const bool nan = (word & 0x7fffffffu) > 0x7f800000u;
+  const std::uint32_t rounded = word + 0x7fffu + ((word >> 16) & 1u);
+  return static_cast<std::uint16_t>(nan ? (word >> 16) | 0x40u : rounded >> 16);
+}
+
+__device__ __forceinline__ float load_element(const void* data, DType dtype, std::int64_t i) {
+  if (dtype == DType::f32) return static_cast<const float*>(data)[i];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
+  return dtype == DType::bf16 ? bits_to_float(static_cast<std::uint32_t>(bits) << 16) : half_to_float(bits);
+}
+
+__device__ __forceinline__ void store_element(void* data, DType dtype, std::int64_t i, float value) {
+  if (dtype == DType::f32) {
+    static_cast<float*>(data)[i] = value;
+  } else {
+    static_cast<std::uint16_t*>(data)[i] =
+        dtype == DType::bf16 ? float_to_bfloat(value) : float_to_half(value);
+  }
+}
+
+// Four neighbours; where `aligned` says so, as one access.
+__device__ __forceinline__ float4 load_four(const void* data, DType dtype, std::int64_t i, bool aligned) {
+  if (!aligned) {
+    return make_float4(load_element(data, dtype, i), load_element(data, dtype, i + 1),
+                       load_element(data, dtype, i + 2), load_element(data, dtype, i + 3));
+  }
+  if (dtype == DType::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + i);
+  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(data) + i);
+  if (dtype == DType::bf16) {
+    return make_float4(bits_to_float(words.x << 16), bits_to_float(words.x & 0xffff0000u),
+                       bits_to_float(words.y << 16), bits_to_float(words.y & 0xffff0000u));
+  }
+  return make_float4(half_to_float(static_cast<std::uint16_t>(words.x)),
+                     half_to_float(static_cast<std::uint16_t>(words.x >> 16)),
+                     half_to_float(static_cast<std::uint16_t>(words.y)),
+                     half_to_float(static_cast<std::uint16_t>(words.y >> 16)));
+}
+
+// Sixteen bytes to shared memory, or zeros. From compute capability 8.0 the copy goes on while the thread
+// does.
+__device__ __forceinline__ void copy_sixteen(float* shared, const float* from, bool there) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+  *reinterpret_cast<float4*>(shared) =
+      there ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
+#endif
+}
+
+// Until this thread's copies have arrived.
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+#endif
+}
+
+// 2^x within two units in the last place; 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,32 @@
+// One way to launch, checked. Kernels that go through it can also be run on the host, thread by thread
+// (tests/cuda/on_host.h), which is how their logic is tested without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "cuda/check.h"
+#include "headroom/core/error.h"
+#include "headroom/core/stream.h"
+
+namespace headroom::cuda {
+
+template <class... Parameters>
+void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks, int threads,
+            std::int64_t shared_bytes, const Stream& stream, const Parameters&... arguments) {
+  if (blocks == 0) return;
+  check(blocks <= std::numeric_limits<std::int32_t>::max(), "{} takes {} blocks, a launch has up to {}", name,
+        blocks, std::numeric_limits<std::int32_t>::max());
+  constexpr std::int64_t kWithoutAsking = 48 << 10;  // more shared memory has to be asked for
+  if (shared_bytes > kWithoutAsking) {
+    check_cuda(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+        name);
+  }
+  kernel<<<static_cast<unsigned>(blocks), threads, static_cast<std::size_t>(shared_bytes),
+           static_cast<cudaStream_t>(stream.native)>>>(arguments...);
+  check_launch(name);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,217 @@
+// What the CUDA kernels work on, held against the mask's own definition: pure functions, no GPU.
+#include "attention/cuda/tiles.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "attention/cuda/portable.h"
+#include "attention/cuda/steps.h"
+#include "attention_cases.h"
+#include "headroom/cpu.h"
+
+namespace headroom::cuda {
+namespace {
+
+struct List {
+  std::vector<std::int32_t> rows, first, last;
+};
+
+// As the kernels of lists-inl.h write it.
+List list_of(const MaskView& mask) {
+  List list;
+  if (mask.dilation.segment == 0) {
+    for (std::int64_t q = 0; q < mask.seq_q; ++q) {
+      const Range seen = plain_interval(mask, q);
+      list.rows.push_back(static_cast<std::int32_t>(q));
+      list.first.push_back(seen.begin);
+      list.last.push_back(seen.end);
+    }
+    return list;
+  }
+  for (std::int64_t n = 0; n < DilatedDocument::count(mask); ++n) {
+    const DilatedDocument document = DilatedDocument::of(mask, n);
+    const auto before = static_cast<std::int32_t>(list.rows.size());
+    for (std::int64_t i = 0; i < document.members(); ++i) {
+      const DilatedDocument::Member member = document.member(mask, i);
+      list.rows.push_back(static_cast<std::int32_t>(member.row));
+      list.first.push_back(before + static_cast<std::int32_t>(member.first));
+      list.last.push_back(before + static_cast<std::int32_t>(member.last));
+    }
+  }
+  return list;
+}
+
+// Every pair that the tiles of a list reach and its intervals keep is a pair that attends, and none is
+// missing; forward's walk and backward's agree.
+void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward& views, std::int64_t b,
+                        std::int64_t h, int pattern, std::int32_t tile_rows) {
+  const MaskView truth = mask_view(problem, views, b, h, pattern);
+  const MaskView mask = mask_rule(problem, views).of(b, h, pattern);
+  const List list = list_of(mask);
+  const bool dilated = mask.dilation.segment != 0;
+  const auto count_q = static_cast<std::int32_t>(list.rows.size());
+  const std::int32_t count_k = dilated ? count_q : static_cast<std::int32_t>(problem.seq_k);
+  if (dilated) ASSERT_LE(count_q, most_dilated_rows(problem));
+  for (std::size_t i = 1; i < list.rows.size(); ++i) {
+    ASSERT_LT(list.rows[i - 1], list.rows[i]);
+    ASSERT_LE(list.first[i - 1], list.first[i]);
+    ASSERT_LE(list.last[i - 1], list.last[i]);
+  }
+  const auto key_row = [&](std::int32_t k) { return dilated ? list.rows[static_cast<std::size_t>(k)] : k; };
+
+  const QueryTiling tiling = QueryTiling::of(problem.mask.block_rows, problem.seq_q, tile_rows);
+  std::set<std::pair<std::int64_t, std::int64_t>> reached;  // (query tile, key tile)
+  std::set<std::pair<std::int64_t, std::int64_t>> pairs;
+  std::int32_t rows_seen = 0;
+  for (std::int64_t t = 0; t < tiling.count(dilated ? count_q : problem.seq_q); ++t) {
+    const Range rows = tiling.tile(t, count_q);
+    ASSERT_LE(rows.end - rows.begin, tile_rows);
+    if (rows.empty()) continue;
+    ASSERT_EQ(rows.begin, rows_seen);
+    rows_seen = rows.end;
+    ASSERT_EQ(tiling.tile_of(rows.begin), t);
+    ASSERT_EQ(tiling.tile_of(rows.end - 1), t);
+    BlockList blocks;
+    if (problem.mask.block_rows > 0) {
+      blocks = {truth.blocks + tiling.block_of(t) * problem.mask.max_blocks_per_row,
+                problem.mask.max_blocks_per_row,
+                std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1))};
+    }
+    const TileIntervals intervals = TileIntervals::of(list.first.data(), list.last.data(), rows);
+    KeyTiles key_tiles(intervals.some, kTileKeys, blocks);
+    std::int32_t before = -1;
+    for (std::int32_t tile = key_tiles.next(); tile >= 0; tile = key_tiles.next()) {
+      ASSERT_GT(tile, before);
+      ASSERT_LT(tile * kTileKeys, count_k);
+      before = tile;
+      reached.emplace(t, tile);
+      const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
+      ASSERT_TRUE(blocks.touches(keys));
+      for (std::int32_t q = rows.begin; q < rows.end; ++q) {
+        for (std::int32_t k = keys.begin; k < std::min(keys.end, count_k); ++k) {
+          const auto i = static_cast<std::size_t>(q);
+          const bool inside = list.first[i] <= k && k < list.last[i];
+          if (intervals.covers(keys)) ASSERT_TRUE(inside);
+          if (inside && blocks.touches({k, k + 1})) {
+            ASSERT_TRUE(pairs.emplace(list.rows[i], key_row(k)).second);
+          }
+        }
+      }
+    }
+  }
+  ASSERT_EQ(rows_seen, count_q);
+  for (std::int64_t q = 0; q < problem.seq_q; ++q) {
+    for (std::int64_t k = 0; k < problem.seq_k; ++k) {
+      ASSERT_EQ(pairs.contains({q, k}), truth.attends(q, k)) << "query " << q << ", key " << k;
+    }
+  }
+  // Backward: the visitors of a key tile, less those whose lists pass it by, hold every tile that forward
+  // took.
+  for (std::int32_t tile = 0; tile * kTileKeys < count_k; ++tile) {
+    const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
+    const Range rows = visitors(list.first.data(), list.last.data(), count_q, keys);
+    for (const auto& [t, key_tile] : reached) {
+      if (key_tile != tile) continue;
+      const Range of_tile = tiling.tile(t, count_q);
+      bool sees = false;
+      for (std::int32_t q = of_tile.begin; q < of_tile.end; ++q) {
+        const auto i = static_cast<std::size_t>(q);
+        sees |= list.first[i] < keys.end && list.last[i] > keys.begin && list.first[i] < list.last[i];
+      }
+      if (!sees) continue;
+      ASSERT_FALSE(rows.empty());
+      EXPECT_GE(t, tiling.tile_of(rows.begin));
+      EXPECT_LE(t, tiling.tile_of(rows.end - 1));
+    }
+  }
+}
+
+TEST(CudaTiles, ReachWhatTheMaskLeavesAndNothingElse) {
+  int checked = 0;
+  for (const AttentionCase& c : attention_cases()) {
+    if (c.problem.dtype != DType::f32 && c.group == "sizes") continue;  // the same masks
+    if (c.problem.seq_q * c.problem.seq_k > 200'000) continue;
+    const AttentionCaseLists lists = attention_case_lists(c);
+    for (const std::int32_t tile_rows : {64, 128}) {
+      for (std::int64_t h = 0; h < c.problem.heads_q; ++h) {
+        for (int pattern = 0; pattern < c.problem.mask.patterns_per_head(); ++pattern) {
+          SCOPED_TRACE(c.group + ": " + c.name);
+          expect_tiles_cover(c.problem, lists.views(c.problem), c.problem.batch - 1, h, pattern, tile_rows);
+          if (testing::Test::HasFatalFailure()) return;
+          ++checked;
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 500);
+}
+
+TEST(CudaTiles, NoListLeadsOutOfRange) {
+  // Lists that nobody should make: kernels read them all the same.
+  const std::int32_t starts[] = {-5, 90, 40, 1'000'000};
+  const std::int32_t blocks[] = {7, 2'000'000'000, 3, -1};
+  for (const std::int64_t segment : {std::int64_t{0}, std::int64_t{16}}) {
+    MaskView mask{.seq_q = 100, .seq_k = 100, .causal = true, .dilation = {}};
+    mask.document_starts = starts;
+    mask.documents = 3;
+    mask.dilation = {segment, 3};
+    std::int64_t members = 0;
+    for (std::int64_t n = 0; segment > 0 && n < DilatedDocument::count(mask); ++n) {
+      const DilatedDocument document = DilatedDocument::of(mask, n);
+      for (std::int64_t i = 0; i < document.members(); ++i, ++members) {
+        const DilatedDocument::Member member = document.member(mask, i);
+        EXPECT_TRUE(member.row >= 0 && member.row < 100);
+        EXPECT_TRUE(member.first >= 0 && member.last <= document.members());
+      }
+    }
+    for (std::int64_t q = 0; segment == 0 && q < 100; ++q) {
+      const Range seen = plain_interval(mask, q);
+      EXPECT_TRUE(0 <= seen.begin && seen.begin <= seen.end && seen.end <= 100);
+    }
+  }
+  KeyTiles tiles({0, 100}, kTileKeys, {blocks, 4, 64});
+  for (std::int32_t tile = tiles.next(); tile >= 0; tile = tiles.next()) EXPECT_LT(tile, 2);
+}
+
+TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {
+  const AttentionImplementation& portable = find_attention("portable");
+  AttentionProblem problem{.seq_q = 4096, .seq_k = 4096, .heads_q = 8, .heads_kv = 2, .head_dim = 64};
+  EXPECT_EQ(portable.supports(problem, describe_cpu()).reason(), "runs on CUDA GPUs only");
+  DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up", .compute_major = 5};
+  EXPECT_EQ(portable.supports(problem, gpu).reason(), "needs compute capability 6.0, this is 5.0");
+  for (const int major : {6, 7, 8, 9, 10, 12}) {
+    gpu.compute_major = major;
+    EXPECT_TRUE(portable.supports(problem, gpu)) << major;
+    EXPECT_GE(block_shared_bytes(gpu), 48 << 10);
+  }
+  problem.mask.dilations[0] = {64, 2};
+  problem.mask.dilation_count = 1;
+  problem.mask.block_rows = problem.mask.block_columns = problem.mask.max_blocks_per_row = 64;
+  EXPECT_EQ(portable.supports(problem, gpu).reason(), "does not combine block lists with dilation");
+}
+
+TEST(CudaRows, WorkspaceIsLinearAndKnown) {
+  const AttentionImplementation& portable = find_attention("portable");
+  const DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up", .compute_major = 9};
+  AttentionProblem problem{
+      .batch = 8, .seq_q = 16384, .seq_k = 16384, .heads_q = 1, .heads_kv = 1, .head_dim = 64};
+  const std::int64_t rows = 8 * 16384;
+  EXPECT_EQ(portable.saved_bytes(problem), 0);
+  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::forward), 2 * 4 * rows);  // an interval per row
+  // Intervals, LSE in base 2, dO . O, and who visits a tile of 64 keys.
+  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::backward), 4 * 4 * rows + 8 * rows / 64);
+  // Heads share the intervals; a 16-bit problem needs no sums in f32.
+  problem.heads_q = 4;
+  problem.dtype = DType::bf16;
+  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::forward), 2 * 4 * rows);
+  // Mixed patterns of 16-bit tensors do.
+  problem.mask.dilations = {Dilation{1024, 1}, Dilation{4096, 4}};
+  problem.mask.dilation_count = 2;
+  problem.mask.mix_dilations = true;
+  EXPECT_GT(portable.workspace_bytes(problem, gpu, Pass::forward), 4 * rows * 64 * 4);
+}
+
+}  // namespace
+}  // namespace headroom::cuda

@@ -1,0 +1,212 @@
+// Attention on a GPU: against the fp64 reference on a slice of the shared cases, the same bits every time,
+// inside the memory that was planned.
+#include "headroom/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "attention_cases.h"
+#include "cuda/cuda_backend.h"
+#include "headroom/core/error.h"
+#include "headroom/memory.h"
+
+namespace headroom {
+namespace {
+
+class CudaAttention : public testing::Test {
+ protected:
+  void SetUp() override {
+    const CudaCount count = cuda_device_count();
+    if (count.devices == 0) GTEST_SKIP() << "no GPU: " << count.reason;
+  }
+};
+
+TEST_F(CudaAttention, WithinThePlainComputation) {
+  CudaBackend gpu(0);
+  const CaseDevice device{.description = gpu.description(), .backend = &gpu};
+  const std::vector<AttentionCase> cases = attention_cases();
+  for (const AttentionImplementation& row : attention_implementations()) {
+    int served = 0;
+    for (std::size_t i = 0; i < cases.size(); i += 3) {
+      if (!row.supports(cases[i].problem, gpu.description())) continue;
+      ++served;
+      EXPECT_LE(run_attention_case(cases[i], row, 8, device).worst(), 1)
+          << row.name << ", " << cases[i].group << ": " << cases[i].name;
+    }
+    if (row.name == "portable") EXPECT_GT(served, 140);
+  }
+}
+
+// Forward and backward in a Context; what they leave behind, as bytes.
+class Step {
+ public:
+  Step(const AttentionProblem& problem, std::string_view implementation)
+      : problem_(problem), implementation_(implementation) {}
+
+  std::vector<std::byte> operator()(Context& context, Backend* backend) const {
+    std::vector<std::byte> results;
+    context.phase("step", [&] {
+      const Shape rows{problem_.batch, problem_.seq_q, problem_.heads_q, problem_.head_dim};
+      const Shape keys{problem_.batch, problem_.seq_k, problem_.heads_kv, problem_.head_dim};
+      const auto make = [&](const Shape& shape) {
+        return context.allocate({.name = "tensor", .dtype = problem_.dtype, .shape = shape});
+      };
+      const Tensor q = make(rows), k = make(keys), v = make(keys), o = make(rows), go = make(rows);
+      const Tensor gq = make(rows), gk = make(keys), gv = make(keys);
+      const Tensor lse =
+          context.allocate({.name = "lse", .shape = {problem_.batch, problem_.heads_q, problem_.seq_q}});
+      context.run([&](const Stream&) {
+        std::uint64_t seed = 1;
+        for (const Tensor* tensor : {&q, &k, &v, &go}) {
+          std::vector<float> values(static_cast<std::size_t>(tensor->view().elements()));
+          const Random random(seed++);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(random.uniform(i) * 2 - 1);
+          }
+          backend->copy(StreamId::main, tensor->view().raw(), values.data(), tensor->view().bytes());
+          backend->synchronize();
+        }
+      });
+      const AttentionForward forward{.query = q,
+                                     .key = k,
+                                     .value = v,
+                                     .sinks = {},
+                                     .document_starts = {},
+                                     .blocks = {},
+                                     .output = o,
+                                     .lse = lse,
+                                     .saved = {}};
+      attention_forward(context, problem_, forward, implementation_);
+      attention_backward(context, problem_,
+                         {.forward = forward,
+                          .output_gradient = go,
+                          .lse_gradient = {},
+                          .query_gradient = gq,
+                          .key_gradient = gk,
+                          .value_gradient = gv,
+                          .sinks_gradient = {}},
+                         implementation_);
+      context.run([&](const Stream&) {
+        for (const Tensor* tensor : {&o, &lse, &gq, &gk, &gv}) {
+          const std::size_t before = results.size();
+          results.resize(before + static_cast<std::size_t>(tensor->view().bytes()));
+          backend->copy(StreamId::main, results.data() + before, tensor->view().raw(),
+                        tensor->view().bytes());
+        }
+        backend->synchronize();
+      });
+    });
+    return results;
+  }
+
+  [[nodiscard]] Layout rehearse(const DeviceDescription& device) const {
+    Context context(device);
+    static_cast<void>((*this)(context, nullptr));
+    return make_layout(std::move(context).take_ledger());
+  }
+
+ private:
+  AttentionProblem problem_;
+  std::string_view implementation_;
+};
+
+TEST_F(CudaAttention, SameBitsEveryTimeInThePlannedMemory) {
+  CudaBackend gpu(0);
+  AttentionProblem grouped{
+      .batch = 2, .seq_q = 1000, .seq_k = 1000, .heads_q = 8, .heads_kv = 2, .head_dim = 64};
+  grouped.mask.causal = true;
+  AttentionProblem mixed = grouped;
+  mixed.mask.dilations = {Dilation{250, 1}, Dilation{1000, 3}};
+  mixed.mask.dilation_count = 2;
+  mixed.mask.mix_dilations = true;
+  AttentionProblem wide{.seq_q = 777, .seq_k = 900, .heads_q = 2, .heads_kv = 2, .head_dim = 256};
+  for (const AttentionProblem& problem : {grouped, mixed, wide}) {
+    for (const AttentionImplementation& row : attention_implementations()) {
+      if (!row.supports(problem, gpu.description())) continue;
+      const Step step(problem, row.name);
+      const Layout layout = step.rehearse(gpu.description());
+      Context context(gpu, layout);
+      EXPECT_EQ(gpu.reserved_bytes(Space::device), layout.reserved(Space::device));
+      const std::vector<std::byte> once = step(context, &gpu);
+      const std::int64_t free_bytes = cuda_memory(0).free_bytes;
+      for (int i = 0; i < 50; ++i) ASSERT_TRUE(step(context, &gpu) == once) << row.name << ", run " << i;
+      EXPECT_EQ(cuda_memory(0).free_bytes, free_bytes) << row.name;
+    }
+  }
+}
+
+// Five rows, 2^29 elements apart: the last begins past 2^31.
+TEST_F(CudaAttention, StridesPastTwoToThe31Elements) {
+  CudaBackend gpu(0);
+  constexpr std::int64_t kFar = (std::int64_t{1} << 29) + 64;
+  constexpr std::int64_t kRows = 5;
+  const std::int64_t bytes = (kRows * kFar + 8 * 64) * 4;
+  if (cuda_memory(0).free_bytes < bytes + (std::int64_t{1} << 30)) GTEST_SKIP() << "the GPU is too small";
+  const AttentionProblem problem{
+      .batch = 1, .seq_q = kRows, .seq_k = kRows, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
+  for (const AttentionImplementation& row : attention_implementations()) {
+    if (!row.supports(problem, gpu.description())) continue;
+    std::vector<std::vector<float>> seen;
+    for (const std::int64_t stride : {kFar, std::int64_t{8 * 32}}) {
+      auto* memory = static_cast<float*>(gpu.reserve(Space::device, bytes));
+      const std::int64_t space = row.workspace_bytes(problem, gpu.description(), Pass::backward);
+      void* scratch = gpu.reserve(Space::device, space);
+      void* statistics = gpu.reserve(Space::device, 2 * kRows * 4);
+      const auto view = [&](int tensor) {
+        const std::array<std::int64_t, 4> strides = {kRows * stride, stride, 16, 1};
+        return TensorView(memory + tensor * 32, DType::f32, {1, kRows, 2, 16}, strides);
+      };
+      for (const int tensor : {0, 1, 2, 4}) {
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          std::vector<float> values(32);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(
+                Random(static_cast<std::uint64_t>(tensor)).normal(static_cast<std::uint64_t>(r) * 32 + i));
+          }
+          gpu.copy(StreamId::main, memory + tensor * 32 + r * stride, values.data(), 128);
+          gpu.synchronize();
+        }
+      }
+      const AttentionForward forward{.query = view(0),
+                                     .key = view(1),
+                                     .value = view(2),
+                                     .sinks = {},
+                                     .document_starts = {},
+                                     .blocks = {},
+                                     .output = view(3),
+                                     .lse = TensorView(statistics, DType::f32, {1, 2, kRows}),
+                                     .saved = {}};
+      const Stream stream = gpu.stream(StreamId::main);
+      const TensorView workspace(scratch, DType::u8, {space});
+      row.forward(problem, forward, workspace, stream);
+      row.backward(problem,
+                   {.forward = forward,
+                    .output_gradient = view(4),
+                    .lse_gradient = {},
+                    .query_gradient = view(5),
+                    .key_gradient = view(6),
+                    .value_gradient = view(7),
+                    .sinks_gradient = {}},
+                   workspace, stream);
+      std::vector<float> results;
+      for (const int tensor : {3, 5, 6, 7}) {
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          results.resize(results.size() + 32);
+          gpu.copy(StreamId::main, results.data() + results.size() - 32, memory + tensor * 32 + r * stride,
+                   128);
+          gpu.synchronize();
+        }
+      }
+      seen.push_back(std::move(results));
+      gpu.release(Space::device, memory, bytes);
+      gpu.release(Space::device, scratch, space);
+      gpu.release(Space::device, statistics, 2 * kRows * 4);
+    }
+    EXPECT_EQ(seen[0], seen[1]) << row.name;
+  }
+}
+
+}  // namespace
+}  // namespace headroom
