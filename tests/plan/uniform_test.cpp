@@ -32,7 +32,8 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   request.host_budget_bytes = kGiB;
   request.device = find_in_catalogue(sums.device).device;
   const CostModel costs(request.device, request.problem.compute_dtype);
-  Strategy strategy{.loss_chunk_tokens = 96, .mlp_tile_tokens = sums.mlp_tile, .accumulation = 2};
+  Strategy strategy{
+      .layers = {}, .loss_chunk_tokens = 96, .mlp_tile_tokens = sums.mlp_tile, .accumulation = 2};
   const LayerCosts layers(request, strategy, costs, true);
   for (const LayerPolicy& policy : search_space(request).policies) {
     strategy.layers = policy;
