@@ -63,7 +63,13 @@ DTypeChoice default_dtype(const DeviceDescription& device) {
 }
 
 std::optional<std::string> dtype_warning(const DeviceDescription& device, DType dtype) {
-  if (device.kind != DeviceKind::cuda) return std::nullopt;
+  if (device.kind == DeviceKind::cpu) {
+    if (dtype == DType::f32) return std::nullopt;
+    return fmt::format(
+        "{} on {} is widened to f32 inside every kernel: activations halve, time does not; f32 is the "
+        "default there",
+        name(dtype), device.name);
+  }
   if (dtype == DType::f16 && is_pascal(device)) {
     if (device.compute_minor == 0) {
       return fmt::format(

@@ -124,6 +124,7 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
     }
 
     outside_seconds_ = 0;
+    double outside_copies = 0;
     std::vector<double> forward(at(layers_), 0);
     std::vector<double> both(at(layers_), 0);
     std::vector<double> copies(at(layers_), 0);
@@ -131,13 +132,20 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
       const double seconds = costs.seconds(record.work);
       const Place place = place_of(rehearsal.ledger.stage_path(record.stage));
       if (place.layer < 0) {
-        if (record.work.kernel != "copy") outside_seconds_ += seconds;
+        (record.work.kernel == "copy" ? outside_copies : outside_seconds_) += seconds;
       } else if (record.work.kernel == "copy") {
         copies[at(place.layer)] += seconds;
       } else {
         both[at(place.layer)] += seconds;
         if (!place.backward) forward[at(place.layer)] += seconds;
       }
+    }
+    // The last offloaded input comes back before backward has come to a layer. Counted as the first layer's,
+    // whose own came back during the second, it makes two copies for every layer.
+    if (kind == LayerKind::offload) {
+      copies[0] += outside_copies - outside_copy_seconds_;
+    } else {
+      outside_copy_seconds_ = outside_copies;
     }
     for (std::int64_t i = 0; i < layers_; ++i) {
       uniform_layers.seconds_before[at(i) + 1] = uniform_layers.seconds_before[at(i)] + both[at(i)];
@@ -168,7 +176,7 @@ void for_each_kind(const LayerPolicy& policy, const Body& body) {
 
 double LayerCosts::seconds(const LayerPolicy& policy) const {
   double kernels = outside_seconds_;
-  double copies = 0;
+  double copies = outside_copy_seconds_;
   for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {
     const UniformLayers& all = kinds_[static_cast<std::size_t>(kind)];
     kernels += all.seconds_before[at(end)] - all.seconds_before[at(begin)];

@@ -46,8 +46,9 @@ class LayerCosts {
   std::array<UniformLayers, kLayerKinds> kinds_;
   std::vector<double> forward_seconds_before_;  // [layers + 1], of a layer run again
   std::int64_t input_bytes_ = 0;
-  std::int64_t loss_bytes_ = 0;  // live peak of the loss, less what the layers have kept
-  double outside_seconds_ = 0;   // embedding, loss
+  std::int64_t loss_bytes_ = 0;      // live peak of the loss, less what the layers have kept
+  double outside_seconds_ = 0;       // embedding, loss
+  double outside_copy_seconds_ = 0;  // the batch, the loss
   double update_seconds_ = 0;
 };
 

@@ -171,7 +171,8 @@ std::string script_json(const Json& json) {
 }  // namespace
 
 std::string html(const Page& page) {
-  Json json = {{"title", page.title}, {"subtitle", page.subtitle}, {"sections", Json::array()}};
+  Json json = {
+      {"title", page.title}, {"subtitle", page.subtitle}, {"notes", page.notes}, {"sections", Json::array()}};
   for (const Section& part : page.sections) {
     json["sections"].push_back(std::visit([](const auto& held) { return section(held); }, part));
   }

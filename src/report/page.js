@@ -92,7 +92,8 @@
 
   // --- one chart: frame, axes, levels, cursor
   // spec: label, x and y axes, xs (where the cursor can stand, rising), xRange, yRange, xTicks, levels, bands (rows of
-  // named spans below), draw(layer, X, Y, frame), points(i) -> [y], told(i): says in words what is there, rest, peak
+  // named spans below), draw(layer, X, Y, frame), marks(X, Y, frame) -> [[x, y]] that a level's name may not hide,
+  // points(i) -> [y], told(i): says in words what is there, rest, peak
 
   const chart = (spec) => {
     const plot = el("div", {
@@ -149,7 +150,16 @@
       const y = shown ? Y(level.value) : frame.top - 14;
       if (shown) root.append(svg("line", { class: "limit-line", x1: frame.left, x2: frame.right, y1: y, y2: y }));
       const text = shown ? name : `${name} ${level.value > spec.yRange[1] ? "\u2191" : "\u2193"}`;
-      root.append(svg("text", { class: "limit", x: frame.right, y: shown ? y - 6 : 12, "text-anchor": "end" }, text));
+      const [x, baseline] = shown ? levelPlace(y, 6.4 * text.length) : [frame.right - 6.4 * text.length, 12];
+      root.append(svg("text", { class: "limit", x, y: baseline }, text));
+    };
+    // At the right or the left, above its line or below: the first place where nothing else stands.
+    const levelPlace = (y, width) => {
+      const marks = spec.marks(X, Y, frame);
+      const free = ([left, baseline]) => marks.every(([px, py]) =>
+        px < left - 6 || px > left + width + 6 || py < baseline - 16 || py > baseline + 8);
+      const places = [y - 6, y + 15].flatMap((baseline) => [[frame.right - width - 8, baseline], [frame.left + 8, baseline]]);
+      return places.find(free) || places[0];
     };
 
     const drawBand = (root, spans, y, height) => {
@@ -310,16 +320,23 @@
       for (const stage of bands[0] || []) {
         layer.append(svg("line", { class: "boundary", x1: X(stage.begin), x2: X(stage.begin), y1: frame.top, y2: frame.bottom }));
       }
+      const label = peakLabel(X, Y, frame);
+      layer.append(svg("text", { class: "strong", x: label.x, y: label.y, "text-anchor": label.side }, label.text));
+    };
+    const peakLabel = (X, Y, frame) => {
       const at = X(section.number[peak]);
       const side = at > (frame.left + frame.right) / 2 ? "end" : "start";
-      layer.append(svg("text", { class: "strong", x: at + (side === "end" ? -7 : 7), y: Y(totals[peak]) - 8, "text-anchor": side },
-        `peak ${bytes(totals[peak])}`));
+      return { text: `peak ${bytes(totals[peak])}`, x: at + (side === "end" ? -7 : 7), y: Y(totals[peak]) - 8, side };
+    };
+    const marks = (X, Y, frame) => {
+      const { text, x, y, side } = peakLabel(X, Y, frame);
+      return [...text].map((_, i) => [x + (side === "end" ? -7 : 7) * i, y - 4]);
     };
     const y = { label: "live", unit: "bytes", logarithmic: false };
     const made = chart({
       label: section.title, x: { label: "allocations and frees, in order", unit: "tokens", logarithmic: false }, y,
       xs: section.number, xRange: [0, section.moment_count], yRange: extent(y, totals, section.levels),
-      levels: section.levels, bands, draw, points: (i) => [totals[i]], told, rest: peak, peak,
+      levels: section.levels, bands, draw, marks, points: (i) => [totals[i]], told, rest: peak, peak,
     });
 
     const thinned = moments < section.moment_count
@@ -454,10 +471,15 @@
         for (const [px, py] of at) layer.append(svg("path", { class: "mark", style: `fill: ${one.color}`, d: one.shape(px, py, 4) }));
       }
     };
+    // Along the lines, close enough together that a label between two would be seen to touch them.
+    const marks = (X, Y) => series.flatMap((one) => one.points.flatMap(([px, py], i) => {
+      const [ox, oy] = one.points[Math.max(i - 1, 0)];
+      return Array.from({ length: 24 }, (_, k) => [X(ox) + ((X(px) - X(ox)) * k) / 23, Y(oy) + ((Y(py) - Y(oy)) * k) / 23]);
+    }));
     const heights = series.flatMap((one) => one.points.map(([, py]) => py));
     const made = chart({
       label: section.title, x, y, xs, xRange: [xs[0], xs[xs.length - 1]], xTicks: xs.length <= 9 ? xs : undefined,
-      yRange: extent(y, heights, section.levels), levels: section.levels, draw, nearest: true,
+      yRange: extent(y, heights, section.levels), levels: section.levels, draw, marks, nearest: true,
       points: (i) => series.filter((one) => one.at.has(xs[i])).map((one) => one.at.get(xs[i])), told, rest: xs.length - 1,
     });
     const table = valuesTable(section.title, [x.label, ...series.map((one) => one.name)], () => xs.map((at) =>
@@ -471,7 +493,8 @@
 
   // --- the page
 
-  body.append(el("header", {}, el("h1", {}, page.title), page.subtitle ? el("p", { class: "subtitle" }, page.subtitle) : ""));
+  body.append(el("header", {}, el("h1", {}, page.title), page.subtitle ? el("p", { class: "subtitle" }, page.subtitle) : "",
+    ...page.notes.map((note) => el("p", { class: "notice" }, note))));
   for (const section of page.sections) {
     const parts = [kinds[section.kind](section)].flat();
     body.append(...parts.filter((part) => part instanceof Node));

@@ -72,6 +72,34 @@ TEST_F(PlanCommand, TheDTypeFollowsTheDevice) {
               HasSubstr("1/64"));
 }
 
+TEST_F(PlanCommand, PlanAndTrainWarnOfTheSameDType) {
+  const std::string page = (folder_ / "plan.html").string();
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", "demo", "--context", "64", "--html", page});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const auto train = [&](const std::string& dtype, std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"train", "--model", "demo", "--data", "recall", "--context", "64", "--steps", "1", "--dtype",
+                 dtype, "--out", (folder_ / "run" / fmt::format("{}{}", dtype, more.size())).string()});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const json planned = json::parse(plan({"--dtype", "bf16", "--json"}));
+  const auto warning = planned["warning"].get<std::string>();
+  EXPECT_THAT(warning, HasSubstr("widened to f32"));
+  EXPECT_THAT(content(page), HasSubstr("widened to f32"));
+  EXPECT_THAT(plan({"--dtype", "bf16"}), HasSubstr("note      " + warning + "\n"));
+  EXPECT_THAT(train("bf16", {}), HasSubstr("note    " + warning + "\n"));
+  EXPECT_EQ(json::parse(train("bf16", {"--json"}))["warning"], warning);
+  EXPECT_FALSE(json::parse(plan({"--json"})).contains("warning"));
+  EXPECT_FALSE(json::parse(train("f32", {"--json"})).contains("warning"));
+  EXPECT_THAT(plan({"--device", "gtx-1080", "--dtype", "f16"}), HasSubstr("note      f16 on NVIDIA GeForce"));
+}
+
 TEST_F(PlanCommand, PinsAndComparison) {
   const CliResult result = run_command({"plan", "--model", "qwen3-0.6b", "--context", "8192", "--device",
                                         "h200", "--layers", "keep:8,attention:10,recompute:10",

@@ -52,6 +52,9 @@ TEST(Device, DefaultFollowsTheTensorCores) {
   const DeviceDescription cpu{.kind = DeviceKind::cpu, .name = "CPU", .simd = SimdLevel::avx512};
   EXPECT_EQ(default_dtype(cpu).dtype, DType::f32);
   EXPECT_NE(default_dtype(cpu).reason.find("avx512"), std::string::npos);
+  EXPECT_FALSE(dtype_warning(cpu, DType::f32));
+  for (const DType dtype : {DType::bf16, DType::f16})
+    EXPECT_NE(dtype_warning(cpu, dtype)->find("widened to f32"), std::string::npos);
 }
 
 }  // namespace

@@ -1,167 +1,14 @@
-"""Opens pages of the program in headless Chromium and uses them: keys and mouse name allocations, numbers equal the JSON
-of the command, nothing is fetched, nothing complains. Usage: browser.py HEADROOM; exit code 77 where Chromium is missing."""
+"""Opens the page of every command in headless Chromium and uses it; its numbers are those of the command's JSON. Usage:
+browser.py HEADROOM; exit code 77 where Chromium is missing."""
 
 import json
+import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import chromium
-
-failures = []
-
-
-def check(holds, *what):
-    if not holds:
-        failures.append(" ".join(str(part) for part in what))
-        print("FAILED:", failures[-1])
-
-
-def run(program, *arguments):
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{arguments}: {done.stderr}")
-    return json.loads(done.stdout)
-
-
-def data_of(browser):
-    return json.loads(browser.ask("document.getElementById('data').textContent"))
-
-
-def check_quiet(browser, path):
-    check(path.stat().st_size < 2_000_000, path.name, "has", path.stat().st_size, "bytes")
-    check(browser.complaints == [], "complaints:", browser.complaints)
-    fetched = [url for url in browser.requests if not url.startswith(("file:", "data:"))]
-    check(fetched == [], "fetched:", fetched)
-    check(browser.ask("typeof hacked") == "undefined", "a name became code")
-    shown = browser.ask("document.querySelectorAll('section').length")
-    check(shown >= len(data_of(browser)["sections"]), "only", shown, "sections are shown")
-
-
-def check_looks(browser):
-    for width, height in ((1280, 900), (390, 844), (360, 640)):
-        browser.resize(width, height)
-        # Charts are drawn anew when the width has changed: two frames later they have been.
-        wide = browser.ask("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() =>"
-                           " done(document.documentElement.scrollWidth))))")
-        check(wide <= width, "at", width, "pixels the page is", wide, "wide")
-        drawn = browser.ask("[...document.querySelectorAll('.plot svg')].every((s) => Math.abs(s.viewBox.baseVal.width -"
-                            " s.parentNode.clientWidth) < 2)")
-        check(drawn, "a chart was not drawn anew at", width)
-    browser.resize(1280, 900)
-    grounds = set()
-    for scheme in ("light", "dark"):
-        browser.scheme(scheme)
-        grounds.add(browser.ask("getComputedStyle(document.body).backgroundColor"))
-    check(len(grounds) == 2, "dark looks like light:", grounds)
-
-
-class Chart:
-    """The n-th chart of the page with its card: plot, readout, legend."""
-
-    def __init__(self, browser, index):
-        self.browser = browser
-        self.card = f"document.querySelectorAll('.chart')[{index}]"
-
-    def ask(self, expression):
-        return self.browser.ask(f"(() => {{ const card = {self.card}; return {expression}; }})()")
-
-    def focus_with_tab(self):
-        for _ in range(40):
-            self.browser.press("Tab")
-            if self.ask("document.activeElement === card.querySelector('.plot')"):
-                outline = self.ask("getComputedStyle(document.activeElement).outlineStyle")
-                return check(outline != "none", "focus cannot be seen")
-        check(False, "Tab does not reach the chart")
-
-    def press(self, key):
-        self.browser.press(key)
-        return self.readout()
-
-    def point(self, fraction):
-        box = self.ask("(card.querySelector('.plot').scrollIntoView({block: 'center'}),"
-                       " card.querySelector('.plot').getBoundingClientRect().toJSON())")
-        self.browser.move(box["x"] + fraction * box["width"], box["y"] + box["height"] / 3)
-        return self.readout()
-
-    def readout(self):
-        return self.ask("card.querySelector('.readout').textContent")
-
-    def total(self):
-        return self.ask("Number(card.querySelector('.readout strong[data-bytes]').dataset.bytes)")
-
-    def legend(self, attribute):
-        return self.ask(f"[...card.querySelectorAll('.legend .value')].map((value) => Number(value.dataset.{attribute}))")
-
-
-def check_timeline(browser, index, order, section):
-    chart = Chart(browser, index)
-    texts, names = section["texts"], section["name"]
-    totals = [sum(column) for column in zip(*section["live"])]
-    peak = section["peak"]
-    check(totals[peak] == max(totals), "the peak is not the highest")
-    check(chart.total() == totals[peak], "the chart does not rest at its peak")
-
-    chart.focus_with_tab()
-    check("before the phase" in chart.press("Home"), "Home:", chart.readout())
-    check(chart.total() == totals[0], "Home has", chart.total(), "bytes, the data", totals[0])
-    for i in (1, 2):
-        told = chart.press("ArrowRight")
-        check(texts[names[i]] in told and texts[section["stage"][i]] in told, "ArrowRight", i, told)
-        check(chart.total() == totals[i], "moment", i, "has", chart.total(), "bytes, the data", totals[i])
-        check(chart.legend("bytes") == [column[i] for column in section["live"]], "the legend of moment", i)
-    told = chart.press("End")
-    check(texts[names[-1]] in told and "freed" in told, "End:", told)
-    told = chart.press("p")
-    check("the peak" in told and f"{totals[peak]:,} bytes" in told, "P:", told)
-
-    told = {chart.point(fraction) for fraction in (0.3, 0.5, 0.7, 0.9)}
-    check(len(told) > 1, "the mouse changes nothing")
-    for text in told:
-        check(any(texts[name] and texts[name] in text for name in names), "the mouse names no allocation:", text)
-    browser.move(1, 1)
-    check(chart.total() == totals[peak], "the chart does not return to its peak")
-
-    table = f"document.querySelectorAll('table.blocks')[{order}]"
-    for kind in browser.ask(f"[...{table}.tBodies].map((rows) => rows.className)"):
-        blocks = browser.ask(f"[...{table}.querySelectorAll('tbody.{kind} td.number')].map((cell) => Number(cell.dataset.bytes))")
-        check(sum(blocks) == totals[peak], "blocks at the peak,", kind, "add up to", sum(blocks), "not", totals[peak])
-        listed = browser.ask(f"{table}.querySelectorAll('tbody.{kind} tr:not(.others)').length")
-        check(blocks[:listed] == sorted(blocks[:listed], reverse=True), "blocks at the peak,", kind, "are not sorted")
-
-
-def check_lines(browser, index, section):
-    chart = Chart(browser, index)
-    chart.focus_with_tab()
-    for key, at in (("Home", min), ("End", max)):
-        x = at(point[0] for series in section["series"] for point in series["points"])
-        chart.press(key)
-        seen = chart.legend("value")
-        for series, value in zip(section["series"], seen):
-            expected = dict(map(tuple, series["points"])).get(x)
-            check(expected is None or value == expected, series["name"], "at", x, "shows", value, "not", expected)
-    chart.ask("card.querySelector('details').open = true")
-    rows = browser.ask("new Promise((done) => setTimeout(() => done("
-                       f"{chart.card}.querySelectorAll('details tbody tr').length), 50))")
-    check(rows == len({point[0] for series in section["series"] for point in series["points"]}), "the table has", rows, "rows")
-
-
-def check_charts(browser):
-    index = timelines = 0
-    for section in data_of(browser)["sections"]:
-        if section["kind"] == "timeline":
-            check_timeline(browser, index, timelines, section)
-            timelines += 1
-        if section["kind"] == "lines":
-            check_lines(browser, index, section)
-        index += section["kind"] in ("timeline", "lines")
-
-
-def figure(browser, label):
-    found = "[...document.querySelectorAll('.figures > div')].find((f) => f.querySelector('dt').textContent === %s)" % json.dumps(label)
-    return browser.ask(f"(() => {{ const value = {found}.querySelector('.value');"
-                       " return value.dataset.bytes ? Number(value.dataset.bytes) : value.textContent; })()")
+from page_checks import check, check_page, check_quiet, failures, figure, run, section, table
 
 
 def check_train(browser, program, folder):
@@ -180,33 +27,102 @@ def check_train(browser, program, folder):
     check(figure(browser, "scores and logits held") == result["naive_bytes"], "naive")
     check(figure(browser, "live peak") == result["live_peak_bytes"], "live peak")
     check(figure(browser, "loss") == f"{result['last_loss']:.4f}", "loss")
-    sections = data_of(browser)["sections"]
-    step = next(s for s in sections if s["kind"] == "timeline")
+    step = section(browser, "timeline")
     check(max(sum(column) for column in zip(*step["live"])) == result["live_peak_bytes"], "peak of the micro-step")
-    loss = next(s for s in sections if s["kind"] == "lines")["series"][0]["points"]
+    loss = section(browser, "lines")["series"][0]["points"]
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     check(loss == [[line["step"], line["loss"]] for line in metrics], "the loss curve is not metrics.jsonl:", loss)
-    check_charts(browser)
-    check_looks(browser)
-    check_quiet(browser, path)
+    check_page(browser, path)
 
 
-def check_bench(browser, program, folder):
+def check_plan(browser, program, folder):
+    path = folder / "plan.html"
+    result = run(program, "plan", "--model", "demo", "--context", 2048, "--batch", 2, "--budget", "24MiB", "--host-budget", "1GiB",
+                 "--dtype", "bf16", "--compare", "--html", path, "--json")
+    browser.open(path)
+    for label, key in (("arena", "arena_bytes"), ("live peak", "live_peak_bytes"), ("budget", "budget_bytes"),
+                       ("on the host", "host_bytes")):
+        check(figure(browser, label) == result[key], label, figure(browser, label), "not", result[key])
+    check(figure(browser, "a step") == milliseconds(result["step_seconds"]), "a step:", figure(browser, "a step"))
+    check(figure(browser, "largest context") == f"{result['max_context']:,}", "largest context")
+    notes = browser.ask("[...document.querySelectorAll('.notice')].map((note) => note.textContent)")
+    check(notes == [result["warning"]], "notes:", notes)
+    step = section(browser, "timeline")
+    at_peak = {name: column[step["peak"]] for name, column in zip(step["categories"], step["live"])}
+    check({name: size for name, size in at_peak.items() if size} == result["by_category"], "categories at the peak:", at_peak)
+    points = [point for series in section(browser, "lines")["series"] for point in series["points"]]
+    check([result["context"], result["arena_bytes"]] in points, "the plan of one layer is not on the chart:", points)
+    check(table(browser, "Stages") == [[row["stage"], row["live_bytes"], row["peak_bytes"]] for row in result["by_stage"]], "stages")
+    check([row[:2] for row in table(browser, "Comparison")] == [[row["strategy"], row["bytes"]] for row in result["compare"]],
+          "comparison")
+    check([[row[0], row[1], row[3]] for row in table(browser, "Single changes")] ==
+          [[row["change"], row["saved_bytes"], "yes" if row["fits"] else "no"] for row in result["advice"]], "single changes")
+    check_page(browser, path)
+
+
+def milliseconds(seconds):
+    return f"{1e3 * seconds:.0f} ms"
+
+
+def check_profile(browser, program, folder):
+    path = folder / "profile.html"
+    result = run(program, "profile", "--model", "demo", "--context", 512, "--budget", "64MiB", "--steps", 1, "--html", path, "--json")
+    browser.open(path)
+    outside = result["resident_peak_bytes"] - result["reserved_bytes"] - result["host_bytes"]
+    for label, size in (("arena", result["reserved_bytes"]), ("live peak", result["live_peak_bytes"]),
+                        ("resident", result["resident_peak_bytes"]), ("outside the arenas", outside)):
+        check(figure(browser, label) == size, label, figure(browser, label), "not", size)
+    check(figure(browser, "a step") == f"{1e3 * result['step_seconds']:.1f} ms", "a step:", figure(browser, "a step"))
+    step = section(browser, "timeline")
+    check(max(sum(column) for column in zip(*step["live"])) == result["live_peak_bytes"], "peak of the micro-step")
+    check(table(browser, "Stages") == [[row["stage"], row["planned_peak_bytes"], row["peak_bytes"], f"{1e3 * row['seconds']:.2f}"]
+                                       for row in result["stages"]], "stages")
+    check([row[:4] for row in table(browser, "Kernels")] ==
+          [[row["kernel"], f"{row['calls']:,}", f"{1e3 * row['seconds']:.2f}", f"{1e3 * row['predicted_seconds']:.2f}"]
+           for row in result["kernels"]], "kernels")
+    check_page(browser, path)
+
+
+def check_bench(browser, result, sizes, named, time_of, bytes_key):
+    """Both charts of a bench against its rows: one series per name, one point per size."""
+    for title, value in (("Time", time_of), ("Memory", lambda row: row[bytes_key])):
+        series = section(browser, "lines", title)["series"]
+        expected = {}
+        for row in result["rows"]:
+            expected.setdefault(named(row), []).append([row[sizes], value(row)])
+        check({one["name"]: one["points"] for one in series} == expected, title, series, "not", expected)
+    check(len(table(browser, "Every case")) == len(result["rows"]), "cases")
+
+
+def check_bench_attention(browser, program, folder):
+    path = folder / "attention.html"
     for seq in ("64", "64,80", "64,128,256"):  # one point; axes too narrow for powers of two or ten; a usual one
-        path = folder / "bench.html"
         result = run(program, "bench", "attention", "--seq", seq, "--head-dim", 16, "--warmup", 0, "--steps", 1, "--html", path,
                      "--json")
         browser.open(path)
         check_quiet(browser, path)
-    time, memory = [s for s in data_of(browser)["sections"] if s["kind"] == "lines"]
-    for series, impl in zip(memory["series"], ("tiled", "naive")):
-        rows = [row for row in result["rows"] if row["impl"] == impl]
-        check(series["points"] == [[row["seq"], row["peak_bytes"]] for row in rows], "memory of", impl, series)
-    for series, impl in zip(time["series"], ("tiled", "naive")):
-        rows = [row for row in result["rows"] if row["impl"] == impl]
-        check(series["points"] == [[row["seq"], row["forward_ms"] + row["backward_ms"]] for row in rows], "time of", impl)
-    check_charts(browser)
-    check_looks(browser)
+    check_bench(browser, result, "seq", lambda row: row["impl"], lambda row: row["forward_ms"] + row["backward_ms"], "peak_bytes")
+    check_page(browser, path)
+
+
+def check_bench_loss(browser, program, folder):
+    path = folder / "loss.html"
+    result = run(program, "bench", "loss", "--tokens", "32,64", "--hidden", 16, "--vocab", 500, "--warmup", 0, "--steps", 1, "--html",
+                 path, "--json")
+    browser.open(path)
+    check_bench(browser, result, "tokens", lambda row: row["impl"], lambda row: row["milliseconds"], "peak_bytes")
+    check_page(browser, path)
+
+
+def check_bench_step(browser, program, folder):
+    path = folder / "step.html"
+    result = run(program, "bench", "step", "--context", "64,128", "--dtype", "f32,bf16", "--budget", "64MiB", "--warmup", 0, "--steps", 1,
+                 "--html", path, "--json")
+    browser.open(path)
+    check_bench(browser, result, "context", lambda row: f"{row['model']} {row['dtype']}", lambda row: row["milliseconds"],
+                "planned_bytes")
+    check([row[7] for row in table(browser, "Every case")] == [row["planned_bytes"] for row in result["rows"]], "planned")
+    check_page(browser, path)
 
 
 def main():
@@ -215,9 +131,10 @@ def main():
         print("skipped: no Chromium (scripts/setup.sh browser installs it)")
         sys.exit(77)
     with tempfile.TemporaryDirectory() as folder, chromium.Chromium(program) as browser:
+        os.environ["HEADROOM_RATES"] = os.path.join(folder, "rates.json")  # those of this machine are none of our business
         browser.resize(1280, 900)
-        for check_page in (check_train, check_bench):
-            check_page(browser, sys.argv[1], pathlib.Path(folder))
+        for check_command in (check_train, check_plan, check_profile, check_bench_attention, check_bench_loss, check_bench_step):
+            check_command(browser, sys.argv[1], pathlib.Path(folder))
     if failures:
         sys.exit(f"{len(failures)} checks failed")
     print("pages: no complaints, numbers as in the JSON")

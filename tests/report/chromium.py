@@ -7,7 +7,6 @@ import select
 import shutil
 import subprocess
 import tempfile
-import time
 
 
 def find():
@@ -20,7 +19,7 @@ class Chromium:
     """One tab. What the page complains about gathers in `complaints`, what it asks the network for in `requests`."""
 
     def __init__(self, program, seconds=60):
-        self.deadline = time.monotonic() + seconds
+        self.seconds = seconds  # for an answer
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         commands, self.to_browser = os.pipe()
         self.from_browser, answers = os.pipe()
@@ -73,7 +72,7 @@ class Chromium:
 
     def _receive(self):
         while b"\0" not in self.buffer:
-            ready, _, _ = select.select([self.from_browser], [], [], max(0, self.deadline - time.monotonic()))
+            ready, _, _ = select.select([self.from_browser], [], [], self.seconds)
             part = os.read(self.from_browser, 1 << 16) if ready else b""
             if not part:
                 raise RuntimeError("Chromium went away or took too long")

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/memory_status.h"
@@ -19,6 +22,21 @@ inline constexpr bool kResidentIsOurs = false;
 #else
 inline constexpr bool kResidentIsOurs = true;
 #endif
+
+// The most that this process has held since, looked at every two milliseconds.
+class ResidentWatch {
+ public:
+  [[nodiscard]] std::int64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  std::atomic<std::int64_t> peak_bytes_ = 0;
+  std::jthread thread_{[this](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      peak_bytes_ = std::max<std::int64_t>(peak_bytes_, process_resident_bytes());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }};
+};
 
 struct MemoryOfRun {
   std::int64_t planned_bytes = 0;         // of both arenas

@@ -198,10 +198,7 @@ void print(const Options& options, const PlanRequest& request, const PlanAnswer&
              format_count(table.parameters()), request.problem.config.layers,
              request.problem.config.layers == 1 ? "layer" : "layers", name(request.problem.compute_dtype));
   fmt::print(out, "device    {}, budget {}\n", request.device.name, format_bytes(request.budget_bytes));
-  if (answer.warning) fmt::print(out, "note      {}\n", *answer.warning);
-  if (request.device.kind == DeviceKind::cuda) {
-    fmt::print(out, "note      GPUs have no kernels of ours yet: workspaces are those of the CPU's\n");
-  }
+  for (const std::string& note : answer.notes) fmt::print(out, "note      {}\n", note);
   fmt::print(
       out, "strategy  {}{}\n", describe(step.strategy),
       step.strategy.accumulation > 1 ? fmt::format(", {} micro-steps", step.strategy.accumulation) : "");
@@ -220,13 +217,7 @@ void print(const Options& options, const PlanRequest& request, const PlanAnswer&
                 largest_categories(row.at_peak)});
   }
   out << stages.text();
-  if (!answer.compared.empty()) {
-    Table compared({"beside it", "memory", "time"});
-    for (const PlanAnswer::Compared& row : answer.compared) {
-      compared.add({row.name, format_bytes(row.bytes), row.seconds > 0 ? seconds_text(row.seconds) : "-"});
-    }
-    out << "\n" << compared.text();
-  }
+  if (!answer.compared.empty()) out << "\n" << compared_table(answer).text();
   if (!answer.changes.empty()) out << "\n" << changes_table(answer).text();
 }
 
@@ -291,6 +282,9 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
     if (machine.measured) answer.rates = "measured on this machine";
   }
   answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
+  if (answer.warning) answer.notes.push_back(*answer.warning);
+  if (request.device.kind == DeviceKind::cuda)
+    answer.notes.emplace_back("GPUs have no kernels of ours yet: workspaces are those of the CPU's");
   answer.plan = make_plan(request, costs);
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);

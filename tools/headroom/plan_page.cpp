@@ -46,7 +46,15 @@ LineChart context_chart(PlanRequest request, const PlanAnswer& answer, const Cos
 
 std::string seconds_text(double seconds) {
   if (seconds < 1) return fmt::format("{:.0f} ms", 1e3 * seconds);
-  return seconds < 100 ? fmt::format("{:.1f} s", seconds) : fmt::format("{:.0f} s", seconds);
+  if (seconds < 120) return fmt::format("{:.1f} s", seconds);
+  return seconds < 7200 ? fmt::format("{:.1f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
+}
+
+Table compared_table(const PlanAnswer& answer) {
+  Table compared({"beside it", "memory", "time"});
+  for (const PlanAnswer::Compared& row : answer.compared)
+    compared.add({row.name, bytes_cell(row.bytes), row.seconds > 0 ? seconds_text(row.seconds) : "-"});
+  return compared;
 }
 
 Table changes_table(const PlanAnswer& answer) {
@@ -65,7 +73,8 @@ Page plan_page(const std::string& model, const PlanRequest& request, const PlanA
   const PlannedStep& step = answer.plan.step;
   Page page{.title = fmt::format("Plan for {} at {} tokens", model, format_count(request.problem.sizes.seq)),
             .subtitle = fmt::format("{} \u00b7 {} \u00b7 {}", request.device.name,
-                                    name(request.problem.compute_dtype), describe(step.strategy))};
+                                    name(request.problem.compute_dtype), describe(step.strategy)),
+            .notes = answer.notes};
   Figures figures;
   figures.figures = {{"arena", bytes_cell(step.arena_bytes), answer.plan.fits ? "fits" : "does not fit"},
                      {"live peak", bytes_cell(step.live_peak_bytes), "of the blocks in it"},
@@ -82,6 +91,8 @@ Page plan_page(const std::string& model, const PlanRequest& request, const PlanA
   for (const StageUsage& row : answer.stages)
     stages.add({row.stage, bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});
   page.sections.emplace_back(TableSection{.title = "Stages", .table = std::move(stages)});
+  if (!answer.compared.empty())
+    page.sections.emplace_back(TableSection{.title = "Comparison", .table = compared_table(answer)});
   if (!answer.changes.empty())
     page.sections.emplace_back(TableSection{.title = "Single changes", .table = changes_table(answer)});
   return page;

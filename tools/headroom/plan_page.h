@@ -22,11 +22,13 @@ struct PlanAnswer {
   std::vector<Compared> compared;  // strategies that people know, beside the chosen one
   std::int64_t max_context = 0;
   std::string rates;
-  std::optional<std::string> warning;
+  std::optional<std::string> warning;  // about the dtype
+  std::vector<std::string> notes;      // that warning, and what else the reader should know
 };
 
 [[nodiscard]] std::string seconds_text(double seconds);
 
+[[nodiscard]] Table compared_table(const PlanAnswer& answer);
 [[nodiscard]] Table changes_table(const PlanAnswer& answer);
 
 [[nodiscard]] Page plan_page(const std::string& model, const PlanRequest& request, const PlanAnswer& answer,

@@ -117,23 +117,24 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
        format_count(budget_bytes), format_count(fit.needed_bytes), items);
 }
 
-void print_plan(const Options& options, const TrainingSetup& setup, const TrainingFit& fit,
-                std::int64_t budget_bytes, std::int64_t naive_bytes, const Data& data, std::ostream& out) {
-  const ParameterTable table(setup.problem.config);
-  fmt::print(out, "model   {}: {} parameters in {} {}, {}\n", options.model, format_count(table.parameters()),
-             setup.problem.config.layers, setup.problem.config.layers == 1 ? "layer" : "layers",
-             name(setup.problem.compute_dtype));
-  fmt::print(out, "data    {}\n", data.describe());
-  fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(fit.needed_bytes),
-             format_count(setup.problem.sizes.batch * setup.problem.sizes.seq), describe(fit.strategy));
+void print_plan(const TrainingPlan& plan, std::ostream& out) {
+  const TrainingProblem& problem = plan.setup.problem;
+  const ParameterTable table(problem.config);
+  fmt::print(out, "model   {}: {} parameters in {} {}, {}\n", plan.model, format_count(table.parameters()),
+             problem.config.layers, problem.config.layers == 1 ? "layer" : "layers",
+             name(problem.compute_dtype));
+  fmt::print(out, "data    {}\n", plan.data.describe());
+  fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(plan.fit.needed_bytes),
+             format_count(problem.sizes.batch * problem.sizes.seq), describe(plan.fit.strategy));
   fmt::print(out, "        budget {}; with scores and logits held it would take {}\n",
-             format_bytes(budget_bytes), format_bytes(naive_bytes));
-  if (const std::optional<double> floor = data.floor()) {
+             format_bytes(plan.budget_bytes), format_bytes(plan.naive_bytes));
+  if (const std::optional<double> floor = plan.data.floor()) {
     fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
   }
-  if (options.context > setup.problem.config.max_positions) {
+  if (plan.warning) fmt::print(out, "note    {}\n", *plan.warning);
+  if (problem.sizes.seq > problem.config.max_positions) {
     fmt::print(out, "note    the model was made for {} positions; this context has {}\n",
-               format_count(setup.problem.config.max_positions), format_count(options.context));
+               format_count(problem.config.max_positions), format_count(problem.sizes.seq));
   }
 }
 
@@ -201,17 +202,17 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
              result.interrupted ? "; the same command with --resume goes on from it" : "");
 }
 
-nlohmann::ordered_json to_json(const Options& options, const TrainingFit& fit, const TrainingResult& result,
-                               const Data& data, std::int64_t budget_bytes, std::int64_t naive_bytes) {
+nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
+                               const TrainingResult& result) {
   nlohmann::ordered_json json = {{"model", options.model},
                                  {"data", options.data},
                                  {"context", options.context},
                                  {"batch", options.batch},
-                                 {"budget_bytes", budget_bytes},
-                                 {"planned_bytes", fit.layout.reserved(Space::device)},
-                                 {"planned_host_bytes", fit.layout.reserved(Space::host)},
-                                 {"naive_bytes", naive_bytes},
-                                 {"strategy", describe(fit.strategy)},
+                                 {"budget_bytes", plan.budget_bytes},
+                                 {"planned_bytes", plan.fit.layout.reserved(Space::device)},
+                                 {"planned_host_bytes", plan.fit.layout.reserved(Space::host)},
+                                 {"naive_bytes", plan.naive_bytes},
+                                 {"strategy", describe(plan.fit.strategy)},
                                  {"first_step", result.first_step},
                                  {"last_step", result.last_step},
                                  {"first_loss", result.first_loss},
@@ -223,7 +224,8 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingFit& fit, c
                                  {"interrupted", result.interrupted},
                                  {"checkpoint", result.checkpoint.string()}};
   if (result.held_out_loss) json["held_out_loss"] = *result.held_out_loss;
-  if (const std::optional<double> floor = data.floor()) json["floor"] = *floor;
+  if (const std::optional<double> floor = plan.data.floor()) json["floor"] = *floor;
+  if (plan.warning) json["warning"] = *plan.warning;
   return json;
 }
 
@@ -258,17 +260,16 @@ void train(const Options& options, std::ostream& out) {
   const TrainingFit fit = fit_training(setup.problem, description, budget_bytes,
                                        this_machine(description, setup.problem.compute_dtype).costs);
   if (!fit.fits) fail_shortfall(fit, budget_bytes);
-  const std::int64_t naive_bytes = naive_training_bytes(setup.problem, description);
-  if (!options.json) print_plan(options, setup, fit, budget_bytes, naive_bytes, data, out);
-
-  const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
-  fs::create_directories(setup.out);
   const TrainingPlan plan{.model = options.model,
                           .setup = setup,
                           .fit = fit,
                           .data = data,
                           .budget_bytes = budget_bytes,
-                          .naive_bytes = naive_bytes};
+                          .naive_bytes = naive_training_bytes(setup.problem, description),
+                          .warning = dtype_warning(description, setup.problem.compute_dtype)};
+  if (!options.json) print_plan(plan, out);
+  const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
+  fs::create_directories(setup.out);
   // Before the first step too: the plan can be looked at while it trains.
   if (options.html) write_html(*options.html, training_page(plan, std::nullopt));
   const StopOnSignal signals;
@@ -280,7 +281,7 @@ void train(const Options& options, std::ostream& out) {
         [] { return stop_asked != 0; });
   }
   if (options.json) {
-    out << to_json(options, fit, result, data, budget_bytes, naive_bytes).dump(2) << "\n";
+    out << to_json(options, plan, result).dump(2) << "\n";
   } else {
     print_result(result, data, out);
   }

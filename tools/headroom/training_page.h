@@ -17,6 +17,7 @@ struct TrainingPlan {
   const Data& data;
   std::int64_t budget_bytes = 0;
   std::int64_t naive_bytes = 0;
+  std::optional<std::string> warning{};  // about the dtype
 };
 
 // Without a result: before the first step. The loss is read from the run's metrics.jsonl, so a resumed run

@@ -98,6 +98,7 @@ using Section = std::variant<Figures, TableSection, MemoryTimeline, LineChart>;
 struct Page {
   std::string title;
   std::string subtitle{};
+  std::vector<std::string> notes{};  // what the reader should know first
   std::vector<Section> sections{};
 };
 

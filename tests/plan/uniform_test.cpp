@@ -1,0 +1,56 @@
+// What the search adds up from uniform layers is what a rehearsal of the mixture says: seconds exactly, and
+// never more bytes.
+#include "plan/uniform.h"
+
+#include <gtest/gtest.h>
+
+#include "headroom/core/bytes.h"
+#include "headroom/plan.h"
+
+namespace headroom {
+namespace {
+
+struct Sums {
+  std::int64_t layers = 0;
+  std::int64_t seq = 0;
+  std::int64_t vocab = 0;
+  std::int64_t mlp_tile = 0;
+  const char* device = "";  // of the catalogue
+};
+
+class LayerCostsOf : public testing::TestWithParam<Sums> {};
+
+TEST_P(LayerCostsOf, ThePartsAddUp) {
+  const Sums& sums = GetParam();
+  PlanRequest request;
+  request.problem.config = find_model("demo");
+  request.problem.config.layers = sums.layers;
+  request.problem.config.vocab = sums.vocab;
+  request.problem.sizes = {.batch = 2, .seq = sums.seq};
+  request.problem.mask = parse_mask("causal");
+  request.budget_bytes = kGiB;
+  request.host_budget_bytes = kGiB;
+  request.device = find_in_catalogue(sums.device).device;
+  const CostModel costs(request.device, request.problem.compute_dtype);
+  Strategy strategy{
+      .layers = {}, .loss_chunk_tokens = 96, .mlp_tile_tokens = sums.mlp_tile, .accumulation = 2};
+  const LayerCosts layers(request, strategy, costs, true);
+  for (const LayerPolicy& policy : search_space(request).policies) {
+    strategy.layers = policy;
+    const PlannedStep step = plan_step(request, strategy, costs);
+    EXPECT_NEAR(layers.seconds(policy), step.seconds, 1e-9 * step.seconds) << describe(strategy);
+    EXPECT_LE(layers.live_bytes_at_least(policy), step.live_peak_bytes) << describe(strategy);
+    // Near enough that the search skips what does not fit.
+    EXPECT_GE(static_cast<double>(layers.live_bytes_at_least(policy)),
+              0.9 * static_cast<double>(step.live_peak_bytes))
+        << describe(strategy);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, LayerCostsOf,
+                         testing::Values(Sums{6, 256, 97, 64, "gtx-1080"},      // backward is highest
+                                         Sums{5, 256, 20'000, 64, "gtx-1080"},  // the loss is
+                                         Sums{5, 512, 97, 0, "h200"}));         // copies are slowest
+
+}  // namespace
+}  // namespace headroom
