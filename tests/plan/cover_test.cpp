@@ -18,6 +18,7 @@ struct Combination {
   std::string mask;
   std::int64_t loss_chunk = 0;
   std::int64_t mlp_tile = 0;
+  bool offload_optimizer = false;
 };
 
 // Every policy with every mask and dtype; the other values go round beside them, so that every pair of
@@ -50,7 +51,8 @@ std::vector<Combination> cover() {
                                   .dtype = dtype,
                                   .mask = mask,
                                   .loss_chunk = chunks[n % chunks.size()],
-                                  .mlp_tile = tiles[n / 3 % tiles.size()]});
+                                  .mlp_tile = tiles[n / 3 % tiles.size()],
+                                  .offload_optimizer = n / 5 % 2 == 1});
           ++n;
         }
       }
@@ -71,6 +73,7 @@ void run_as_planned(const Combination& c) {
                           .loss_chunk_tokens = c.loss_chunk,
                           .mlp_tile_tokens = c.mlp_tile,
                           .accumulation = c.accumulation,
+                          .offload_optimizer = c.offload_optimizer,
                           .compute_dtype = c.dtype};
   CpuBackend backend(2);
   const Layout layout = rehearse_training(problem, strategy, backend.description());
@@ -111,10 +114,10 @@ TEST(PlannedEqualsRun, OverACoverOfCombinations) {
     const Combination& c = combinations[i];
     SCOPED_TRACE(
         fmt::format("keep {} attention {} recompute {} every {} offload {}, seq {} batch {} x {}, {} {} "
-                    "documents {} chunk {} tile {}",
+                    "documents {} chunk {} tile {} optimizer on the host {}",
                     c.layers.keep_all, c.layers.keep_attention, c.layers.recompute, c.layers.input_every,
                     c.layers.offload, c.seq, c.batch, c.accumulation, c.mask, name(c.dtype), c.documents,
-                    c.loss_chunk, c.mlp_tile));
+                    c.loss_chunk, c.mlp_tile, c.offload_optimizer));
     run_as_planned(c);
     if (testing::Test::HasFailure()) return;
   }
