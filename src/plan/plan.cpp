@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -269,12 +270,16 @@ std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::i
                       .mlp_tile_tokens = space.mlp_tiles.back(),
                       .accumulation = space.accumulations.back(),
                       .compute_dtype = request.problem.compute_dtype};
-    for (const bool away : space.optimizer_offloads) {
-      for (const LayerPolicy& policy : smallest_policies(space, request.problem.config.layers)) {
-        strategy.layers = policy;
+    // What takes least of the device first.
+    const std::vector<LayerPolicy> policies = smallest_policies(space, request.problem.config.layers);
+    for (const LayerPolicy& policy : policies | std::views::reverse) {
+      strategy.layers = policy;
+      for (const bool away : space.optimizer_offloads | std::views::reverse) {
         strategy.offload_optimizer = away;
-        if (fits(request, rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr)))
-          return true;
+        const PlannedStep step = rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr);
+        if (fits(request, step)) return true;
+        // With the optimizer's state on it the device would hold more.
+        if (budgeted_bytes(request, step) > request.budget_bytes) break;
       }
     }
     return false;

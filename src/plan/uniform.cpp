@@ -212,12 +212,16 @@ std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy) const {
     const std::int64_t every = kind == LayerKind::recompute ? policy.input_every : 1;
     // A copy under way belongs to the layer before, which may be of another kind.
     const std::int64_t sure = kind == LayerKind::offload ? begin + 1 : begin;
+    std::int64_t left_out = 0;  // inputs up to a layer's own that are not there while backward is in its run
+    std::int64_t place = 0;     // in the run of layers behind one input
     for (std::int64_t i = sure; i < end; ++i) {
-      // Inputs up to this layer's own that are not there, while backward works on its run of layers.
-      const std::int64_t left_out = (i - begin) - ((i - begin) / every + (i - begin) % every);
       std::int64_t peak = all.backward_peak[at(i)] - left_out * input_bytes_;
       if (every == 1) peak = std::max(peak, all.forward_peak[at(i)]);
       highest = std::max(highest, peak - all.kept_before[at(begin)] + kept);
+      if (++place == every) {
+        left_out += every - 1;
+        place = 0;
+      }
     }
     const std::int64_t inputs_left_out = (end - begin) - ((end - begin) + every - 1) / every;
     kept += all.kept_before[at(end)] - all.kept_before[at(begin)] - inputs_left_out * input_bytes_;

@@ -115,6 +115,7 @@ PlanRequest gpu_request() {
 // A host that has room for everything, for the optimizer's state alone, for layer inputs alone, for nothing.
 TEST(Plan, FindsItWhereTheHostHasLittleRoom) {
   PlanRequest request = gpu_request();
+  EXPECT_EQ(search_space(request).optimizer_offloads, (std::vector<bool>{false, true}));
   const std::vector<PlannedStep> all = try_everything(request, costs_of(request));
   const std::int64_t state = 12 * ParameterTable(request.problem.config).elements();
   for (const std::int64_t room : {kGiB, state + 64 * kKiB, state / 2, 64 * kKiB}) {
