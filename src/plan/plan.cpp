@@ -276,10 +276,10 @@ std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::i
       strategy.layers = policy;
       for (const bool away : space.optimizer_offloads | std::views::reverse) {
         strategy.offload_optimizer = away;
-        const PlannedStep step = rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr);
-        if (fits(request, step)) return true;
+        const PlannedStep planned = rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr);
+        if (fits(request, planned)) return true;
         // With the optimizer's state on it the device would hold more.
-        if (budgeted_bytes(request, step) > request.budget_bytes) break;
+        if (budgeted_bytes(request, planned) > request.budget_bytes) break;
       }
     }
     return false;
