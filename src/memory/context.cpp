@@ -258,14 +258,23 @@ void Context::touch(StreamId id, const Tensor& tensor) {
 }
 
 void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
+  copy(id, {to, 0, to.view().elements()}, {from, 0, from.view().elements()});
+}
+
+void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
   check_in_phase("copy");
-  check(to.view().is_dense() && from.view().is_dense() && to.view().bytes() == from.view().bytes(),
-        "copy from shape {} of {} to shape {} of {}: both have to be dense and of one size",
-        from.view().shape(), name(from.view().dtype()), to.view().shape(), name(to.view().dtype()));
-  touch(id, from);
-  touch(id, to);
-  note_work({.kernel = "copy", .bytes = 2.0 * static_cast<double>(to.view().bytes())});
-  if (!phantom()) backend_->copy(id, to.view().raw(), from.view().raw(), to.view().bytes());
+  const auto view_of = [](const TensorPart& part) {
+    return part.tensor.view().reshape({part.tensor.view().elements()}).slice(0, part.begin, part.elements);
+  };
+  const TensorView target = view_of(to);
+  const TensorView source = view_of(from);
+  check(target.bytes() == source.bytes(),
+        "copy of {} elements of {} to {} of {}: both have to be of one size", source.elements(),
+        name(source.dtype()), target.elements(), name(target.dtype()));
+  touch(id, from.tensor);
+  touch(id, to.tensor);
+  note_work({.kernel = "copy", .bytes = 2.0 * static_cast<double>(target.bytes())});
+  if (!phantom()) backend_->copy(id, target.raw(), source.raw(), target.bytes());
 }
 
 Ticket Context::record(StreamId id) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -49,10 +50,22 @@ std::vector<LayerPolicy> smallest_policies(const SearchSpace& space, std::int64_
   return smallest.empty() ? space.policies : smallest;
 }
 
-// One way to cut batch, loss and MLP, and what layers cost in it.
+// A strategy but for its layers, and what layers cost in it.
 struct Cut {
   Strategy strategy;
-  LayerCosts costs;
+  LayerCosts layers;
+  RunCosts run;
+
+  [[nodiscard]] double seconds(const LayerPolicy& policy) const {
+    return layers.seconds(policy) + run.update_seconds;
+  }
+  // No less than what it takes.
+  [[nodiscard]] PlannedStep at_least(const LayerPolicy& policy) const {
+    PlannedStep step;
+    step.arena_bytes = std::max(run.device_bytes + layers.live_bytes_at_least(policy), run.update_peak_bytes);
+    step.host_bytes = run.host_bytes + layers.host_bytes(policy);
+    return step;
+  }
 };
 
 struct Candidate {
@@ -91,6 +104,15 @@ SearchSpace search_space(const PlanRequest& request) {
     if (std::ranges::find(space.mlp_tiles, tokens_of_tile) == space.mlp_tiles.end())
       space.mlp_tiles.push_back(tokens_of_tile);
   }
+  const bool has_state = problem.optimizer.kind != OptimizerKind::none;
+  if (pins.offload_optimizer) {
+    check(has_state || !*pins.offload_optimizer,
+          "the optimizer's state is to be on the host, and there is no optimizer");
+    space.optimizer_offloads = {*pins.offload_optimizer};
+  } else {
+    space.optimizer_offloads = {false};
+    if (offload && has_state) space.optimizer_offloads.push_back(true);
+  }
   return space;
 }
 
@@ -103,12 +125,21 @@ DeviceDescription rehearsed_on(const DeviceDescription& device) {
   return core;
 }
 
-bool fits(const PlanRequest& request, const PlannedStep& step) {
-  // A CPU has one memory.
-  if (request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0)
-    return step.arena_bytes + step.host_bytes <= request.budget_bytes;
-  const bool host_fits = request.host_budget_bytes == 0 || step.host_bytes <= request.host_budget_bytes;
-  return step.arena_bytes <= request.budget_bytes && host_fits;
+bool one_memory(const PlanRequest& request) {
+  return request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0;
+}
+
+std::int64_t budgeted_bytes(const PlanRequest& request, const PlannedStep& step) {
+  return step.arena_bytes + (one_memory(request) ? step.host_bytes : 0);
+}
+
+std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
+  const auto over = [](std::int64_t bytes, std::int64_t budget) {
+    return std::max<std::int64_t>(bytes - budget, 0);
+  };
+  const bool host_is_bounded = request.host_budget_bytes > 0;
+  return over(budgeted_bytes(request, step), request.budget_bytes) +
+         (host_is_bounded ? over(step.host_bytes, request.host_budget_bytes) : 0);
 }
 
 namespace {
@@ -139,56 +170,75 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
   return rehearsed_step(request, strategy, costs, std::numeric_limits<std::int64_t>::max(), layout);
 }
 
-Plan make_plan(const PlanRequest& request, const CostModel& costs) {
-  const SearchSpace space = search_space(request);
+namespace {
+
+// Every strategy of the space but for its layers, those that split least first.
+std::vector<Cut> make_cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
   const bool offload =
       std::ranges::any_of(space.policies, [](const LayerPolicy& p) { return p.offload > 0; });
   std::vector<Cut> cuts;
   for (const std::int64_t accumulation : space.accumulations) {
+    Strategy strategy{
+        .layers = {}, .accumulation = accumulation, .compute_dtype = request.problem.compute_dtype};
+    const auto with = [&](const LossChunks& chunks) {
+      strategy.loss_chunk_tokens = chunks.tokens;
+      strategy.loss_chunk_vocab = chunks.vocab;
+      return strategy;
+    };
+    std::vector<std::pair<bool, RunCosts>> runs;
+    for (const bool away : space.optimizer_offloads) {
+      Strategy run = with(space.loss_chunks.front());
+      run.offload_optimizer = away;
+      runs.emplace_back(away, run_costs(request, run, costs));
+    }
     for (const std::int64_t tile : space.mlp_tiles) {
-      Strategy strategy{.layers = {},
-                        .mlp_tile_tokens = tile,
-                        .accumulation = accumulation,
-                        .compute_dtype = request.problem.compute_dtype};
-      const auto with = [&](const LossChunks& chunks) {
-        strategy.loss_chunk_tokens = chunks.tokens;
-        strategy.loss_chunk_vocab = chunks.vocab;
-        return strategy;
-      };
-      const LayerCosts layers(request, with(space.loss_chunks.front()), costs, offload);
+      strategy.mlp_tile_tokens = tile;
+      const Strategy first = with(space.loss_chunks.front());
+      const LayerCosts layers(request, first, costs, offload);
       for (const LossChunks& chunks : space.loss_chunks) {
-        cuts.push_back(
-            {with(chunks), layers.with_loss(request, with(space.loss_chunks.front()), with(chunks), costs)});
+        const LayerCosts with_loss = layers.with_loss(request, first, with(chunks), costs);
+        for (const auto& [away, run] : runs) {
+          cuts.push_back({with(chunks), with_loss, run});
+          cuts.back().strategy.offload_optimizer = away;
+        }
       }
     }
   }
+  return cuts;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanRequest& request, const CostModel& costs) {
+  const SearchSpace space = search_space(request);
+  const std::vector<Cut> cuts = make_cuts(request, space, costs);
   // Fastest first; among equals, those that split least.
   std::vector<Candidate> candidates;
   candidates.reserve(cuts.size() * space.policies.size());
   for (std::uint32_t cut = 0; cut < cuts.size(); ++cut) {
     for (std::uint32_t policy = 0; policy < space.policies.size(); ++policy) {
-      candidates.push_back({cuts[cut].costs.seconds(space.policies[policy]), cut, policy});
+      candidates.push_back({cuts[cut].seconds(space.policies[policy]), cut, policy});
     }
   }
   std::ranges::stable_sort(candidates, {}, &Candidate::seconds);
 
   Plan plan;
   plan.candidates = static_cast<std::int64_t>(candidates.size());
-  std::int64_t least = std::numeric_limits<std::int64_t>::max();
   const Candidate* smallest = nullptr;
+  std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes
   const auto strategy_of = [&](const Candidate& candidate) {
     Strategy strategy = cuts[candidate.cut].strategy;
     strategy.layers = space.policies[candidate.policy];
     return strategy;
   };
   for (const Candidate& candidate : candidates) {
-    const std::int64_t bytes =
-        cuts[candidate.cut].costs.live_bytes_at_least(space.policies[candidate.policy]);
-    if (bytes < least) {
+    const PlannedStep bound = cuts[candidate.cut].at_least(space.policies[candidate.policy]);
+    const std::pair bytes{bytes_over(request, bound), budgeted_bytes(request, bound)};
+    if (smallest == nullptr || bytes < least) {
       least = bytes;
       smallest = &candidate;
     }
-    if (bytes > request.budget_bytes) continue;
+    if (!fits(request, bound)) continue;
     plan.step = rehearsed_step(request, strategy_of(candidate), costs, request.budget_bytes, &plan.layout);
     plan.fits = fits(request, plan.step);
     if (plan.fits) return plan;
@@ -214,16 +264,25 @@ std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::i
   const auto fits_at = [&](std::int64_t units) {
     request.problem.sizes.seq = units * step;
     const SearchSpace space = search_space(request);
-    return std::ranges::any_of(
-        smallest_policies(space, request.problem.config.layers), [&](const LayerPolicy& policy) {
-          const Strategy strategy{.layers = policy,
-                                  .loss_chunk_tokens = space.loss_chunks.back().tokens,
-                                  .loss_chunk_vocab = space.loss_chunks.back().vocab,
-                                  .mlp_tile_tokens = space.mlp_tiles.back(),
-                                  .accumulation = space.accumulations.back(),
-                                  .compute_dtype = request.problem.compute_dtype};
-          return fits(request, rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr));
-        });
+    Strategy strategy{.layers = {},
+                      .loss_chunk_tokens = space.loss_chunks.back().tokens,
+                      .loss_chunk_vocab = space.loss_chunks.back().vocab,
+                      .mlp_tile_tokens = space.mlp_tiles.back(),
+                      .accumulation = space.accumulations.back(),
+                      .compute_dtype = request.problem.compute_dtype};
+    // What takes least of the device first.
+    const std::vector<LayerPolicy> policies = smallest_policies(space, request.problem.config.layers);
+    for (const LayerPolicy& policy : policies | std::views::reverse) {
+      strategy.layers = policy;
+      for (const bool away : space.optimizer_offloads | std::views::reverse) {
+        strategy.offload_optimizer = away;
+        const PlannedStep planned = rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr);
+        if (fits(request, planned)) return true;
+        // With the optimizer's state on it the device would hold more.
+        if (budgeted_bytes(request, planned) > request.budget_bytes) break;
+      }
+    }
+    return false;
   };
   if (!fits_at(1)) return 0;
   std::int64_t low = 1;
@@ -241,11 +300,10 @@ std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::i
 
 std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
   std::vector<Change> changes;
-  const auto bytes_of = [](const PlannedStep& step) { return step.arena_bytes + step.host_bytes; };
   const auto consider = [&](std::string what, const PlanRequest& changed, const Strategy& strategy) {
     if (changed.problem.sizes == request.problem.sizes && strategy == plan.step.strategy) return;
     const PlannedStep step = plan_step(changed, strategy, costs);
-    const std::int64_t saved = bytes_of(plan.step) - bytes_of(step);
+    const std::int64_t saved = budgeted_bytes(request, plan.step) - budgeted_bytes(request, step);
     if (saved <= 0) return;
     changes.push_back({.what = std::move(what),
                        .saved_bytes = saved,
@@ -264,9 +322,14 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.layers = {.recompute = layers, .input_every = root};
     consider(fmt::format("layers are recomputed from every {}th input", root), request, strategy);
   }
-  if (request.device.kind == DeviceKind::cuda || request.host_budget_bytes > 0) {
+  if (!one_memory(request)) {
     strategy.layers = {.offload = layers};
     consider("layer inputs move to the host", request, strategy);
+    if (request.problem.optimizer.kind != OptimizerKind::none) {
+      strategy = now;
+      strategy.offload_optimizer = true;
+      consider("the optimizer's state moves to the host", request, strategy);
+    }
   }
   strategy = now;
   strategy.loss_chunk_tokens = std::max<std::int64_t>(now.loss_chunk_tokens / 4, 96);

@@ -49,6 +49,22 @@ TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut) {
   return problem;
 }
 
+RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
+  cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
+  const TrainingRehearsal rehearsal =
+      rehearse(micro_step_of(request, cut), cut, rehearsed_on(request.device));
+  RunCosts run{.update_seconds = costs.seconds(rehearsal.update)};
+  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+    if (!row.stage.empty()) continue;
+    if (row.phase == "load") run.device_bytes = row.live_bytes;
+    if (row.phase == "update") run.update_peak_bytes = row.peak_bytes;
+  }
+  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::host)) {
+    if (row.phase == "load" && row.stage.empty()) run.host_bytes = row.live_bytes;
+  }
+  return run;
+}
+
 namespace {
 
 // Peak and seconds of the loss of a model of one layer.
@@ -103,23 +119,25 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
     strategy.layers = uniform(kind, layers_);
     const TrainingRehearsal rehearsal = rehearse(problem, strategy, rehearsed_on(request.device));
 
+    std::int64_t resident = 0;  // as long as the run
     std::int64_t embedded = 0;
     std::int64_t loss_peak = 0;
     for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+      if (row.phase == "load" && row.stage.empty()) resident = row.live_bytes;
       if (row.phase != "micro-step") continue;
       if (row.stage == "forward/embedding") embedded = row.live_bytes;
       if (row.stage == "loss") loss_peak = row.peak_bytes;
       const Place place = place_of(row.stage);
       if (place.layer < 0) continue;
       auto& peaks = place.backward ? uniform_layers.backward_peak : uniform_layers.forward_peak;
-      peaks[at(place.layer)] = std::max(peaks[at(place.layer)], row.peak_bytes);
+      peaks[at(place.layer)] = std::max(peaks[at(place.layer)], row.peak_bytes - resident);
       const bool whole = row.stage.find('/', row.stage.find('/') + 1) == std::string::npos;
       if (whole && !place.backward && kind != LayerKind::offload) {
         uniform_layers.kept_before[at(place.layer) + 1] = row.live_bytes - embedded;
       }
     }
     if (kind == LayerKind::recompute) {
-      loss_bytes_ = loss_peak - uniform_layers.kept_before[at(layers_)];
+      loss_bytes_ = loss_peak - resident - uniform_layers.kept_before[at(layers_)];
       input_bytes_ = uniform_layers.kept_before[1];
     }
 
@@ -140,13 +158,9 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
         if (!place.backward) forward[at(place.layer)] += seconds;
       }
     }
-    // The last offloaded input comes back before backward has come to a layer. Counted as the first layer's,
-    // whose own came back during the second, it makes two copies for every layer.
-    if (kind == LayerKind::offload) {
-      copies[0] += outside_copies - outside_copy_seconds_;
-    } else {
-      outside_copy_seconds_ = outside_copies;
-    }
+    if (kind == LayerKind::recompute) outside_copy_seconds_ = outside_copies;
+    // Every layer brings back the input of the one before; the last one's comes back before them all.
+    if (kind == LayerKind::offload) copies[0] += outside_copies - outside_copy_seconds_;
     for (std::int64_t i = 0; i < layers_; ++i) {
       uniform_layers.seconds_before[at(i) + 1] = uniform_layers.seconds_before[at(i)] + both[at(i)];
       uniform_layers.copy_seconds_before[at(i) + 1] =
@@ -155,7 +169,6 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
         forward_seconds_before_[at(i) + 1] = forward_seconds_before_[at(i)] + forward[at(i)];
       }
     }
-    update_seconds_ = costs.seconds(rehearsal.update);
   }
 }
 
@@ -188,7 +201,7 @@ double LayerCosts::seconds(const LayerPolicy& policy) const {
       kernels += forward_seconds_before_[at(last)] - forward_seconds_before_[at(first)];
     }
   });
-  return accumulation_ * std::max(kernels, copies) + update_seconds_;
+  return accumulation_ * std::max(kernels, copies);
 }
 
 std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy) const {
@@ -199,12 +212,16 @@ std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy) const {
     const std::int64_t every = kind == LayerKind::recompute ? policy.input_every : 1;
     // A copy under way belongs to the layer before, which may be of another kind.
     const std::int64_t sure = kind == LayerKind::offload ? begin + 1 : begin;
+    std::int64_t left_out = 0;  // inputs up to a layer's own that are not there while backward is in its run
+    std::int64_t place = 0;     // in the run of layers behind one input
     for (std::int64_t i = sure; i < end; ++i) {
-      // Inputs up to this layer's own that are not there, while backward works on its run of layers.
-      const std::int64_t left_out = (i - begin) - ((i - begin) / every + (i - begin) % every);
       std::int64_t peak = all.backward_peak[at(i)] - left_out * input_bytes_;
       if (every == 1) peak = std::max(peak, all.forward_peak[at(i)]);
       highest = std::max(highest, peak - all.kept_before[at(begin)] + kept);
+      if (++place == every) {
+        left_out += every - 1;
+        place = 0;
+      }
     }
     const std::int64_t inputs_left_out = (end - begin) - ((end - begin) + every - 1) / every;
     kept += all.kept_before[at(end)] - all.kept_before[at(begin)] - inputs_left_out * input_bytes_;

@@ -26,7 +26,16 @@ struct UniformLayers {
   std::vector<double> copy_seconds_before;  // [layers + 1]
 };
 
-// For one way to cut batch, loss and MLP.
+// What lives as long as the run, and its update: whatever the layers do, and however loss and MLP are cut.
+struct RunCosts {
+  std::int64_t device_bytes = 0;
+  std::int64_t host_bytes = 0;
+  std::int64_t update_peak_bytes = 0;  // of the device, with what lives as long as the run
+  double update_seconds = 0;
+};
+[[nodiscard]] RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs);
+
+// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run.
 class LayerCosts {
  public:
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload);
@@ -35,10 +44,14 @@ class LayerCosts {
   [[nodiscard]] LayerCosts with_loss(const PlanRequest& request, const Strategy& from, const Strategy& to,
                                      const CostModel& costs) const;
 
-  // What an update takes by the cost model.
+  // What all micro-steps of an update take by the cost model.
   [[nodiscard]] double seconds(const LayerPolicy& policy) const;
   // The live peak is at least this: the highest of moments that surely come.
   [[nodiscard]] std::int64_t live_bytes_at_least(const LayerPolicy& policy) const;
+  // The inputs that have moved to the host.
+  [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy) const {
+    return policy.offload * input_bytes_;
+  }
 
  private:
   std::int64_t layers_;
@@ -46,10 +59,9 @@ class LayerCosts {
   std::array<UniformLayers, kLayerKinds> kinds_;
   std::vector<double> forward_seconds_before_;  // [layers + 1], of a layer run again
   std::int64_t input_bytes_ = 0;
-  std::int64_t loss_bytes_ = 0;      // live peak of the loss, less what the layers have kept
-  double outside_seconds_ = 0;       // embedding, loss
-  double outside_copy_seconds_ = 0;  // the batch, the loss
-  double update_seconds_ = 0;
+  std::int64_t loss_bytes_ = 0;  // live peak of the loss, less what the layers have kept
+  double outside_seconds_ = 0;   // embedding, loss
+  double outside_copy_seconds_ = 0;
 };
 
 }  // namespace headroom

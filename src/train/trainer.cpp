@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "headroom/ops.h"
+#include "train/optimizer_update.h"
 
 namespace headroom {
 
@@ -43,8 +44,8 @@ double learning_rate(const OptimizerSettings& settings, std::int64_t step) {
 Trainer::Trainer(Decoder decoder, const OptimizerSettings& optimizer)
     : decoder_(std::move(decoder)), optimizer_(optimizer) {
   validate(optimizer);
-  check(!decoder_.strategy().offload_optimizer,
-        "the strategy keeps the optimizer's state in host memory; accepted: on the device");
+  check(!decoder_.strategy().offload_optimizer || optimizer.kind != OptimizerKind::none,
+        "the strategy keeps the optimizer's state on the host, and there is no optimizer");
 }
 
 Tensor Trainer::take(Context& context, std::string_view name, Category category, DType dtype,
@@ -66,12 +67,13 @@ void Trainer::load(Context& context, const std::function<void()>& body) {
     gradients_ = take(context, "gradients", Category::gradients, DType::f32, flat);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
     if (optimizer_.kind == OptimizerKind::adamw) {
+      const Space space = decoder_.strategy().offload_optimizer ? Space::host : Space::device;
       if (compute != DType::f32) {
-        master_ = take(context, "master weights", Category::parameters, DType::f32, flat);
+        master_ = take(context, "master weights", Category::parameters, DType::f32, flat, space);
         flats.push_back(&master_);
       }
-      first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat);
-      second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat);
+      first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat, space);
+      second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat, space);
       flats.insert(flats.end(), {&first_moment_, &second_moment_});
     }
     const auto staging = [&](std::string_view name, const Shape& shape) {
@@ -85,7 +87,9 @@ void Trainer::load(Context& context, const std::function<void()>& body) {
           staging("document starts on the host", {sizes.batch, sizes.max_documents + 1});
     }
     host_value_ = take(context, "value on the host", Category::staging, DType::f32, {1}, Space::host);
+    // Host memory is pinned, so kernels reach it; only a step's copies have to be fast.
     for (const Tensor* zeros : flats) zero(context, *zeros);
+    context.synchronize();  // body may write the host's
     body();
   });
 }
@@ -172,24 +176,22 @@ double Trainer::update(Context& context, std::int64_t step) {
     sum_of_squares(context, gradients_, sum, Store::overwrite);
     clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
                 optimizer_.max_norm);
-    const ParameterTable& table = decoder_.parameters();
-    const bool exact = decoder_.strategy().compute_dtype == DType::f32;
-    AdamW settings{.learning_rate = learning_rate(optimizer_, step),
-                   .beta1 = optimizer_.beta1,
-                   .beta2 = optimizer_.beta2,
-                   .epsilon = optimizer_.epsilon,
-                   .weight_decay = 0,
-                   .step = step};
-    for (const Parameter& parameter : table.entries()) {
-      settings.weight_decay = parameter.decays ? optimizer_.weight_decay : 0;
-      adamw(context,
-            {.master = table.view(exact ? weights_ : master_, parameter),
-             .gradient = table.view(gradients_, parameter),
-             .first = table.view(first_moment_, parameter),
-             .second = table.view(second_moment_, parameter),
-             .weight = table.view(weights_, parameter),
-             .factor = factor},
-            settings);
+    const OptimizerUpdate update{.table = decoder_.parameters(),
+                                 .settings = {.learning_rate = learning_rate(optimizer_, step),
+                                              .beta1 = optimizer_.beta1,
+                                              .beta2 = optimizer_.beta2,
+                                              .epsilon = optimizer_.epsilon,
+                                              .weight_decay = optimizer_.weight_decay,
+                                              .step = step},
+                                 .weights = weights_,
+                                 .gradients = gradients_,
+                                 .factor = factor};
+    const OptimizerState state{
+        .master = master_, .first_moment = first_moment_, .second_moment = second_moment_};
+    if (decoder_.strategy().offload_optimizer) {
+      update_from_host(context, update, state);
+    } else {
+      update_on_device(context, update, state);
     }
     zero(context, gradients_);
     norm_value = read_back(context, norm);

@@ -46,6 +46,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"devices", "--frobnicate"}, "--frobnicate"}, Case{{"verify", "memory", "extra"}, "extra"},
         Case{{"--frobnicate", "devices"}, "--frobnicate"}, Case{{"verify", "--bogus", "memory"}, "--bogus"},
         Case{{"verify", "memory", "--budget", ""}, "size"}, Case{{"devices\n"}, "devices"},
+        // Plans
+        Case{{"plan", "--model", "demo", "--context", "64", "--optimizer-state", "disk"}, "disk"},
+        Case{{"plan", "--model", "demo", "--context", "64", "--optimizer-state"}, "--optimizer-state"},
         // Budgets
         budget("0", "zero"), budget("0GiB", "zero"), budget("12XB"), budget("GiB"), budget("-1"),
         budget("-5GiB"), budget("1e9"), budget("nan"), budget("inf"), budget("99999999999999999999"),

@@ -12,6 +12,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 
 // Rates of the machine that runs the tests are none of their business.
 class PlanCommand : public testing::Test {
@@ -112,6 +113,38 @@ TEST_F(PlanCommand, PinsAndComparison) {
   EXPECT_THAT(result.out, HasSubstr("what if"));
 }
 
+TEST_F(PlanCommand, TheOptimizerOnTheHost) {
+  const auto plan = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", "qwen3-0.6b", "--context", "8192", "--device", "h200",
+                               "--compare", "--json"});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const auto compared = [](const json& planned, std::string_view name) {
+    for (const json& row : planned["compare"]) {
+      if (row["strategy"] == name) return row;
+    }
+    return json();
+  };
+  const json here = plan({});
+  EXPECT_EQ(here["optimizer_state"], "device");
+  EXPECT_THAT(here["strategy"].get<std::string>(), Not(HasSubstr("optimizer")));
+  EXPECT_THAT(here["advice"].dump(), HasSubstr("the optimizer's state moves to the host"));
+  const json moved = compared(here, "optimizer on the host");
+  const json away = plan({"--optimizer-state", "host"});
+  EXPECT_EQ(away["optimizer_state"], "host");
+  EXPECT_THAT(away["strategy"].get<std::string>(), HasSubstr("; optimizer on the host"));
+  EXPECT_THAT(away["advice"].dump(), Not(HasSubstr("the optimizer's state moves to the host")));
+  EXPECT_EQ(away["host_bytes"], moved["host_bytes"]);
+  EXPECT_GT(away["host_bytes"], 12 * std::int64_t{596'000'000});
+  EXPECT_FALSE(compared(away, "optimizer on the device").is_null());
+  EXPECT_EQ(plan({"--optimizer-state", "device", "--host-budget", "64GiB"})["optimizer_state"], "device");
+  EXPECT_TRUE(plan({"--optimizer", "none"})["optimizer_state"].is_null());
+  // What does not fit the device alone.
+  EXPECT_EQ(plan({"--budget", "8GiB", "--host-budget", "64GiB"})["optimizer_state"], "host");
+}
+
 TEST_F(PlanCommand, RefusesWhatItCannotRead) {
   const auto refused = [](std::vector<std::string> more, std::string_view said) {
     more.insert(more.begin(), {"plan", "--context", "1024"});
@@ -126,6 +159,7 @@ TEST_F(PlanCommand, RefusesWhatItCannotRead) {
   refused({"--model", "demo", "--layers", "hold:1"}, "accepted: parts of keep:N");
   refused({"--model", "demo", "--accumulation", "3"}, "a batch of 1 sequences is not 3 equal micro-steps");
   refused({"--model", "demo", "--attention", "full"}, "add causal");
+  refused({"--model", "demo", "--optimizer-state", "host", "--optimizer", "none"}, "there is no optimizer");
   put(folder_ / "rates.json", "{");
   refused({"--model", "demo"}, "holds no rates");
 }

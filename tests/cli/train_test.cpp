@@ -11,7 +11,9 @@
 
 #include "cli/run.h"
 #include "headroom/core/files.h"
+#include "headroom/cpu.h"
 #include "headroom/train/checkpoint.h"
+#include "training_run.h"
 
 namespace headroom {
 namespace {
@@ -51,6 +53,39 @@ TEST_F(Train, WritesAPageToLookAt) {
   EXPECT_THAT(page, HasSubstr(fmt::format("\"bytes\":{}", json["live_peak_bytes"].get<std::int64_t>())));
   EXPECT_THAT(page, HasSubstr(fmt::format("{:.4f}", json["last_loss"].get<double>())));
   EXPECT_THAT(page, HasSubstr("Memory of micro-step"));
+}
+
+// Stopped half way with the optimizer's state on the host, and gone on from there with it on the device.
+TEST_F(Train, TheOptimizerOnTheHostIsTheSameRun) {
+  TrainingSetup setup;
+  setup.problem.config = find_model("demo");
+  setup.problem.sizes = {.batch = 1, .seq = 256};
+  setup.problem.mask = parse_mask("causal");
+  setup.problem.optimizer.steps = 4;
+  setup.problem.compute_dtype = DType::bf16;
+  const Data data = Data::open("recall", {.context = 256, .vocab = setup.problem.config.vocab});
+  CpuBackend backend(2);
+  const auto run = [&](std::string_view out, bool offload, std::int64_t last_step) {
+    setup.out = folder_ / out;
+    setup.resume = fs::exists(setup.out);
+    fs::create_directories(setup.out);
+    const Strategy strategy{.layers = {.recompute = setup.problem.config.layers},
+                            .offload_optimizer = offload,
+                            .compute_dtype = DType::bf16};
+    const TrainingFit fit{.strategy = strategy,
+                          .layout = rehearse_training(setup.problem, strategy, backend.description()),
+                          .fits = true};
+    std::int64_t step = 0;
+    return run_training(
+               setup, fit, data, backend, [&](const StepReport& report) { step = report.step; },
+               [&] { return step == last_step; })
+        .checkpoint;
+  };
+  const fs::path whole = run("whole", false, 4);
+  static_cast<void>(run("halves", true, 2));
+  const fs::path halves = run("halves", false, 4);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_EQ(read(halves / file), read(whole / file)) << file;
 }
 
 TEST_F(Train, RefusesAPageInNoFolderBeforeItTrains) {

@@ -271,6 +271,36 @@ TEST(Context, SideStreamsHaveToWait) {
               HasSubstr("another stream may still work"));
 }
 
+TEST(Context, CopiesPartsOfTensors) {
+  const auto program = [](Context& context, std::vector<float>& result) {
+    context.phase("step", [&] {
+      const Tensor from = context.allocate({.name = "from", .shape = {2, 5}});
+      const Tensor to = context.allocate({.name = "to", .shape = {8}});
+      context.run([&](const Stream&) {
+        for (int i = 0; i < 10; ++i) from.data<float>()[i] = static_cast<float>(i);
+        std::fill_n(to.data<float>(), 8, -1.0F);
+      });
+      context.wait(StreamId::copy, context.record(StreamId::main));
+      context.copy(StreamId::copy, {to, 1, 4}, {from, 3, 4});
+      context.wait(StreamId::main, context.record(StreamId::copy));
+      context.run([&](const Stream&) { result.assign(to.data<float>(), to.data<float>() + 8); });
+      const auto refused = [&](const TensorPart& target, const TensorPart& source) {
+        return message_of([&] { context.copy(StreamId::copy, target, source); }, ErrorKind::input);
+      };
+      EXPECT_THAT(refused({to, 5, 4}, {from, 0, 4}), HasSubstr("passes the end"));
+      EXPECT_THAT(refused({to, 0, 4}, {from, 0, 3}), HasSubstr("of one size"));
+    });
+  };
+  CpuBackend backend(1);
+  Context phantom(backend.description());
+  std::vector<float> result;
+  program(phantom, result);
+  EXPECT_TRUE(result.empty());
+  Context context(backend, make_layout(phantom.ledger()));
+  program(context, result);
+  EXPECT_THAT(result, testing::ElementsAre(-1, 3, 4, 5, 6, -1, -1, -1));
+}
+
 TEST(Context, AStreamThatDidNotWaitInThisPhaseIsRefused) {
   Context context(DeviceDescription{.name = "made up"});
   Tensor weight;

@@ -56,9 +56,10 @@ constexpr std::array<std::int64_t, 2> kAccumulations = {1, 2};
 constexpr std::array<std::int64_t, 2> kDocuments = {0, 3};
 constexpr std::array<std::int64_t, 3> kLossChunks = {0, 7, 96};
 constexpr std::array<std::int64_t, 4> kMlpTiles = {0, 16, 100, 4096};
+constexpr std::array kOptimizerOffloads = {false, true};
 
 // Which value of each list a combination takes; in the order above, policy and model first.
-using Choice = std::array<std::size_t, 10>;
+using Choice = std::array<std::size_t, 11>;
 constexpr Choice kValues = {8,
                             6,
                             kSeqs.size(),
@@ -68,7 +69,8 @@ constexpr Choice kValues = {8,
                             kAccumulations.size(),
                             kDocuments.size(),
                             kLossChunks.size(),
-                            kMlpTiles.size()};
+                            kMlpTiles.size(),
+                            kOptimizerOffloads.size()};
 
 // Every policy with every model and length; the other values as they come.
 std::vector<Choice> cover() {
@@ -92,7 +94,8 @@ Combination combination_of(const Choice& choice) {
           .dtype = kDTypes[choice[4]],
           .accumulation = kAccumulations[choice[6]],
           .loss_chunk = kLossChunks[choice[8]],
-          .mlp_tile = kMlpTiles[choice[9]]};
+          .mlp_tile = kMlpTiles[choice[9]],
+          .offload_optimizer = kOptimizerOffloads[choice[10]]};
 }
 
 TEST(PlannedEqualsRun, EveryPairOfValuesMeets) {

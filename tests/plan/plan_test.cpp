@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "headroom/core/bytes.h"
+#include "plan/uniform.h"
 
 namespace headroom {
 namespace {
@@ -33,13 +36,16 @@ std::vector<PlannedStep> try_everything(const PlanRequest& request, const CostMo
     for (const LossChunks& chunks : space.loss_chunks) {
       for (const std::int64_t tile : space.mlp_tiles) {
         for (const LayerPolicy& policy : space.policies) {
-          const Strategy strategy{.layers = policy,
-                                  .loss_chunk_tokens = chunks.tokens,
-                                  .loss_chunk_vocab = chunks.vocab,
-                                  .mlp_tile_tokens = tile,
-                                  .accumulation = accumulation,
-                                  .compute_dtype = request.problem.compute_dtype};
-          steps.push_back(plan_step(request, strategy, costs));
+          for (const bool offload_optimizer : space.optimizer_offloads) {
+            const Strategy strategy{.layers = policy,
+                                    .loss_chunk_tokens = chunks.tokens,
+                                    .loss_chunk_vocab = chunks.vocab,
+                                    .mlp_tile_tokens = tile,
+                                    .accumulation = accumulation,
+                                    .offload_optimizer = offload_optimizer,
+                                    .compute_dtype = request.problem.compute_dtype};
+            steps.push_back(plan_step(request, strategy, costs));
+          }
         }
       }
     }
@@ -48,14 +54,17 @@ std::vector<PlannedStep> try_everything(const PlanRequest& request, const CostMo
 }
 
 // How the search fares against all of them, at budgets from too little to plenty.
-void expect_the_best(PlanRequest request, int budgets) {
+void expect_the_best(PlanRequest request, const std::vector<PlannedStep>& all, int budgets) {
   const CostModel costs = costs_of(request);
-  const std::vector<PlannedStep> all = try_everything(request, costs);
-  const auto bytes = [](const PlannedStep& step) { return step.arena_bytes + step.host_bytes; };
-  const auto [least, most] = std::ranges::minmax(all, {}, bytes);
+  request.budget_bytes = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> bytes;  // of what the host has room for
+  for (const PlannedStep& step : all) {
+    if (fits(request, step)) bytes.push_back(budgeted_bytes(request, step));
+  }
+  const auto [least, most] = std::ranges::minmax(bytes);
   int fitted = 0;
   for (int i = 0; i < budgets; ++i) {
-    request.budget_bytes = bytes(least) - 64 + (bytes(most) - bytes(least) + 128) * i / (budgets - 1);
+    request.budget_bytes = least - 64 + (most - least + 128) * i / (budgets - 1);
     const Plan plan = make_plan(request, costs);
     double best = 0;
     for (const PlannedStep& step : all) {
@@ -69,8 +78,12 @@ void expect_the_best(PlanRequest request, int budgets) {
         << request.budget_bytes << ": " << describe(plan.step.strategy);
     EXPECT_TRUE(fits(request, plan.step));
     EXPECT_EQ(plan.layout.reserved(Space::device), plan.step.arena_bytes);
+    EXPECT_EQ(plan.layout.reserved(Space::host), plan.step.host_bytes);
   }
   EXPECT_GE(fitted, budgets - 4);
+}
+void expect_the_best(const PlanRequest& request, int budgets) {
+  expect_the_best(request, try_everything(request, costs_of(request)), budgets);
 }
 
 TEST(Plan, FindsWhatTryingEverythingFinds) {
@@ -85,6 +98,46 @@ TEST(Plan, FindsItWithOffloadingAndAccumulation) {
   request.host_budget_bytes = kGiB;
   request.pins.loss_chunk_tokens = 96;
   expect_the_best(request, 20);
+}
+
+// Copies over a link that is slow beside the kernels.
+PlanRequest gpu_request() {
+  PlanRequest request = small_request(4);
+  request.device = find_in_catalogue("h200").device;
+  request.problem.compute_dtype = DType::bf16;
+  request.problem.sizes.batch = 2;
+  request.host_budget_bytes = kGiB;
+  request.pins.loss_chunk_tokens = 96;
+  request.pins.mlp_tile_tokens = 128;
+  return request;
+}
+
+// A host that has room for everything, for the optimizer's state alone, for layer inputs alone, for nothing.
+TEST(Plan, FindsItWhereTheHostHasLittleRoom) {
+  PlanRequest request = gpu_request();
+  EXPECT_EQ(search_space(request).optimizer_offloads, (std::vector<bool>{false, true}));
+  const std::vector<PlannedStep> all = try_everything(request, costs_of(request));
+  const std::int64_t state = 12 * ParameterTable(request.problem.config).elements();
+  for (const std::int64_t room : {kGiB, state + 64 * kKiB, state / 2, 64 * kKiB}) {
+    request.host_budget_bytes = room;
+    expect_the_best(request, all, 24);
+  }
+}
+
+TEST(Plan, SecondsAreExactAndBytesABound) {
+  const PlanRequest request = gpu_request();
+  const CostModel costs = costs_of(request);
+  for (const PlannedStep& step : try_everything(request, costs)) {
+    const LayerCosts layers(request, step.strategy, costs, true);
+    const RunCosts run = run_costs(request, step.strategy, costs);
+    const LayerPolicy& policy = step.strategy.layers;
+    SCOPED_TRACE(describe(step.strategy));
+    EXPECT_NEAR(layers.seconds(policy) + run.update_seconds, step.seconds, 1e-9 * step.seconds);
+    EXPECT_LE(run.device_bytes + layers.live_bytes_at_least(policy), step.live_peak_bytes);
+    EXPECT_LE(run.update_peak_bytes, step.live_peak_bytes);
+    EXPECT_LE(run.host_bytes + layers.host_bytes(policy), step.host_bytes);
+    EXPECT_GE(run.host_bytes + layers.host_bytes(policy), step.host_bytes - 10 * kArenaAlignment);
+  }
 }
 
 TEST(Plan, MoreMemoryIsNeverSlower) {
@@ -108,13 +161,15 @@ TEST(Plan, PinsHold) {
   request.pins = {.layers = LayerPolicy{.keep_all = 1, .recompute = 3},
                   .loss_chunk_tokens = 96,
                   .mlp_tile_tokens = 64,
-                  .accumulation = 2};
+                  .accumulation = 2,
+                  .offload_optimizer = true};
   const Plan plan = make_plan(request, costs_of(request));
   EXPECT_EQ(plan.candidates, 1);
   EXPECT_EQ(plan.step.strategy.layers, *request.pins.layers);
   EXPECT_EQ(plan.step.strategy.loss_chunk_tokens, 96);
   EXPECT_EQ(plan.step.strategy.mlp_tile_tokens, 64);
   EXPECT_EQ(plan.step.strategy.accumulation, 2);
+  EXPECT_TRUE(plan.step.strategy.offload_optimizer);
   request.pins.accumulation = 3;
   EXPECT_THROW((void)search_space(request), Error);
 }
@@ -149,6 +204,28 @@ TEST(Plan, ChangesSaveWhatTheySay) {
   EXPECT_EQ(recompute->saved_bytes,
             plan.step.arena_bytes + plan.step.host_bytes - step.arena_bytes - step.host_bytes);
   EXPECT_DOUBLE_EQ(recompute->added_seconds, step.seconds - plan.step.seconds);
+}
+
+TEST(Plan, TheOptimizersStateMovesWhereThereIsAHost) {
+  PlanRequest request = small_request(4);
+  const auto change = [&]() -> std::optional<Change> {
+    const CostModel costs = costs_of(request);
+    for (const Change& one : what_if(request, make_plan(request, costs), costs)) {
+      if (one.what == "the optimizer's state moves to the host") return one;
+    }
+    return std::nullopt;
+  };
+  EXPECT_FALSE(change().has_value());  // a CPU's one memory would only get staging more
+  request.device = find_in_catalogue("h200").device;
+  const std::optional<Change> moved = change();
+  ASSERT_TRUE(moved.has_value());
+  const std::int64_t state = 8 * ParameterTable(request.problem.config).elements();
+  EXPECT_EQ(moved->saved_bytes, state);  // the peak is in the micro-step, where nothing of it is left
+  EXPECT_GT(moved->added_seconds, 0);
+  request.problem.optimizer.kind = OptimizerKind::none;
+  EXPECT_FALSE(change().has_value());
+  request.pins.offload_optimizer = true;
+  EXPECT_THROW((void)search_space(request), Error);
 }
 
 TEST(Plan, StagesFollowTheLedger) {

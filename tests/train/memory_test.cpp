@@ -7,18 +7,20 @@
 namespace headroom {
 namespace {
 
-constexpr LayerPolicy kPolicies[] = {
-    {.keep_all = 5},
-    {.recompute = 5, .input_every = 2},
-    {.keep_all = 1, .keep_attention = 1, .recompute = 1, .offload = 2},
+constexpr Strategy kStrategies[] = {
+    {.layers = {.keep_all = 5}},
+    {.layers = {.recompute = 5, .input_every = 2}, .offload_optimizer = true},
+    {.layers = {.keep_all = 1, .keep_attention = 1, .recompute = 1, .offload = 2}},
+    {.layers = {.keep_all = 1, .offload = 4}, .offload_optimizer = true},
 };
 
 TEST(TrainMemory, TheHeapStaysStillAfterTheFirstStep) {
 #if HEADROOM_HEAP_COUNTED
-  for (const LayerPolicy& policy : kPolicies) {
+  for (Strategy strategy : kStrategies) {
     std::int64_t before = 0;
     std::int64_t peak = 0;
-    const Strategy strategy{.layers = policy, .mlp_tile_tokens = 64, .compute_dtype = DType::bf16};
+    strategy.mlp_tile_tokens = 64;
+    strategy.compute_dtype = DType::bf16;
     static_cast<void>(train_and_watch(small_model(true, true), strategy, {.batch = 2, .seq = 150},
                                       {.causal = true}, 6, [&](std::int64_t step) {
                                         if (step == 1) {
@@ -40,10 +42,9 @@ TEST(TrainMemory, TheHeapStaysStillAfterTheFirstStep) {
 }
 
 TEST(TrainMemory, WhatIsReservedIsWhatWasPlanned) {
-  for (const LayerPolicy& policy : kPolicies) {
-    const MemoryOfRun memory =
-        train_and_watch(small_model(false, true), {.layers = policy}, {.batch = 2, .seq = 150},
-                        {.causal = true}, 2, [](std::int64_t) {});
+  for (const Strategy& strategy : kStrategies) {
+    const MemoryOfRun memory = train_and_watch(small_model(false, true), strategy, {.batch = 2, .seq = 150},
+                                               {.causal = true}, 2, [](std::int64_t) {});
     EXPECT_EQ(memory.reserved_bytes, memory.planned_bytes);
     EXPECT_GT(memory.planned_bytes, kMiB);
   }
@@ -51,10 +52,9 @@ TEST(TrainMemory, WhatIsReservedIsWhatWasPlanned) {
 
 TEST(TrainMemory, TheProcessHoldsTheArenasAndLittleElse) {
   if (!kResidentIsOurs) GTEST_SKIP() << "a sanitizer holds memory of its own";
-  for (const LayerPolicy& policy : kPolicies) {
-    const MemoryOfRun memory =
-        train_and_watch(small_model(true, true), {.layers = policy}, {.batch = 2, .seq = 600},
-                        {.causal = true}, 3, [](std::int64_t) {});
+  for (const Strategy& strategy : kStrategies) {
+    const MemoryOfRun memory = train_and_watch(small_model(true, true), strategy, {.batch = 2, .seq = 600},
+                                               {.causal = true}, 3, [](std::int64_t) {});
     ASSERT_GT(memory.resident_start_bytes, 0);
     EXPECT_LE(memory.resident_peak_bytes, memory.planned_bytes + 64 * kMiB);
     EXPECT_GE(memory.resident_peak_bytes, memory.planned_bytes);  // every page is present

@@ -23,17 +23,19 @@ struct Combination {
   std::int64_t accumulation = 1;
   std::int64_t loss_chunk = 0;
   std::int64_t mlp_tile = 0;
+  bool offload_optimizer = false;
 };
 
 inline std::string to_string(const Combination& c) {
   const ModelConfig& m = c.config;
   return fmt::format(
       "{} layers, hidden {}, heads {}/{} of {}, mlp {}, vocab {}{}{}; keep {} attention {} recompute {} "
-      "every {} offload {}; batch {} x {} tokens x {}, documents {}; {} {}; loss {}, MLP {}",
+      "every {} offload {}; batch {} x {} tokens x {}, documents {}; {} {}; loss {}, MLP {}{}",
       m.layers, m.hidden, m.heads_q, m.heads_kv, m.head_dim, m.mlp, m.vocab, m.tied_embeddings ? " tied" : "",
       m.qk_norm ? " qk-norm" : "", c.layers.keep_all, c.layers.keep_attention, c.layers.recompute,
       c.layers.input_every, c.layers.offload, c.sizes.batch, c.sizes.seq, c.accumulation,
-      c.sizes.max_documents, c.mask, name(c.dtype), c.loss_chunk, c.mlp_tile);
+      c.sizes.max_documents, c.mask, name(c.dtype), c.loss_chunk, c.mlp_tile,
+      c.offload_optimizer ? ", optimizer on the host" : "");
 }
 
 inline TrainingProblem problem_of(const Combination& c) {
@@ -50,6 +52,7 @@ inline Strategy strategy_of(const Combination& c) {
           .loss_chunk_tokens = c.loss_chunk,
           .mlp_tile_tokens = c.mlp_tile,
           .accumulation = c.accumulation,
+          .offload_optimizer = c.offload_optimizer,
           .compute_dtype = c.dtype};
 }
 

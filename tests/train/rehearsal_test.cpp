@@ -45,6 +45,7 @@ TEST(StepRehearsal, EventsDoNotDependOnTokens) {
                             .loss_chunk_tokens = 96,
                             .loss_chunk_vocab = 512,
                             .mlp_tile_tokens = 32,
+                            .offload_optimizer = policy.offload > 0,
                             .compute_dtype = DType::bf16};
     const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 64});
     const Rehearsal many = rehearse_training(config, strategy, {.batch = 3, .seq = 4096});
@@ -67,6 +68,30 @@ TEST(StepRehearsal, ALongContextIsPlannedAtOnce) {
   const std::int64_t least = ParameterTable(config).elements() * 18 + std::int64_t{36} * 131'072 * 4096 * 2;
   EXPECT_GT(many.device_bytes, least);
   EXPECT_LT(many.device_bytes, least + (std::int64_t{24} << 30));
+}
+
+TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
+  const ModelConfig config = built_in_model("qwen3-0.6b");
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Strategy strategy{.layers = {.recompute = 28}, .compute_dtype = dtype};
+    const Ledger here = training_ledger(config, strategy, {.batch = 1, .seq = 64});
+    strategy.offload_optimizer = true;
+    const Ledger away = training_ledger(config, strategy, {.batch = 1, .seq = 64});
+    const auto held = [](const Ledger& ledger, Space space) {
+      const Ledger::Phase& phase = ledger.phases()[*ledger.find_phase("update")];
+      return total(phase.live_before[static_cast<std::size_t>(space)]);
+    };
+    const std::int64_t flats = dtype == DType::f32 ? 2 : 3;
+    const std::int64_t state = 4 * flats * ParameterTable(config).elements();
+    EXPECT_EQ(held(here, Space::device) - held(away, Space::device), state);
+    EXPECT_EQ(held(away, Space::host) - held(here, Space::host), state);
+    // Two pieces of it, of a 64th each, are on the device.
+    std::int64_t staged = 0;
+    for (const Event& event : away.phases()[*away.find_phase("update")].events) {
+      if (event.kind == EventKind::allocate && event.category == Category::staging) staged += event.bytes;
+    }
+    EXPECT_NEAR(static_cast<double>(staged), static_cast<double>(state) / 32, 4096);
+  }
 }
 
 // What is live when the loss begins, as "block of stage": all that forward kept.

@@ -35,6 +35,7 @@ struct Options {
   std::optional<std::int64_t> loss_chunk;
   std::optional<std::int64_t> mlp_tile;
   std::optional<std::int64_t> accumulation;
+  std::optional<std::string> optimizer_state;
   std::string runtime = "headroom";
   std::string torch_attention = "sdpa";
   std::string torch_loss = "recompute";
@@ -114,6 +115,7 @@ PlanRequest make_request(const Options& options, const PlannedDevice& device) {
   request.pins.loss_chunk_tokens = options.loss_chunk;
   request.pins.mlp_tile_tokens = options.mlp_tile;
   request.pins.accumulation = options.accumulation;
+  if (options.optimizer_state) request.pins.offload_optimizer = *options.optimizer_state == "host";
   if (options.layers) request.pins.layers = parse_layers(*options.layers, request.problem.config.layers);
   check(request.problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
         options.attention);
@@ -124,13 +126,24 @@ std::vector<PlanAnswer::Compared> compare(const PlanRequest& request, const Plan
                                           const CostModel& costs) {
   std::vector<PlanAnswer::Compared> rows;
   TrainingProblem naive = request.problem;
-  rows.push_back(
-      {"naive: scores and logits held", naive_training_bytes(naive, rehearsed_on(request.device)), 0});
+  rows.push_back({.name = "naive: scores and logits held",
+                  .bytes = naive_training_bytes(naive, rehearsed_on(request.device))});
+  const auto add = [&](std::string_view name, const PlannedStep& step) {
+    rows.push_back({.name = std::string(name),
+                    .bytes = step.arena_bytes + step.host_bytes,
+                    .host_bytes = step.host_bytes,
+                    .seconds = step.seconds});
+  };
   Strategy checkpointed = plan.step.strategy;
   checkpointed.layers = {.recompute = request.problem.config.layers};
-  const PlannedStep step = plan_step(request, checkpointed, costs);
-  rows.push_back({"every layer recomputed", step.arena_bytes + step.host_bytes, step.seconds});
-  rows.push_back({"chosen", plan.step.arena_bytes + plan.step.host_bytes, plan.step.seconds});
+  add("every layer recomputed", plan_step(request, checkpointed, costs));
+  if (!one_memory(request) && request.problem.optimizer.kind != OptimizerKind::none) {
+    Strategy moved = plan.step.strategy;
+    moved.offload_optimizer = !moved.offload_optimizer;
+    add(moved.offload_optimizer ? "optimizer on the host" : "optimizer on the device",
+        plan_step(request, moved, costs));
+  }
+  add("chosen", plan.step);
   return rows;
 }
 
@@ -167,13 +180,19 @@ nlohmann::ordered_json to_json(const Options& options, const PlanRequest& reques
                                  {"by_category", by_category},
                                  {"by_stage", stages},
                                  {"strategy", describe(step.strategy)},
+                                 {"optimizer_state", nullptr},
                                  {"max_context", answer.max_context},
                                  {"step_seconds", step.seconds},
                                  {"rates", answer.rates},
                                  {"advice", advice}};
+  if (request.problem.optimizer.kind != OptimizerKind::none)
+    json["optimizer_state"] = step.strategy.offload_optimizer ? "host" : "device";
   if (answer.warning) json["warning"] = *answer.warning;
   for (const PlanAnswer::Compared& row : answer.compared) {
-    json["compare"].push_back({{"strategy", row.name}, {"bytes", row.bytes}, {"step_seconds", row.seconds}});
+    json["compare"].push_back({{"strategy", row.name},
+                               {"bytes", row.bytes},
+                               {"host_bytes", row.host_bytes},
+                               {"step_seconds", row.seconds}});
   }
   return json;
 }
@@ -230,11 +249,13 @@ void print(const Options& options, const PlanRequest& request, const PlanAnswer&
     way += fmt::format("{} {} tokens of context", way.empty() ? "; it would with" : ", or",
                        format_count(answer.max_context));
   }
-  fail(ErrorKind::memory,
-       "does not fit: the least is {} bytes on the device and {} on the host, the budget {} ({} over): {}{}",
-       format_count(step.arena_bytes), format_count(step.host_bytes), format_count(request.budget_bytes),
-       format_bytes(step.arena_bytes + step.host_bytes - request.budget_bytes),
-       largest_categories(answer.plan.layout.rehearsal.usage(Space::device).at_peak), way);
+  fail(
+      ErrorKind::memory,
+      "does not fit: the least is {} bytes on the device and {} on the host, the budget {}{} ({} over): {}{}",
+      format_count(step.arena_bytes), format_count(step.host_bytes), format_count(request.budget_bytes),
+      request.host_budget_bytes > 0 ? fmt::format(" and {}", format_count(request.host_budget_bytes)) : "",
+      format_bytes(bytes_over(request, step)),
+      largest_categories(answer.plan.layout.rehearsal.usage(Space::device).at_peak), way);
 }
 
 EagerOptions eager_options(const Options& options, const PlanRequest& request) {
@@ -316,7 +337,7 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
       ->capture_default_str();
   app.add_option("--budget", options->budget, "Bytes of the device, such as 80GiB (default: what it has)");
   app.add_option("--host-budget", options->host_budget,
-                 "Host memory that layer inputs may move to (default: none)");
+                 "Host memory that layer inputs and the optimizer's state may move to (default: none)");
   app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
       ->capture_default_str();
   app.add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: what is fast on the device)");
@@ -330,6 +351,9 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
   app.add_option("--mlp-tile", options->mlp_tile, "Pins the tokens of a tile of the MLP")->check(positive);
   app.add_option("--accumulation", options->accumulation, "Pins the micro-steps that share a batch")
       ->check(positive);
+  app.add_option("--optimizer-state", options->optimizer_state,
+                 "Pins where moments and master weights live: device or host")
+      ->check(CLI::IsMember({"device", "host"}));
   app.add_option("--runtime", options->runtime, "headroom, or pytorch: the same model in eager PyTorch")
       ->check(CLI::IsMember({"headroom", "pytorch"}))
       ->capture_default_str();

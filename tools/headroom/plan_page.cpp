@@ -51,9 +51,11 @@ std::string seconds_text(double seconds) {
 }
 
 Table compared_table(const PlanAnswer& answer) {
-  Table compared({"beside it", "memory", "time"});
-  for (const PlanAnswer::Compared& row : answer.compared)
-    compared.add({row.name, bytes_cell(row.bytes), row.seconds > 0 ? seconds_text(row.seconds) : "-"});
+  Table compared({"beside it", "memory", "of it on the host", "time"});
+  for (const PlanAnswer::Compared& row : answer.compared) {
+    compared.add({row.name, bytes_cell(row.bytes), bytes_cell(row.host_bytes),
+                  row.seconds > 0 ? seconds_text(row.seconds) : "-"});
+  }
   return compared;
 }
 

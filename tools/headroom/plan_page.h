@@ -13,7 +13,8 @@ namespace headroom {
 struct PlanAnswer {
   struct Compared {
     std::string name;
-    std::int64_t bytes = 0;
+    std::int64_t bytes = 0;  // of device and host
+    std::int64_t host_bytes = 0;
     double seconds = 0;
   };
   Plan plan;

@@ -35,6 +35,13 @@ struct Allocation {
   Lifetime lifetime = Lifetime::phase;
 };
 
+// Elements begin, begin + 1, ... of a dense tensor.
+struct TensorPart {
+  const Tensor& tensor;
+  std::int64_t begin = 0;
+  std::int64_t elements = 0;
+};
+
 // A moment on a stream that another stream can wait for; valid until its phase ends.
 struct Ticket {
   std::uint32_t number = 0;
@@ -119,6 +126,8 @@ class Context {
   }
   // Dense tensors of the same size, between any two spaces.
   void copy(StreamId id, const Tensor& to, const Tensor& from);
+  // Parts of the same size.
+  void copy(StreamId id, const TensorPart& to, const TensorPart& from);
 
   // Everything given to the stream so far; what the waiter is given from now on comes after it.
   Ticket record(StreamId id);

@@ -21,6 +21,7 @@ struct StrategyPins {
   std::optional<std::int64_t> loss_chunk_tokens;
   std::optional<std::int64_t> mlp_tile_tokens;
   std::optional<std::int64_t> accumulation;
+  std::optional<bool> offload_optimizer;
 };
 
 struct PlanRequest {
@@ -42,7 +43,7 @@ struct PlannedStep {
 
 struct Plan {
   bool fits = false;
-  PlannedStep step;  // the fastest that fits; where none does, the one that takes least
+  PlannedStep step;  // the fastest that fits; where none does, the one that is least over
   Layout layout;
   std::int64_t candidates = 0;  // strategies in the space
 };
@@ -53,6 +54,7 @@ struct SearchSpace {
   std::vector<std::int64_t> accumulations;
   std::vector<LossChunks> loss_chunks;
   std::vector<std::int64_t> mlp_tiles;
+  std::vector<bool> optimizer_offloads;
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
 
@@ -64,14 +66,25 @@ struct SearchSpace {
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
                                     const CostModel& costs, Layout* layout = nullptr);
 
-[[nodiscard]] bool fits(const PlanRequest& request, const PlannedStep& step);
+// A CPU has one memory, unless some of it is set apart for what is offloaded.
+[[nodiscard]] bool one_memory(const PlanRequest& request);
+
+// What of a step counts against the device's budget.
+[[nodiscard]] std::int64_t budgeted_bytes(const PlanRequest& request, const PlannedStep& step);
+
+// Bytes by which it does not fit its budgets.
+[[nodiscard]] std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step);
+
+[[nodiscard]] inline bool fits(const PlanRequest& request, const PlannedStep& step) {
+  return bytes_over(request, step) == 0;
+}
 
 // Finds what trying the whole space would find.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
 
 // The plan of a run whose batch and accumulation are decided: what train reserves.
 struct TrainingFit {
-  Strategy strategy;  // the fastest that fits; where none does, the one that takes least
+  Strategy strategy;  // the fastest that fits; where none does, the one that is least over
   Layout layout;
   std::int64_t needed_bytes = 0;  // arena and host staging
   bool fits = false;
@@ -87,7 +100,7 @@ struct TrainingFit {
 // A single change to a plan.
 struct Change {
   std::string what;              // "recompute 4 layers more"
-  std::int64_t saved_bytes = 0;  // of arena and host together
+  std::int64_t saved_bytes = 0;  // of what counts against the device's budget
   double added_seconds = 0;
   bool fits = false;
 };

@@ -83,10 +83,10 @@ class Trainer {
   Decoder decoder_;
   OptimizerSettings optimizer_;
   Tensor weights_;        // flat, compute dtype
-  Tensor master_;         // flat f32, where the weights are 16-bit
+  Tensor master_;         // flat f32, where the weights are 16-bit; on the host where the strategy says so
   Tensor gradients_;      // flat f32
-  Tensor first_moment_;   // flat f32
-  Tensor second_moment_;  // flat f32
+  Tensor first_moment_;   // flat f32; where the master is
+  Tensor second_moment_;  // flat f32; where the master is
   DeviceBatch host_batch_;
   Tensor host_value_;  // [1] f32
 };
