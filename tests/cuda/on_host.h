@@ -195,7 +195,7 @@ inline void multiply_tf32_on_host(float (&d)[4], const std::uint32_t (&a)[4], co
     return static_cast<double>(std::bit_cast<float>(bits & 0xffffe000u));
   };
   for (unsigned r = 0; r < 4; ++r) {
-    const unsigned row = r / 2;             // 0: g, 1: g + 8
+    const unsigned row = r / 2;  // 0: g, 1: g + 8
     const unsigned column = 2 * t + r % 2;
     double sum = static_cast<double>(d[r]);
     for (unsigned k = 0; k < 8; ++k) {
