@@ -14,8 +14,9 @@ if(HEADROOM_CUDA STREQUAL "ON" AND NOT HEADROOM_NVCC)
 elseif(NOT HEADROOM_CUDA STREQUAL "OFF" AND HEADROOM_NVCC)
   set(HEADROOM_CUDA_ENABLED ON)
   set(CMAKE_CUDA_COMPILER ${HEADROOM_NVCC})
-  # Machine code for Hopper; PTX for everything from 7.5 up, which the driver compiles when it is loaded.
-  set(CMAKE_CUDA_ARCHITECTURES 75-virtual 90a-real CACHE STRING "CUDA architectures")
+  # Machine code for Hopper; PTX for everything from 7.5 up, which the driver compiles when it is loaded: that of 8.0
+  # has tensor cores in tf32 and copies that do not wait.
+  set(CMAKE_CUDA_ARCHITECTURES 75-virtual 80-virtual 90a-real CACHE STRING "CUDA architectures")
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION --std=c++20)

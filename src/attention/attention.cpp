@@ -118,6 +118,7 @@ Work work_of(const AttentionProblem& problem, Pass pass) {
 std::span<const AttentionImplementation> attention_implementations() {
   static const std::array kTable = {tiled_attention(),
                                     sm90_attention(),
+                                    tf32x3_attention(),
                                     portable_attention(),
                                     naive_attention(),
                                     naive_recomputing_attention(),

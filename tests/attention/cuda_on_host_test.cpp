@@ -6,45 +6,53 @@
 
 #include "attention/cuda/portable-inl.h"
 #include "attention/cuda/steps.h"
+#include "attention/cuda/tf32-inl.h"
 #include "attention_cases.h"
 
 namespace headroom::cuda {
 namespace {
 
-const IntervalKernels& kernels() {
-  static const IntervalKernels kKernels = make_portable_kernels();
-  return kKernels;
-}
+const IntervalKernels kPortable = make_portable_kernels();
+const IntervalKernels kTf32x3 = make_tf32_kernels<3>(kPortable);
 
-AttentionImplementation on_host() {
-  AttentionImplementation row = find_attention("portable");
+// A row of the table with its launches on the host.
+template <const IntervalKernels& Kernels>
+AttentionImplementation on_host(std::string_view name) {
+  AttentionImplementation row = find_attention(name);
   row.forward = [](const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
-                   const Stream& stream) { forward_steps(problem, views, workspace, kernels(), stream); };
+                   const Stream& stream) { forward_steps(problem, views, workspace, Kernels, stream); };
   row.backward = [](const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
-                    const Stream& stream) { backward_steps(problem, views, workspace, kernels(), stream); };
+                    const Stream& stream) { backward_steps(problem, views, workspace, Kernels, stream); };
   return row;
 }
 
-class CudaOnHost : public testing::TestWithParam<int> {};
-
-// Compute capability 6 has the small tiles, 9 the large ones.
-TEST_P(CudaOnHost, WithinThePlainComputation) {
-  const AttentionImplementation row = on_host();
+// Every step-th case; how many were served.
+int run_cases(const AttentionImplementation& row, int major, int minor, std::size_t step) {
   const CaseDevice gpu{
       .description = {
-          .kind = DeviceKind::cuda, .name = "on host", .compute_major = GetParam(), .compute_minor = 0}};
+          .kind = DeviceKind::cuda, .name = "on host", .compute_major = major, .compute_minor = minor}};
   int served = 0;
   const std::vector<AttentionCase> cases = attention_cases();
-  for (std::size_t i = 0; i < cases.size(); i += 3) {
+  for (std::size_t i = 0; i < cases.size(); i += step) {
     const AttentionCase& c = cases[i];
     if (c.group == "large" || !row.supports(c.problem, gpu.description)) continue;
     ++served;
     EXPECT_LE(run_attention_case(c, row, 2, gpu).worst(), 1) << c.group << ": " << c.name;
   }
-  EXPECT_GT(served, 100);
+  return served;
 }
 
-INSTANTIATE_TEST_SUITE_P(Capability, CudaOnHost, testing::Values(6, 9));
+// Compute capability 6 has the small tiles, 9 the large ones.
+TEST(CudaOnHost, PortableWithinThePlainComputation) {
+  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 6, 1, 3), 100);
+  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 9, 0, 3), 100);
+}
+
+// Rounds towards zero where tensor cores are known to; 8.6 has smaller tiles.
+TEST(CudaOnHost, Tf32x3WithinThePlainComputation) {
+  EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 9, 0, 11), 15);
+  EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 8, 6, 37), 4);
+}
 
 }  // namespace
 }  // namespace headroom::cuda

@@ -1,6 +1,7 @@
 // What the CUDA kernels work on, held against the mask's own definition: pure functions, no GPU.
 #include "attention/cuda/tiles.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -186,6 +187,17 @@ TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {
     EXPECT_TRUE(portable.supports(problem, gpu)) << major;
     EXPECT_GE(block_shared_bytes(gpu), 48 << 10);
   }
+  // f32 runs on tensor cores where there are any, 16 bits do not come here.
+  const AttentionImplementation& tf32x3 = find_attention("tf32x3");
+  EXPECT_TRUE(tf32x3.supports(problem, gpu));
+  gpu.compute_major = 7;
+  EXPECT_EQ(tf32x3.supports(problem, gpu).reason(), "needs compute capability 8.0, this is 7.0");
+  gpu.compute_major = 8;
+  gpu.compute_minor = 6;
+  problem.head_dim = 256;
+  EXPECT_THAT(tf32x3.supports(problem, gpu).reason(), testing::HasSubstr("shared memory"));
+  problem.dtype = DType::bf16;
+  EXPECT_EQ(tf32x3.supports(problem, gpu).reason(), "takes f32, not bf16");
   problem.mask.dilations[0] = {64, 2};
   problem.mask.dilation_count = 1;
   problem.mask.block_rows = problem.mask.block_columns = problem.mask.max_blocks_per_row = 64;

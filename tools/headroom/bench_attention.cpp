@@ -729,7 +729,8 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
   add_list(app, "--mask", options->mask,
            "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
   add_list(app, "--impl", options->implementation,
-           "tiled, naive, naive-recompute, reference; on a GPU portable (default: tiled and naive, or every "
+           "tiled, naive, naive-recompute, reference; on a GPU tf32x3, portable (default: tiled and naive, "
+           "or every "
            "one of the GPU's)");
   CLI::Option* preset = app.add_option("--preset", options->preset,
                                        "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");

@@ -783,4 +783,20 @@ void launch_backward_keys(const AttentionCall& call, const Stream& stream) {
          call, tiling);
 }
 
+// body.template operator()<D>() with the smallest tile that holds head_dim.
+template <class Body>
+void with_head_dim(int head_dim, const Body& body) {
+  if (head_dim <= 16) {
+    body.template operator()<16>();
+  } else if (head_dim <= 32) {
+    body.template operator()<32>();
+  } else if (head_dim <= 64) {
+    body.template operator()<64>();
+  } else if (head_dim <= 128) {
+    body.template operator()<128>();
+  } else {
+    body.template operator()<256>();
+  }
+}
+
 }  // namespace headroom::cuda

@@ -20,22 +20,6 @@ struct PortableTiles {
   static_assert(Forward::kForwardBytes <= 163 << 10 && Backward::kBackwardBytes <= 99 << 10);
 };
 
-// body.template operator()<D>() with the smallest tile that holds head_dim.
-template <class Body>
-void with_head_dim(int head_dim, const Body& body) {
-  if (head_dim <= 16) {
-    body.template operator()<16>();
-  } else if (head_dim <= 32) {
-    body.template operator()<32>();
-  } else if (head_dim <= 64) {
-    body.template operator()<64>();
-  } else if (head_dim <= 128) {
-    body.template operator()<128>();
-  } else {
-    body.template operator()<256>();
-  }
-}
-
 inline IntervalKernels make_portable_kernels() {
   return {.write_lists = launch_lists,
           .write_visitors = launch_visitors,

@@ -1,0 +1,58 @@
+#include "attention/cuda/tf32.h"
+
+#include "attention/cuda/portable.h"
+#include "attention/cuda/steps.h"
+#include "attention/implementations.h"
+
+namespace headroom {
+namespace cuda {
+
+#if !defined(HEADROOM_WITH_CUDA)
+const IntervalKernels& tf32x3_kernels() {
+  fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
+}
+#endif
+
+}  // namespace cuda
+
+namespace {
+
+Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
+  if (device.kind != DeviceKind::cuda) return Support::no("runs on CUDA GPUs only");
+  if (device.compute_major < 8) {
+    return Support::no(fmt::format("needs compute capability 8.0, this is {}.{}", device.compute_major,
+                                   device.compute_minor));
+  }
+  if (problem.dtype != DType::f32) return Support::no(fmt::format("takes f32, not {}", name(problem.dtype)));
+  constexpr std::int64_t kWideTiles = 160 << 10;  // head_dim 256 holds 129 KiB
+  if (problem.head_dim > 128 && cuda::block_shared_bytes(device) < kWideTiles) {
+    return Support::no(fmt::format("head_dim {} needs more shared memory than compute capability {}.{} has",
+                                   problem.head_dim, device.compute_major, device.compute_minor));
+  }
+  return cuda::supports_intervals(problem, device);
+}
+
+std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription&, Pass pass) {
+  return cuda::interval_workspace_bytes(problem, pass);
+}
+
+void forward(const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
+             const Stream& stream) {
+  cuda::forward_steps(problem, views, workspace, cuda::tf32x3_kernels(), stream);
+}
+
+void backward(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
+              const Stream& stream) {
+  cuda::backward_steps(problem, views, workspace, cuda::tf32x3_kernels(), stream);
+}
+
+}  // namespace
+
+const AttentionImplementation& tf32x3_attention() {
+  static constexpr AttentionImplementation kTf32x3{
+      "tf32x3", supports, workspace_bytes, [](const AttentionProblem&) -> std::int64_t { return 0; },
+      forward,  backward};
+  return kTf32x3;
+}
+
+}  // namespace headroom

@@ -1,0 +1,205 @@
+// Products of tiles in shared memory on tensor cores in tf32, a warp at a time (mma m16n8k8, from compute
+// capability 8.0). With three terms every f32 is split into a tf32 and the tf32 nearest to the rest:
+// a b ~ A B + A b' + a' B, within 2^-21 of each product. Tensor cores round sums towards zero, which drifts:
+// a chain of kChain steps starts from zero and is added to the sum by the FMA units, which round to nearest.
+#pragma once
+
+#include "cuda/device_code.h"
+
+namespace headroom::cuda {
+
+// d <- d + a b; a: 16 x 8, b: 8 x 8. Lane 4 g + t holds a(g, t), a(g + 8, t), a(g, t + 4), a(g + 8, t + 4);
+// b(t, g), b(t + 4, g); d(g, 2 t), d(g, 2 t + 1), d(g + 8, 2 t), d(g + 8, 2 t + 1).
+__device__ __forceinline__ void warp_multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                                                   const std::uint32_t (&b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif defined(__CUDA_ARCH__)
+  __trap();
+#elif !defined(__CUDACC__)
+  multiply_tf32_on_host(d, a, b);
+#endif
+}
+
+// x = big + small + what is below 2^-22 of it. Tensor cores ignore the lowest 13 bits of what they read.
+struct Tf32Parts {
+  std::uint32_t big;
+  std::uint32_t small;
+
+  __device__ static Tf32Parts of(float x) {
+    constexpr std::uint32_t kHalfUnit = 0x1000;
+    const std::uint32_t big = (__float_as_uint(x) + kHalfUnit) & 0xffffe000u;
+    return {big, __float_as_uint(x - __uint_as_float(big)) + kHalfUnit};
+  }
+};
+
+// M: sixteens of query rows per warp; Terms: 3, or 1 for plain tf32.
+template <int M, int Terms>
+struct Tf32Product {
+  static constexpr int kRows = 16 * M;
+  static constexpr int kSlots = 2 * M;
+  static constexpr int kPad = 8;
+  static constexpr int kPeers = 4;
+  static constexpr int kChain =
+      2;  // steps of eight; reasoned (24 roundings towards zero against 6), not tuned
+
+  __device__ static int row(int lane, int slot) { return lane / 4 + 8 * slot; }
+  __device__ static int column(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
+
+  static constexpr int kScores = 32 * M;
+  __device__ static constexpr int score_slot(int e) { return e / 32 * 2 + e % 4 / 2; }
+  __device__ static int score_column(int lane, int e) { return column(lane, e % 32); }
+
+  template <int N>
+  static constexpr int kSums = M * N / 2;
+  template <int N>
+  __device__ static constexpr int sum_slot(int e) {
+    return e / (N / 2) * 2 + e % 4 / 2;
+  }
+  template <int N>
+  __device__ static int sum_column(int lane, int e) {
+    return column(lane, e % (N / 2));
+  }
+
+  template <int N>
+  static constexpr int kKeySums = N / 2;
+  template <int N>
+  __device__ static int key_sum_row(int lane, int e) {
+    return lane / 4 + 8 * (e % 4 / 2);
+  }
+  template <int N>
+  __device__ static int key_sum_column(int lane, int e) {
+    return column(lane, e);
+  }
+
+  struct Left {
+    std::uint32_t big[4];
+    std::uint32_t small[4];
+
+    __device__ void set(int i, float x) {
+      const Tf32Parts parts = Tf32Parts::of(x);
+      big[i] = parts.big;
+      small[i] = parts.small;
+    }
+  };
+
+  // d <- d + a b, smallest terms first
+  __device__ static void multiply(float (&d)[4], const Left& a, float b0, float b1) {
+    const Tf32Parts first = Tf32Parts::of(b0);
+    const Tf32Parts second = Tf32Parts::of(b1);
+    const std::uint32_t big[2] = {first.big, second.big};
+    if constexpr (Terms == 3) {
+      const std::uint32_t small[2] = {first.small, second.small};
+      warp_multiply_tf32(d, a.small, big);
+      warp_multiply_tf32(d, a.big, small);
+    }
+    warp_multiply_tf32(d, a.big, big);
+  }
+
+  // sums(m, n) <- sums(m, n) + a chain of products, for every m and n; right(n, i) gives b of step i
+  template <int Rows, int Columns, class Right>
+  __device__ static void add_chain(float* sums, const Left (&left)[Rows][kChain], const Right& right) {
+#pragma unroll
+    for (int n = 0; n < Columns; ++n) {
+      float chain[Rows][4] = {};
+#pragma unroll
+      for (int i = 0; i < kChain; ++i) {
+        const float2 b = right(n, i);
+#pragma unroll
+        for (int m = 0; m < Rows; ++m) multiply(chain[m], left[m][i], b.x, b.y);
+      }
+#pragma unroll
+      for (int m = 0; m < Rows; ++m) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sums[(m * Columns + n) * 4 + r] += chain[m][r];
+      }
+    }
+  }
+
+  // scores <- scores + A B^T. Slots t and t + 4 of a step stand for columns 2 t and 2 t + 1: pairs are read
+  // as one.
+  template <int N>
+  __device__ static void add_scores(float (&scores)[kScores], const float* a, const float* b, int lane) {
+    constexpr int kStride = N + kPad;
+    const float* a_row = a + lane / 4 * kStride + lane % 4 * 2;
+    const float* b_row = b + lane / 4 * kStride + lane % 4 * 2;
+#pragma unroll 1
+    for (int k = 0; k < N; k += 8 * kChain) {
+      Left left[M][kChain];
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int i = 0; i < kChain; ++i) {
+          const float* at = a_row + 16 * m * kStride + k + 8 * i;
+          const float2 top = *reinterpret_cast<const float2*>(at);
+          const float2 bottom = *reinterpret_cast<const float2*>(at + 8 * kStride);
+          left[m][i].set(0, top.x);
+          left[m][i].set(1, bottom.x);
+          left[m][i].set(2, top.y);
+          left[m][i].set(3, bottom.y);
+        }
+      }
+      add_chain<M, 8>(scores, left, [&](int n, int i) {
+        return *reinterpret_cast<const float2*>(b_row + 8 * n * kStride + k + 8 * i);
+      });
+    }
+  }
+
+  // sums <- sums + P B
+  template <int N>
+  __device__ static void add_sums(float (&sums)[kSums<N>], const float* p, int p_stride, const float* b,
+                                  int lane) {
+    constexpr int kStride = N + kPad;
+    const float* p_row = p + lane / 4 * p_stride + lane % 4;
+    const float* b_row = b + lane % 4 * kStride + lane / 4;
+#pragma unroll 1
+    for (int k = 0; k < 64; k += 8 * kChain) {
+      Left left[M][kChain];
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int i = 0; i < kChain; ++i) {
+          const float* at = p_row + 16 * m * p_stride + k + 8 * i;
+          left[m][i].set(0, at[0]);
+          left[m][i].set(1, at[8 * p_stride]);
+          left[m][i].set(2, at[4]);
+          left[m][i].set(3, at[8 * p_stride + 4]);
+        }
+      }
+      add_chain<M, N / 8>(sums, left, [&](int n, int i) {
+        const float* at = b_row + (k + 8 * i) * kStride + 8 * n;
+        return float2{at[0], at[4 * kStride]};
+      });
+    }
+  }
+
+  // sums <- sums + P^T B
+  template <int N>
+  __device__ static void add_key_sums(float (&sums)[kKeySums<N>], const float* p, int p_stride,
+                                      const float* b, int rows, int lane) {
+    constexpr int kStride = N + kPad;
+    const float* p_keys = p + lane % 4 * p_stride + lane / 4;
+    const float* b_row = b + lane % 4 * kStride + lane / 4;
+#pragma unroll 1
+    for (int k = 0; k < rows; k += 8 * kChain) {
+      Left left[1][kChain];
+#pragma unroll
+      for (int i = 0; i < kChain; ++i) {
+        const float* at = p_keys + (k + 8 * i) * p_stride;
+        left[0][i].set(0, at[0]);
+        left[0][i].set(1, at[8]);
+        left[0][i].set(2, at[4 * p_stride]);
+        left[0][i].set(3, at[4 * p_stride + 8]);
+      }
+      add_chain<1, N / 8>(sums, left, [&](int n, int i) {
+        const float* at = b_row + (k + 8 * i) * kStride + 8 * n;
+        return float2{at[0], at[4 * kStride]};
+      });
+    }
+  }
+};
+
+}  // namespace headroom::cuda
