@@ -2,6 +2,7 @@
 // allocator would reserve, over the largest sum of live bytes, and how long packing takes.
 #include <fmt/ostream.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <functional>

@@ -1,10 +1,13 @@
 // The command line: one function that parses, runs a command and returns the exit code, and one per command.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <iosfwd>
 #include <optional>
 #include <string>
+
+namespace CLI {
+class App;
+}
 
 namespace headroom {
 

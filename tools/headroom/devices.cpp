@@ -1,5 +1,6 @@
 #include <fmt/ostream.h>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>

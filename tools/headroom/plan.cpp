@@ -2,6 +2,7 @@
 // takes, the largest context that fits, and what single changes would save. Runs nothing.
 #include <fmt/ostream.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <limits>

@@ -2,6 +2,7 @@
 #include <fmt/ostream.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <cmath>
 #include <csignal>

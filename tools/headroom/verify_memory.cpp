@@ -3,6 +3,7 @@
 #include <fmt/ostream.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
