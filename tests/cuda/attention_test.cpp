@@ -35,7 +35,9 @@ TEST_F(CudaAttention, WithinThePlainComputation) {
       EXPECT_LE(run_attention_case(cases[i], row, 8, device).worst(), 1)
           << row.name << ", " << cases[i].group << ": " << cases[i].name;
     }
-    if (row.name == "portable") EXPECT_GT(served, 140);
+    if (row.name == "portable") {
+      EXPECT_GT(served, 140);
+    }
   }
 }
 
