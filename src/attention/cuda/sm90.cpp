@@ -112,7 +112,7 @@ void backward(const AttentionProblem&, const AttentionBackward&, const TensorVie
 namespace {
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
-  if (const Support support = cuda::supports_intervals(problem, device); !support) return support;
+  if (Support support = cuda::supports_intervals(problem, device); !support) return support;
   if (device.compute_major != 9 || device.compute_minor != 0) {
     return Support::no(fmt::format("needs compute capability 9.0, this is {}.{}", device.compute_major,
                                    device.compute_minor));
