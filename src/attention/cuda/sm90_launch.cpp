@@ -372,9 +372,19 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   }
   const bool nothing_seen = problem.seq_q == 0 || problem.seq_k == 0;
   if (dilated || nothing_seen) {
-    shared.zero(call, call.query_gradient, problem.seq_q, problem.heads_q, stream);
-    shared.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv, stream);
-    shared.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv, stream);
+    const auto zero = [&](const TensorView& tensor, const cuda::HeadsView& rows) {
+      if (rows.data != tensor.raw() || !tensor.is_dense()) {
+        shared.zero(call, rows, tensor.extent(1), tensor.extent(2), stream);
+        return;
+      }
+      check_cuda(cudaMemsetAsync(tensor.raw(), 0,
+                                 static_cast<std::size_t>(tensor.elements() * size_bytes(tensor.dtype())),
+                                 native(stream)),
+                 "cudaMemsetAsync");
+    };
+    zero(views.query_gradient, call.query_gradient);
+    zero(views.key_gradient, call.key_gradient);
+    zero(views.value_gradient, call.value_gradient);
   }
   if (nothing_seen) return;
   for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
