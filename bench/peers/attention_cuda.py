@@ -14,11 +14,13 @@ import subprocess
 import sys
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 TOKENS = 16384
+torch._functorch.config.donated_buffer = False  # backward runs more than once on one forward
 
 
 def dense_cases():

@@ -172,11 +172,14 @@ int forward_section(const AttentionProblem& problem, const DeviceDescription& de
 }
 
 // As many as give every multiprocessor a tile, and with a causal mask two: neighbours in the order then work
-// on different heads, and wait less for their turns.
+// on different heads, and wait less for their turns. Sections of one size: a last, smaller one would wait
+// more.
 int backward_section(const AttentionProblem& problem, const DeviceDescription& device, int tiles) {
+  const std::int64_t heads = problem.batch * problem.heads_kv;
   const std::int64_t wanted =
       divide_up(std::int64_t{device.cores} * (problem.mask.causal ? 2 : 1), std::max(tiles, 1));
-  return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, problem.batch * problem.heads_kv));
+  const std::int64_t sections = divide_up(heads, std::min(wanted, heads));
+  return static_cast<int>(divide_up(heads, sections));
 }
 
 void zero_counters(const Memory& memory, std::int64_t bytes, const Stream& stream) {
