@@ -14,13 +14,11 @@ import subprocess
 import sys
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 TOKENS = 16384
-torch._functorch.config.donated_buffer = False  # backward runs more than once on one forward
 
 
 def dense_cases():
@@ -62,20 +60,27 @@ def run_headroom(case, options, implementation, nondeterministic=False):
     return result, result["rows"][0]
 
 
-def median_ms(once, seconds, copies):
-    for i in range(3):
-        once(i)
-    torch.cuda.synchronize()
-    times, total = [], 0.0
-    while total < seconds * 1e3 and len(times) < 200 or len(times) < 5:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        once(len(times) % copies)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-        total += times[-1]
-    return statistics.median(times)
+def median_times(function, sets, seconds):
+    """Forward and backward in turn, as Headroom's bench runs them, queued without waiting; medians in ms."""
+    def once(i, events):
+        q, k, v, gradient = sets[i % len(sets)]
+        events[0].record()
+        output = function(q, k, v)
+        events[1].record()
+        torch.autograd.grad(output, (q, k, v), gradient)
+        events[2].record()
+
+    def timed(count):
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(count)]
+        for i in range(count):
+            once(i, events[i])
+        torch.cuda.synchronize()
+        return [(e[0].elapsed_time(e[1]), e[1].elapsed_time(e[2])) for e in events]
+
+    timed(3)
+    each = statistics.median(sum(pair) for pair in timed(3))
+    times = timed(max(5, min(200, int(2 * seconds * 1e3 / each))))
+    return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
 
 def make_inputs(case, copies):
@@ -113,12 +118,7 @@ def run_peer(case, seconds):
     function = peer_function(case)
     backends = {"f32": [SDPBackend.EFFICIENT_ATTENTION], "sparse": [SDPBackend.MATH]}
     with sdpa_kernel(backends.get(case["kind"], [SDPBackend.CUDNN_ATTENTION])):
-        with torch.no_grad():
-            forward = median_ms(lambda i: function(*sets[i % copies][:3]), seconds, copies)
-        outputs = [function(*s[:3]) for s in sets]
-        backward = median_ms(lambda i: torch.autograd.grad(outputs[i % copies], sets[i % copies][:3], sets[i % copies][3],
-                                                           retain_graph=True), seconds, copies)
-    return forward, backward
+        return median_times(function, sets, seconds)
 
 
 def compare(case, options):
