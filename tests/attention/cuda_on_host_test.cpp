@@ -44,8 +44,8 @@ int run_cases(const AttentionImplementation& row, int major, int minor, std::siz
 
 // Compute capability 6 has the small tiles, 9 the large ones.
 TEST(CudaOnHost, PortableWithinThePlainComputation) {
-  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 6, 1, 3), 100);
-  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 9, 0, 3), 100);
+  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 6, 1, 11), 30);
+  EXPECT_GT(run_cases(on_host<kPortable>("portable"), 9, 0, 7), 50);
 }
 
 // Rounds towards zero where tensor cores are known to; 8.6 has smaller tiles.
