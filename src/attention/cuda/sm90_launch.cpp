@@ -2,7 +2,6 @@
 // (and in backward per query head of a group, whose rows differ).
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 
 #include "attention/cuda/portable.h"
 #include "attention/cuda/sm90.h"

@@ -17,11 +17,10 @@ struct ForwardTile {
   int stages;  // of keys and of values, in shared memory
 };
 inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
-    {64, 3, 128,
-     2},  // three consumers: exponentials are as long as products here, two of them overlap one product
+    {64, 3, 128, 2},   // exponentials take as long as products: they hide behind another consumer
     {96, 3, 96, 2},    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities
-    {128, 2, 128, 2},  //
-    {192, 2, 96, 2},   //
+    {128, 2, 128, 2},  // 160 registers of scores, outputs and probabilities; as wide as a causal block
+    {192, 2, 96, 2},   // 192 KiB of shared memory
     {256, 2, 80, 2},   // 224 KiB of shared memory
 }};
 

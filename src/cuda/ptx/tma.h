@@ -7,10 +7,6 @@
 
 namespace headroom::ptx {
 
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // One box of a five-dimensional tensor; the barrier's phase counts its bytes.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, std::uint64_t& barrier, int c0,
                                          int c1, int c2, int c3, int c4) {
