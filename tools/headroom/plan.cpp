@@ -306,7 +306,8 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
   answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
   if (answer.warning) answer.notes.push_back(*answer.warning);
   if (request.device.kind == DeviceKind::cuda)
-    answer.notes.emplace_back("GPUs have no kernels of ours yet: workspaces are those of the CPU's");
+    answer.notes.emplace_back(
+        "GPUs have no step of ours yet, attention alone: workspaces are those of the CPU's");
   answer.plan = make_plan(request, costs);
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);
