@@ -96,6 +96,43 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// to[0 .. Width) <- to + factor values, without waiting for it; where `aligned` says so, as one access.
+template <int Width>
+__device__ __forceinline__ void add_vector(float* to, const float* values, float factor, bool aligned) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  static_assert(Width == 2 || Width == 4);
+  if (aligned) {
+    if constexpr (Width == 4) {
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0] * factor),
+                   "f"(values[1] * factor), "f"(values[2] * factor), "f"(values[3] * factor)
+                   : "memory");
+    } else {
+      asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(values[0] * factor),
+                   "f"(values[1] * factor)
+                   : "memory");
+    }
+    return;
+  }
+#endif
+#pragma unroll
+  for (int i = 0; i < Width; ++i) atomicAdd(to + i, values[i] * factor);
+}
+
+// The next number of a counter.
+__device__ __forceinline__ int take_number(int* counter) {
+  return atomicAdd(counter, 1);
+}
+
+// Turns in a rising order: a block waits until `previous` has given its own (-1: for nobody).
+__device__ __forceinline__ void wait_for_turn(const int* turn, int previous) {
+  while (*const_cast<const volatile int*>(turn) <= previous) {
+  }
+  __threadfence();
+}
+__device__ __forceinline__ void give_turn(int* turn, int own) {
+  atomicMax(turn, own + 1);
+}
+
 // 2^x within two units in the last place; 0 below 2^-126.
 __device__ __forceinline__ float power_of_two(float x) {
 #if defined(__CUDA_ARCH__)

@@ -65,6 +65,12 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
   const auto key_row = [&](std::int32_t k) { return dilated ? list.rows[static_cast<std::size_t>(k)] : k; };
 
   const QueryTiling tiling = QueryTiling::of(problem.mask.block_rows, problem.seq_q, tile_rows);
+  const auto block_list = [&](std::int64_t t) -> BlockList {
+    if (problem.mask.block_rows == 0) return {};
+    return {truth.blocks + tiling.block_of(t) * problem.mask.max_blocks_per_row,
+            problem.mask.max_blocks_per_row,
+            std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1))};
+  };
   std::set<std::pair<std::int64_t, std::int64_t>> reached;  // (query tile, key tile)
   std::set<std::pair<std::int64_t, std::int64_t>> pairs;
   std::int32_t rows_seen = 0;
@@ -76,17 +82,13 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
     rows_seen = rows.end;
     ASSERT_EQ(tiling.tile_of(rows.begin), t);
     ASSERT_EQ(tiling.tile_of(rows.end - 1), t);
-    BlockList blocks;
-    if (problem.mask.block_rows > 0) {
-      blocks = {truth.blocks + tiling.block_of(t) * problem.mask.max_blocks_per_row,
-                problem.mask.max_blocks_per_row,
-                std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1))};
-    }
+    const BlockList blocks = block_list(t);
     const TileIntervals intervals = TileIntervals::of(list.first.data(), list.last.data(), rows);
     KeyTiles key_tiles(intervals.some, kTileKeys, blocks);
     std::int32_t before = -1;
     for (std::int32_t tile = key_tiles.next(); tile >= 0; tile = key_tiles.next()) {
       ASSERT_GT(tile, before);
+      ASSERT_EQ(previous_key_tile(intervals.some, blocks, tile, kTileKeys), before);
       ASSERT_LT(tile * kTileKeys, count_k);
       before = tile;
       reached.emplace(t, tile);
@@ -110,25 +112,18 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
       ASSERT_EQ(pairs.contains({q, k}), truth.attends(q, k)) << "query " << q << ", key " << k;
     }
   }
-  // Backward: the visitors of a key tile, less those whose lists pass it by, hold every tile that forward
-  // took.
+  // Backward: the tiles of a key tile's visitors, less those whose lists pass it by, are those that forward
+  // took. Their turns depend on it.
+  std::set<std::pair<std::int64_t, std::int64_t>> visited;
   for (std::int32_t tile = 0; tile * kTileKeys < count_k; ++tile) {
     const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
-    const Range rows = visitors(list.first.data(), list.last.data(), count_q, keys);
-    for (const auto& [t, key_tile] : reached) {
-      if (key_tile != tile) continue;
-      const Range of_tile = tiling.tile(t, count_q);
-      bool sees = false;
-      for (std::int32_t q = of_tile.begin; q < of_tile.end; ++q) {
-        const auto i = static_cast<std::size_t>(q);
-        sees |= list.first[i] < keys.end && list.last[i] > keys.begin && list.first[i] < list.last[i];
-      }
-      if (!sees) continue;
-      ASSERT_FALSE(rows.empty());
-      EXPECT_GE(t, tiling.tile_of(rows.begin));
-      EXPECT_LE(t, tiling.tile_of(rows.end - 1));
+    const Range tiles = visiting_tiles(
+        tiling, visitors(list.first.data(), list.last.data(), count_q, keys), count_q);
+    for (std::int32_t t = tiles.begin; t < tiles.end; ++t) {
+      if (block_list(t).touches(keys)) visited.emplace(t, tile);
     }
   }
+  EXPECT_EQ(visited, reached);
 }
 
 TEST(CudaTiles, ReachWhatTheMaskLeavesAndNothingElse) {

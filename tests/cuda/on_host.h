@@ -6,6 +6,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -163,6 +164,19 @@ class Block {
 
 inline void __syncthreads() {
   Block::current().sync_block();
+}
+inline void __threadfence() {}
+// Blocks run one after the other.
+template <class T>
+T atomicAdd(T* to, T value) {
+  const T before = *to;
+  *to += value;
+  return before;
+}
+inline int atomicMax(int* to, int value) {
+  const int before = *to;
+  *to = std::max(before, value);
+  return before;
 }
 inline void __syncwarp() {
   Block::current().sync_warp();

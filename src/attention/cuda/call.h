@@ -59,15 +59,19 @@ struct AttentionCall {
 
   // Backward.
   HeadsView output_gradient;
-  HeadsView query_gradient;
+  HeadsView query_gradient;  // f32: sums
   HeadsView key_gradient;
   HeadsView value_gradient;
   const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null
   float* sinks_gradient = nullptr;      // [heads_q]
   float* row_shift = nullptr;       // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
   float* row_dot = nullptr;         // [batch, heads_q, seq_q]: dO . O - dLSE
-  bool add_query_gradient = false;  // to what is there, f32, instead of writing it
-  bool add_key_gradients = false;
+  bool add_key_gradients = false;   // to what is there, f32, instead of writing it
+  // Zero at the launch: the next share of work; and per tile of dQ and part of its columns the keys up to
+  // which it has been summed, in tiles. Without turns blocks add in any order.
+  std::int32_t* next_share = nullptr;
+  std::int32_t* turns = nullptr;  // [batch, heads_q, turns_per_head]
+  std::int64_t turns_per_head = 0;
   // A tile of keys sums over the query heads kv * group + m, member_begin <= m < member_end.
   std::int64_t member_begin = 0;
   std::int64_t member_end = 1;
@@ -81,6 +85,10 @@ struct AttentionCall {
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t statistics(std::int64_t b, std::int64_t head) const { return (b * heads_q + head) * seq_q; }
   [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int32_t* turn(std::int64_t b, std::int64_t head, std::int64_t index) const {
+    return turns == nullptr ? nullptr : turns + (b * heads_q + head) * turns_per_head + index;
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
   BlockList block_list(std::int64_t b, std::int64_t head, std::int64_t block) const {
     if (blocks == nullptr) return {};
     const std::int64_t lists_of_head = parts_of(seq_q, block_rows);
@@ -89,7 +97,7 @@ struct AttentionCall {
   }
 };
 
-// The launches that a problem is made of. An implementation brings the three that multiply; the others are
+// The launches that a problem is made of. An implementation brings the two that multiply; the others are
 // shared.
 struct IntervalKernels {
   void (*write_lists)(const AttentionCall&, const Stream&);     // rows, first, last, counts
@@ -101,11 +109,13 @@ struct IntervalKernels {
                  std::int64_t heads, const Stream&);  // f32 to the problem's dtype
   void (*sinks_gradient)(const AttentionCall&, const Stream&);
   void (*forward)(const AttentionCall&, const Stream&);
-  void (*backward_queries)(const AttentionCall&, const Stream&);  // dQ
-  void (*backward_keys)(const AttentionCall&, const Stream&);     // dK and dV
+  void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV
 };
 
-// Keys of a tile, in every implementation.
+// Of every implementation: keys of a tile; rows of a tile of queries, at least; columns of the gradients that a
+// block of backward sums, at most.
 inline constexpr std::int32_t kTileKeys = 64;
+inline constexpr std::int32_t kLeastTileRows = 64;
+inline constexpr int kGradientColumns = 128;
 
 }  // namespace headroom::cuda

@@ -45,6 +45,10 @@ struct FmaProduct {
     return Columns<N>::at(lane, e % Columns<N>::kCount);
   }
 
+  // Neighbouring columns that follow each other in a lane.
+  template <int N>
+  static constexpr int kSumWidth = Columns<N>::kWidth;
+
   // Sums over queries: 16 keys x N.
   template <int N>
   static constexpr int kKeySums = 4 * Columns<N>::kCount;

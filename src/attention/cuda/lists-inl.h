@@ -79,6 +79,13 @@ static __global__ void zero_kernel(AttentionCall call, HeadsView to, std::int64_
   }
 }
 
+// the counters of a launch <- 0; one thread per word
+static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t words) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  if (i == 0) *call.next_share = 0;
+  if (i < words) call.turns[i] = 0;
+}
+
 // dst <- src; one warp per row
 static __global__ void narrow_kernel(AttentionCall call, HeadsView to, HeadsView from, std::int64_t rows,
                                      std::int64_t heads) {
@@ -167,6 +174,12 @@ inline void launch_zero(const AttentionCall& call, const HeadsView& to, std::int
                         const Stream& stream) {
   launch("zero_kernel", zero_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
          rows, heads);
+}
+
+inline void launch_zero_counters(const AttentionCall& call, const Stream& stream) {
+  const std::int64_t words = call.turns == nullptr ? 0 : call.batch * call.heads_q * call.turns_per_head;
+  launch("zero_counters_kernel", zero_counters_kernel, parts_of(most<std::int64_t>(words, 1), kListThreads),
+         kListThreads, 0, stream, call, words);
 }
 
 inline void launch_narrow(const AttentionCall& call, const HeadsView& to, const HeadsView& from,

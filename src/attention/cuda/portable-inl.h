@@ -2,7 +2,8 @@
 #pragma once
 
 #include "attention/cuda/fma_product.h"
-#include "attention/cuda/interval_kernels-inl.h"
+#include "attention/cuda/interval_backward-inl.h"
+#include "attention/cuda/interval_forward-inl.h"
 #include "attention/cuda/portable.h"
 
 namespace headroom::cuda {
@@ -39,25 +40,14 @@ inline IntervalKernels make_portable_kernels() {
                   }
                 });
               },
-          .backward_queries =
+          .backward =
               [](const AttentionCall& call, const Stream& stream) {
                 with_head_dim(call.head_dim, [&]<int D>() {
                   using Tiles = PortableTiles<D>;
                   if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
-                    launch_backward_queries<typename Tiles::Backward>(call, stream);
+                    launch_backward<typename Tiles::Backward>(call, stream);
                   } else {
-                    launch_backward_queries<typename Tiles::Small>(call, stream);
-                  }
-                });
-              },
-          .backward_keys =
-              [](const AttentionCall& call, const Stream& stream) {
-                with_head_dim(call.head_dim, [&]<int D>() {
-                  using Tiles = PortableTiles<D>;
-                  if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
-                    launch_backward_keys<typename Tiles::Backward>(call, stream);
-                  } else {
-                    launch_backward_keys<typename Tiles::Small>(call, stream);
+                    launch_backward<typename Tiles::Small>(call, stream);
                   }
                 });
               }};

@@ -27,7 +27,6 @@ struct Memory {
     const std::int64_t q_elements = checked_multiply(statistics, problem.head_dim);
     const std::int64_t k_elements =
         checked_multiply(problem.batch * problem.seq_k * problem.heads_kv, problem.head_dim);
-    adds_query_gradient = mixes;
     // Heads of a K/V group differ in the rows that take part.
     adds_key_gradients = mixes || (dilated(problem) && group_size(problem) > 1);
 
@@ -47,7 +46,13 @@ struct Memory {
       lists.visitors = pieces.take<Range>(checked_multiply(count, lists.key_tiles));
       row_shift = pieces.take<float>(statistics);
       row_dot = pieces.take<float>(statistics);
-      if (wide && adds_query_gradient) query_gradient = pieces.take<float>(q_elements);
+      next_share = pieces.take<std::int32_t>(1);
+      if (problem.deterministic) {
+        turns_per_head = parts_of(problem.head_dim, kGradientColumns) *
+                         QueryTiling::of(problem.mask.block_rows, problem.seq_q, kLeastTileRows).count(lists.capacity);
+        turns = pieces.take<std::int32_t>(checked_multiply(problem.batch * problem.heads_q, turns_per_head));
+      }
+      if (wide) query_gradient = pieces.take<float>(q_elements);
       if (wide && adds_key_gradients) {
         key_gradient = pieces.take<float>(k_elements);
         value_gradient = pieces.take<float>(k_elements);
@@ -68,7 +73,9 @@ struct Memory {
   float* key_gradient = nullptr;    // [batch, seq_k, heads_kv, head_dim]
   float* value_gradient = nullptr;
   float* pattern_lse = nullptr;  // [batch, heads_q, seq_q]
-  bool adds_query_gradient = false;
+  std::int32_t* next_share = nullptr;
+  std::int32_t* turns = nullptr;
+  std::int64_t turns_per_head = 0;
   bool adds_key_gradients = false;
   std::int64_t bytes = 0;
 };
@@ -211,22 +218,20 @@ void backward_steps(const AttentionProblem& problem, const AttentionBackward& vi
   if (problem.sinks) call.sinks_gradient = views.sinks_gradient.data<float>();
   call.row_shift = memory.row_shift;
   call.row_dot = memory.row_dot;
-  call.add_query_gradient = memory.adds_query_gradient;
+  call.next_share = memory.next_share;
+  call.turns = memory.turns;
+  call.turns_per_head = memory.turns_per_head;
   call.add_key_gradients = memory.adds_key_gradients;
 
   kernels.row_statistics(call, stream);
   if (problem.sinks) kernels.sinks_gradient(call, stream);
-  if (!dilated(problem)) {
-    call.member_end = group_size(problem);
-    kernels.write_lists(call, stream);
-    kernels.write_visitors(call, stream);
-    kernels.backward_queries(call, stream);
-    kernels.backward_keys(call, stream);
-    return;
-  }
   kernels.zero(call, call.query_gradient, problem.seq_q, problem.heads_q, stream);
-  kernels.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv, stream);
-  kernels.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv, stream);
+  // Rows that take no part in a dilated pattern keep what they start with.
+  if (dilated(problem)) {
+    kernels.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv, stream);
+    kernels.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv, stream);
+  }
+  const std::int64_t members = dilated(problem) ? 1 : group_size(problem);  // of a launch
   for (call.pattern = 0; call.pattern < problem.mask.patterns_per_head(); ++call.pattern) {
     kernels.write_lists(call, stream);
     kernels.write_visitors(call, stream);
@@ -241,11 +246,9 @@ void backward_steps(const AttentionProblem& problem, const AttentionBackward& vi
       alone.lse = call.lse;
       kernels.row_statistics(alone, stream);
     }
-    kernels.backward_queries(call, stream);
-    for (std::int64_t member = 0; member < group_size(problem); ++member) {
-      call.member_begin = member;
-      call.member_end = member + 1;
-      kernels.backward_keys(call, stream);
+    for (call.member_begin = 0; call.member_begin < group_size(problem); call.member_begin += members) {
+      call.member_end = call.member_begin + members;
+      kernels.backward(call, stream);
     }
   }
   if (memory.query_gradient != nullptr) {

@@ -1,7 +1,8 @@
 // The tiles of the row `tf32x3`, and which of them a call runs on.
 #pragma once
 
-#include "attention/cuda/interval_kernels-inl.h"
+#include "attention/cuda/interval_backward-inl.h"
+#include "attention/cuda/interval_forward-inl.h"
 #include "attention/cuda/portable.h"
 #include "attention/cuda/tf32.h"
 #include "attention/cuda/tf32_product.h"
@@ -30,14 +31,9 @@ IntervalKernels make_tf32_kernels(IntervalKernels kernels) {
       }
     });
   };
-  kernels.backward_queries = [](const AttentionCall& call, const Stream& stream) {
+  kernels.backward = [](const AttentionCall& call, const Stream& stream) {
     with_head_dim(call.head_dim, [&]<int D>() {
-      launch_backward_queries<typename Tf32Tiles<D, Terms>::Backward>(call, stream);
-    });
-  };
-  kernels.backward_keys = [](const AttentionCall& call, const Stream& stream) {
-    with_head_dim(call.head_dim, [&]<int D>() {
-      launch_backward_keys<typename Tf32Tiles<D, Terms>::Backward>(call, stream);
+      launch_backward<typename Tf32Tiles<D, Terms>::Backward>(call, stream);
     });
   };
   return kernels;

@@ -65,6 +65,9 @@ struct Tf32Product {
   }
 
   template <int N>
+  static constexpr int kSumWidth = 2;
+
+  template <int N>
   static constexpr int kKeySums = N / 2;
   template <int N>
   __device__ static int key_sum_row(int lane, int e) {

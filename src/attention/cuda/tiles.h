@@ -181,11 +181,9 @@ struct BlockList {
   std::int64_t length = 0;
   std::int64_t columns = 1;
 
-  // Whether a listed block has a key in the range.
+  // The first entry that is `from` or higher, or past the last one.
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  bool touches(Range keys) const {
-    if (blocks == nullptr) return true;
-    const std::int64_t from = keys.begin / columns;
+  std::int64_t entry(std::int64_t from) const {
     std::int64_t low = 0;
     std::int64_t high = length;
     while (low < high) {
@@ -196,7 +194,14 @@ struct BlockList {
         low = middle + 1;
       }
     }
-    return low < length && blocks[low] >= 0 && blocks[low] * columns < keys.end;
+    return low;
+  }
+  // Whether a listed block has a key in the range.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool touches(Range keys) const {
+    if (blocks == nullptr) return true;
+    const std::int64_t i = entry(keys.begin / columns);
+    return i < length && blocks[i] >= 0 && blocks[i] * columns < keys.end;
   }
 };
 
@@ -233,6 +238,21 @@ class KeyTiles {
   std::int32_t end_;
 };
 
+// The tile before `tile` among those that KeyTiles gives, or -1.
+[[nodiscard]] HEADROOM_HOST_DEVICE
+inline std::int32_t previous_key_tile(Range seen, const BlockList& list, std::int32_t tile,
+                                      std::int32_t keys) {
+  std::int64_t previous = tile - 1;
+  if (list.blocks != nullptr) {
+    const std::int64_t first_key = std::int64_t{tile} * keys;
+    const std::int64_t block = first_key / list.columns;
+    const std::int64_t i = list.entry(block);
+    const bool both = block * list.columns < first_key && i < list.length && list.blocks[i] == block;
+    if (!both) previous = i == 0 ? -1 : (list.blocks[i - 1] * list.columns + list.columns - 1) / keys;
+  }
+  return previous >= seen.begin / keys ? static_cast<std::int32_t>(previous) : -1;
+}
+
 // The rows of a list that may see one of the keys: ends rise, so they are neighbours.
 [[nodiscard]] HEADROOM_HOST_DEVICE
 inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::int32_t rows, Range keys) {
@@ -250,6 +270,15 @@ inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::
     return low;
   };
   return {search(last, keys.begin), search(first, keys.end - 1)};
+}
+
+// The tiles of such rows, of `count` in the list. A tile whose first rows end before the keys and whose last
+// begin after them counts, as it does in KeyTiles.
+[[nodiscard]] HEADROOM_HOST_DEVICE
+inline Range visiting_tiles(const QueryTiling& tiling, Range rows, std::int32_t count) {
+  if (rows.begin >= count || rows.end <= 0) return {};
+  return {static_cast<std::int32_t>(tiling.tile_of(rows.begin)),
+          static_cast<std::int32_t>(tiling.tile_of(rows.end - 1) + 1)};
 }
 
 }  // namespace headroom::cuda

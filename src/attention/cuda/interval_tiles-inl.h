@@ -1,0 +1,186 @@
+// What forward and backward on intervals share. Both are written over a Product that says how tiles are
+// multiplied and which lane holds what (fma_product.h, tf32_product.h). A block is four warps. Query rows are
+// spread over the warps, the 64 keys of a tile over the lanes. head_dim goes through shared memory in chunks
+// of N columns, which follow each other through `kStages` buffers: with two, the next one arrives while the
+// current one is used.
+#pragma once
+
+#include "attention/cuda/call.h"
+#include "attention/cuda/lists-inl.h"
+#include "cuda/device_code.h"
+
+namespace headroom::cuda {
+
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = kWarps * kWarp;
+
+// D: head_dim, rounded up; N: columns of a chunk; Blocks: of backward, side by side on a multiprocessor.
+template <class P, int D, int N, int Stages, int Blocks = 2>
+struct Tiling {
+  using Product = P;
+  static constexpr int kHeadDim = D;
+  static constexpr int kColumns = N;
+  static constexpr int kChunks = D / N;
+  static constexpr int kStages = Stages;
+  static constexpr int kBackwardBlocks = Blocks;
+  static constexpr bool kResident = Stages == 2;   // forward keeps all of Q in shared memory
+  static constexpr int kRows = kWarps * P::kRows;  // queries of a tile
+  static constexpr int kStride = N + P::kPad;      // words of a row in shared memory
+  static constexpr int kQueryWords = kRows * kStride;
+  static constexpr int kKeyWords = kTileKeys * kStride;
+  static constexpr int kScoreStride = kTileKeys + P::kPad;
+  static constexpr int kScoreWords = kRows * kScoreStride;
+  static constexpr std::int64_t kForwardBytes =
+      4 * ((kResident ? kChunks : 1) * kQueryWords + Stages * kKeyWords + kScoreWords);
+  static constexpr std::int64_t kBackwardBytes = 4 * (Stages * (kQueryWords + kKeyWords) + kScoreWords);
+};
+
+// The rows of one head of one sequence, as a list has them.
+struct HeadRows {
+  const void* data;
+  const std::int32_t* rows;  // null: row i is row i
+  std::int64_t stride;
+  DType dtype;
+  bool aligned;
+
+  __device__ static HeadRows of(const HeadsView& view, std::int64_t b, std::int64_t head,
+                                const std::int32_t* rows) {
+    const std::int64_t offset = b * view.batch_stride + head * view.head_stride;
+    const std::int64_t bytes = view.dtype == DType::f32 ? 4 : 2;
+    return {static_cast<const char*>(view.data) + offset * bytes, rows, view.row_stride, view.dtype,
+            view.aligned};
+  }
+  // Field by field: a choice of addresses would put both in local memory.
+  __device__ static HeadRows choose(bool first, const HeadRows& a, const HeadRows& b) {
+    return {first ? a.data : b.data, a.rows, first ? a.stride : b.stride, a.dtype,
+            first ? a.aligned : b.aligned};
+  }
+  __device__ std::int64_t row(std::int32_t i) const { return rows == nullptr ? i : rows[i]; }
+};
+
+// to <- columns [column, column + N) of rows [first, end), and zeros up to Rows rows and N columns
+template <int Rows, int N, int Stride>
+__device__ __forceinline__ void fill_tile(float* to, const HeadRows& from, std::int32_t first,
+                                          std::int32_t end, int column, int head_dim) {
+  constexpr int kVectors = N / 4;
+  constexpr int kStep = kThreads / kVectors;  // rows that the block moves at once
+  const int c = static_cast<int>(threadIdx.x) % kVectors * 4;
+  const int r = static_cast<int>(threadIdx.x) / kVectors;
+  const bool inside = column + c < head_dim;
+  float* shared = to + r * Stride + c;
+  if (from.dtype == DType::f32 && from.aligned && from.rows == nullptr) {
+    const float* source =
+        static_cast<const float*>(from.data) + (first + r) * from.stride + (inside ? column + c : 0);
+#pragma unroll
+    for (int i = 0; i < Rows; i += kStep) {
+      if (Rows % kStep != 0 && r + i >= Rows) break;
+      copy_sixteen(shared, source, inside && first + r + i < end);
+      shared += kStep * Stride;
+      source += kStep * from.stride;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < Rows; i += kStep) {
+    if (Rows % kStep != 0 && r + i >= Rows) break;
+    float4 four = make_float4(0, 0, 0, 0);
+    const std::int32_t at = first + r + i;
+    if (inside && at < end) {
+      four = load_four(from.data, from.dtype, from.row(at) * from.stride + column + c, from.aligned);
+    }
+    *reinterpret_cast<float4*>(shared) = four;
+    shared += kStep * Stride;
+  }
+}
+
+// Which of a tile's scores count.
+struct TileMask {
+  bool partial = false;
+  std::uint64_t keys = ~std::uint64_t{0};  // by block list
+
+  __device__ static TileMask of(const TileIntervals& intervals, const BlockList& list, std::int32_t first,
+                                int lane) {
+    TileMask mask;
+    mask.partial = !intervals.covers({first, first + kTileKeys});
+    if (list.blocks == nullptr) return mask;
+    const std::uint32_t low = __ballot_sync(0xffffffffu, list.touches({first + lane, first + lane + 1}));
+    const std::uint32_t high =
+        __ballot_sync(0xffffffffu, list.touches({first + lane + kWarp, first + lane + kWarp + 1}));
+    mask.keys = static_cast<std::uint64_t>(high) << 32 | low;
+    mask.partial |= mask.keys != ~std::uint64_t{0};
+    return mask;
+  }
+  __device__ bool sees(Range interval, std::int32_t first, int column) const {
+    const std::int32_t key = first + column;
+    return interval.begin <= key && key < interval.end && (keys >> column & 1) != 0;
+  }
+};
+
+// What a row of a tile sees; a row past the tile's end nothing.
+__device__ __forceinline__ Range row_interval(const std::int32_t* first, const std::int32_t* last, Range rows,
+                                              int row) {
+  const std::int32_t i = rows.begin + row;
+  return i < rows.end ? Range{first[i], last[i]} : Range{};
+}
+
+// How scores become exponents of two: x <- factor s, or factor tanh(inner s).
+struct ScoreRule {
+  float factor;
+  float cap;  // 0: off
+  float inner;
+
+  __device__ static ScoreRule of(const AttentionCall& call) {
+    if (call.softcap == 0) return {call.scale * kLog2E, 0, 0};
+    return {kLog2E * call.softcap, call.softcap, call.scale / call.softcap};
+  }
+};
+
+// One query head of one sequence, and what the kernels ask of its list.
+struct ListHead {
+  std::int64_t b;
+  std::int64_t head;
+  const std::int32_t* rows;
+  const std::int32_t* first;
+  const std::int32_t* last;
+  std::int32_t count_q;
+  std::int32_t count_k;
+
+  __device__ static ListHead of(const AttentionCall& call, std::int64_t b, std::int64_t head) {
+    const std::int64_t list = call.list_of(b, head);
+    const std::int64_t at = list * call.lists.capacity;
+    const bool some = call.lists.rows != nullptr;
+    return {b,
+            head,
+            some ? call.lists.rows + at : nullptr,
+            call.lists.first + at,
+            call.lists.last + at,
+            some ? call.lists.counts[list] : call.seq_q,
+            some ? call.lists.counts[list] : call.seq_k};
+  }
+  __device__ std::int64_t row(std::int32_t i) const { return rows == nullptr ? i : rows[i]; }
+};
+
+__device__ __forceinline__ float* shared_words() {
+#if defined(__CUDACC__)
+  extern __shared__ float4 shared_memory[];
+#endif
+  return reinterpret_cast<float*>(shared_memory);
+}
+
+// body.template operator()<D>() with the smallest tile that holds head_dim.
+template <class Body>
+void with_head_dim(int head_dim, const Body& body) {
+  if (head_dim <= 16) {
+    body.template operator()<16>();
+  } else if (head_dim <= 32) {
+    body.template operator()<32>();
+  } else if (head_dim <= 64) {
+    body.template operator()<64>();
+  } else if (head_dim <= 128) {
+    body.template operator()<128>();
+  } else {
+    body.template operator()<256>();
+  }
+}
+
+}  // namespace headroom::cuda
