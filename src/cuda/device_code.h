@@ -98,7 +98,8 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // to[0 .. Width) <- to + factor values, without waiting for it; where `aligned` says so, as one access.
 template <int Width>
-__device__ __forceinline__ void add_vector(float* to, const float* values, float factor, bool aligned) {
+__device__ __forceinline__ void add_vector(float* to, const float* values, float factor,
+                                           [[maybe_unused]] bool aligned) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   static_assert(Width == 2 || Width == 4);
   if (aligned) {
@@ -123,11 +124,20 @@ __device__ __forceinline__ int take_number(int* counter) {
   return atomicAdd(counter, 1);
 }
 
+// What this thread wrote is seen on the device before what it writes next; so for reads.
+__device__ __forceinline__ void fence_device() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#elif defined(__CUDACC__)
+  __threadfence();
+#endif
+}
+
 // Turns in a rising order: a block waits until `previous` has given its own (-1: for nobody).
 __device__ __forceinline__ void wait_for_turn(const int* turn, int previous) {
   while (*const_cast<const volatile int*>(turn) <= previous) {
   }
-  __threadfence();
+  fence_device();
 }
 __device__ __forceinline__ void give_turn(int* turn, int own) {
   atomicMax(turn, own + 1);

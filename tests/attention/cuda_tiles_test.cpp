@@ -117,8 +117,8 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
   std::set<std::pair<std::int64_t, std::int64_t>> visited;
   for (std::int32_t tile = 0; tile * kTileKeys < count_k; ++tile) {
     const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
-    const Range tiles = visiting_tiles(
-        tiling, visitors(list.first.data(), list.last.data(), count_q, keys), count_q);
+    const Range tiles =
+        visiting_tiles(tiling, visitors(list.first.data(), list.last.data(), count_q, keys), count_q);
     for (std::int32_t t = tiles.begin; t < tiles.end; ++t) {
       if (block_list(t).touches(keys)) visited.emplace(t, tile);
     }

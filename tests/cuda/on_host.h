@@ -22,6 +22,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __shared__
 #define __launch_bounds__(...)
 
@@ -165,7 +166,6 @@ class Block {
 inline void __syncthreads() {
   Block::current().sync_block();
 }
-inline void __threadfence() {}
 // Blocks run one after the other.
 template <class T>
 T atomicAdd(T* to, T value) {

@@ -64,9 +64,9 @@ struct AttentionCall {
   HeadsView value_gradient;
   const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null
   float* sinks_gradient = nullptr;      // [heads_q]
-  float* row_shift = nullptr;       // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
-  float* row_dot = nullptr;         // [batch, heads_q, seq_q]: dO . O - dLSE
-  bool add_key_gradients = false;   // to what is there, f32, instead of writing it
+  float* row_shift = nullptr;      // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
+  float* row_dot = nullptr;        // [batch, heads_q, seq_q]: dO . O - dLSE
+  bool add_key_gradients = false;  // to what is there, f32, instead of writing it
   // Zero at the launch: the next share of work; and per tile of dQ and part of its columns the keys up to
   // which it has been summed, in tiles. Without turns blocks add in any order.
   std::int32_t* next_share = nullptr;
@@ -112,8 +112,8 @@ struct IntervalKernels {
   void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV
 };
 
-// Of every implementation: keys of a tile; rows of a tile of queries, at least; columns of the gradients that a
-// block of backward sums, at most.
+// Of every implementation: keys of a tile; rows of a tile of queries, at least; columns of the gradients that
+// a block of backward sums, at most.
 inline constexpr std::int32_t kTileKeys = 64;
 inline constexpr std::int32_t kLeastTileRows = 64;
 inline constexpr int kGradientColumns = 128;

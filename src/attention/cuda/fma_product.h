@@ -11,6 +11,7 @@ namespace headroom::cuda {
 // M: sixteens of query rows per warp.
 template <int M>
 struct FmaProduct {
+  static constexpr int kHalves = 1;     // warps that share their rows
   static constexpr int kRows = 16 * M;  // of a warp
   static constexpr int kSlots = 4 * M;  // different rows of a lane
   static constexpr int kPad = 4;        // words between rows of a tile

@@ -40,35 +40,38 @@ struct QueryTiles {
   const AttentionCall& call;
   const QueryTiling& tiling;
   std::int64_t b;
-  std::int64_t kv;
   std::int32_t key_tile;
-  std::int64_t member;
-  std::int64_t tile = 0;
-  std::int64_t end = 0;
-  bool opened = false;
+  std::int32_t head;  // the next to be opened
+  std::int32_t end_head;
+  Range tiles{};  // what is left of the opened one's
+
+  __device__ QueryTiles(const AttentionCall& c, const QueryTiling& t, const KeyShare& share)
+      : call(c),
+        tiling(t),
+        b(share.b),
+        key_tile(share.key_tile),
+        head(static_cast<std::int32_t>(share.kv * c.group() + c.member_begin)),
+        end_head(head + static_cast<std::int32_t>(c.member_end - c.member_begin)) {}
 
   struct Item {
     std::int32_t head;
     std::int32_t tile;  // -1: there are no more
   };
   __device__ Item next() {
-    const Range keys{key_tile * kTileKeys, (key_tile + 1) * kTileKeys};
-    for (; member < call.member_end; ++member, opened = false) {
-      const std::int64_t head = kv * call.group() + member;
-      if (!opened) {
-        opened = true;
-        const Range rows = call.lists.visitors[call.list_of(b, head) * call.lists.key_tiles + key_tile];
-        const Range tiles = visiting_tiles(tiling, rows, ListHead::of(call, b, head).count_q);
-        tile = tiles.begin;
-        end = tiles.end;
+    while (true) {
+      for (; !tiles.empty(); ++tiles.begin) {
+        if (call.blocks == nullptr || listed(call.block_list(b, head - 1, tiling.block_of(tiles.begin)),
+                                             {key_tile * kTileKeys, (key_tile + 1) * kTileKeys})) {
+          return {head - 1, tiles.begin++};
+        }
       }
-      for (; tile < end; ++tile) {
-        if (!call.block_list(b, head, tiling.block_of(tile)).touches(keys)) continue;
-        return {static_cast<std::int32_t>(head), static_cast<std::int32_t>(tile++)};
-      }
+      if (head == end_head) return {0, -1};
+      const Range rows = call.lists.visitors[call.list_of(b, head) * call.lists.key_tiles + key_tile];
+      tiles = visiting_tiles(tiling, rows, ListHead::of(call, b, head).count_q);
+      ++head;
     }
-    return {0, -1};
   }
+  __device__ __noinline__ static bool listed(BlockList list, Range keys) { return list.touches(keys); }
 };
 
 // One tile of queries as a block meets it.
@@ -83,7 +86,7 @@ struct QueryVisit {
     const ListHead head = ListHead::of(call, b, item.head);
     const Range rows = tiling.tile(item.tile, head.count_q);
     return {head, rows, TileIntervals::of(head.first, head.last, rows),
-            call.block_list(b, item.head, tiling.block_of(item.tile))};
+            call.blocks == nullptr ? BlockList{} : call.block_list(b, item.head, tiling.block_of(item.tile))};
   }
   // Where the statistics of a row of the tile lie, or -1 past its end.
   __device__ std::int64_t statistics(const AttentionCall& call, int row) const {
@@ -97,12 +100,12 @@ template <class T>
 __device__ __forceinline__ void make_probabilities(float (&scores)[T::Product::kScores],
                                                    const float (&shift)[T::Product::kSlots],
                                                    const ScoreRule& rule, const QueryVisit& visit,
-                                                   const TileMask& mask, std::int32_t first_key, int warp_row,
-                                                   int lane) {
+                                                   const TileMask& mask, std::int32_t first_key, int half_key,
+                                                   int warp_row, int lane) {
   using Product = typename T::Product;
   if (rule.cap != 0) {
 #pragma unroll
-    for (int e = 0; e < Product::kScores; ++e) scores[e] = tanhf(rule.inner * scores[e]);
+    for (int e = 0; e < Product::kScores; ++e) scores[e] = capped(rule.inner * scores[e]);
   }
 #pragma unroll
   for (int e = 0; e < Product::kScores; ++e) {
@@ -116,7 +119,7 @@ __device__ __forceinline__ void make_probabilities(float (&scores)[T::Product::k
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) {
       if (Product::score_slot(e) != s) continue;
-      if (!mask.sees(seen, first_key, Product::score_column(lane, e))) scores[e] = 0;
+      if (!mask.sees(seen, first_key, half_key + Product::score_column(lane, e))) scores[e] = 0;
     }
   }
 }
@@ -129,13 +132,13 @@ __device__ __forceinline__ int score_place(int lane, int e) {
 }
 
 // 1 - tanh^2 of a capped score, from the probability it led to: x = log2 P + shift = factor tanh
-__device__ __forceinline__ float cap_slope(float probability, float shift, const ScoreRule& rule) {
+__device__ __noinline__ inline float cap_slope(float probability, float shift, float factor) {
   if (probability == 0) return 0;
-  const float tangent = (log2f(probability) + shift) / rule.factor;
+  const float tangent = (log2f(probability) + shift) / factor;
   return 1.0F - tangent * tangent;
 }
 
-// dQ <- dQ + scale part, of the warp's rows and N columns from `column` on
+// dQ <- dQ + scale part, of the warp's rows and columns from `column` on
 template <class T>
 __device__ __forceinline__ void add_query_gradient(
     const AttentionCall& call, const QueryVisit& visit, int warp_row, int column,
@@ -161,7 +164,7 @@ __device__ __forceinline__ void store_or_add(const HeadsView& view, std::int64_t
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
+__global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
     interval_backward_kernel(AttentionCall call, QueryTiling tiling) {
   using Product = typename T::Product;
   constexpr int kSlots = Product::kSlots;
@@ -171,13 +174,19 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
   constexpr int kParts = parts_of(T::kHeadDim, kGradientColumns);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int warp_row = warp * Product::kRows;
-  const int warp_key = warp * (kTileKeys / kWarps);
+  const int half = Product::kHalves == 1 ? 0 : warp / kRowGroups;
+  const int group = warp - half * kRowGroups;
+  const int warp_row = group * Product::kRows;
+  const int warp_key = group * (kTileKeys / kRowGroups);
+  // Where two warps share their rows, this one's first key of scores and first column of sums.
+  const int half_key = half * (kTileKeys / Product::kHalves);
+  const int half_column = half * (T::kColumns / Product::kHalves);
 
   float* stream = shared_words();  // [stages][rows, columns] and [stages][keys, columns]
   float* stream_keys = stream + T::kStages * T::kQueryWords;
   float* scores_shared = stream_keys + T::kStages * T::kKeyWords;  // [rows, keys]
-  float* own_scores = scores_shared + warp_row * T::kScoreStride;
+  float* row_scores = scores_shared + warp_row * T::kScoreStride;
+  float* own_scores = row_scores + half_key;
 
   auto* number = reinterpret_cast<int*>(scores_shared);
   if (threadIdx.x == 0) *number = take_number(call.next_share);
@@ -194,18 +203,18 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
   float key_sums[kOwnChunks][kSums] = {};
   float value_sums[kOwnChunks][kSums] = {};
   const ScoreRule rule = ScoreRule::of(call);
-  QueryTiles query_tiles{call, tiling, b, kv, share.key_tile, call.member_begin};
+  QueryTiles query_tiles(call, tiling, share);
 
   enum Step { kScore, kGradient, kSum };
   const auto fill = [&](int step, int chunk, QueryTiles::Item item, int stage) {
     const ListHead head = ListHead::of(call, b, item.head);
     const Range rows = tiling.tile(item.tile, head.count_q);
-    fill_tile<T::kRows, T::kColumns, T::kStride>(
+    fill_tile<T::kRows, T::kColumns, T::kStride, T::kThreads>(
         stream + stage * T::kQueryWords,
         HeadRows::choose(step == kGradient, HeadRows::of(call.output_gradient, b, head.head, head.rows),
                          HeadRows::of(call.query, b, head.head, head.rows)),
         rows.begin, rows.end, column_of(chunk), call.head_dim);
-    fill_tile<kTileKeys, T::kColumns, T::kStride>(
+    fill_tile<kTileKeys, T::kColumns, T::kStride, T::kThreads>(
         stream_keys + stage * T::kKeyWords,
         HeadRows::choose(step == kGradient, HeadRows::of(call.value, b, kv, head.rows),
                          HeadRows::of(call.key, b, kv, head.rows)),
@@ -253,11 +262,11 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
 #pragma unroll 1
     for (int c = 0; c < T::kChunks; ++c) {
       advance(kScore, c);
-      Product::template add_scores<T::kColumns>(scores,
-                                                stream + stage * T::kQueryWords + warp_row * T::kStride,
-                                                stream_keys + stage * T::kKeyWords, lane);
+      Product::template add_scores<T::kColumns>(
+          scores, stream + stage * T::kQueryWords + warp_row * T::kStride,
+          stream_keys + stage * T::kKeyWords + half_key * T::kStride, lane);
     }
-    make_probabilities<T>(scores, shift, rule, visit, mask, first_key, warp_row, lane);
+    make_probabilities<T>(scores, shift, rule, visit, mask, first_key, half_key, warp_row, lane);
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) own_scores[score_place<T>(lane, e)] = scores[e];
 
@@ -268,11 +277,12 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
       advance(kGradient, c);
       const float* rows = stream + stage * T::kQueryWords;
       Product::template add_scores<T::kColumns>(gradients, rows + warp_row * T::kStride,
-                                                stream_keys + stage * T::kKeyWords, lane);
+                                                stream_keys + stage * T::kKeyWords + half_key * T::kStride,
+                                                lane);
       if (c < kOwnChunks) {
         Product::template add_key_sums<T::kColumns>(value_sums[c < kOwnChunks ? c : 0],
-                                                    scores_shared + warp_key, T::kScoreStride, rows, T::kRows,
-                                                    lane);
+                                                    scores_shared + warp_key, T::kScoreStride,
+                                                    rows + half_column, T::kRows, lane);
       }
     }
     __syncthreads();
@@ -282,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
       const int s = Product::score_slot(e);
       float& place = own_scores[score_place<T>(lane, e)];
       float gradient = place * (gradients[e] - dot[s]);
-      if (rule.cap != 0) gradient *= cap_slope(place, shift[s], rule);
+      if (rule.cap != 0) gradient *= cap_slope(place, shift[s], rule.factor);
       place = gradient;
     }
 
@@ -290,20 +300,21 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
     for (int c = 0; c < kOwnChunks; ++c) {
       advance(kSum, c);
       Product::template add_key_sums<T::kColumns>(key_sums[c], scores_shared + warp_key, T::kScoreStride,
-                                                  stream + stage * T::kQueryWords, T::kRows, lane);
+                                                  stream + stage * T::kQueryWords + half_column, T::kRows,
+                                                  lane);
       float part[Product::template kSums<T::kColumns>] = {};
-      Product::template add_sums<T::kColumns>(part, own_scores, T::kScoreStride,
-                                              stream_keys + stage * T::kKeyWords, lane);
+      Product::template add_sums<T::kColumns>(part, row_scores, T::kScoreStride,
+                                              stream_keys + stage * T::kKeyWords + half_column, lane);
       if (c == 0 && call.turns != nullptr) {
         if (threadIdx.x == 0) {
           wait_for_turn(turn, previous_key_tile(visit.intervals.some, visit.list, share.key_tile, kTileKeys));
         }
         __syncthreads();
       }
-      add_query_gradient<T>(call, visit, warp_row, column_of(c), part, lane);
+      add_query_gradient<T>(call, visit, warp_row, column_of(c) + half_column, part, lane);
     }
     if (call.turns != nullptr) {
-      __threadfence();
+      fence_device();
       __syncthreads();
       if (threadIdx.x == 0) give_turn(turn, share.key_tile);
     }
@@ -317,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, T::kBackwardBlocks)
 #pragma unroll
     for (int e = 0; e < kSums; ++e) {
       const std::int32_t i = first_key + warp_key + Product::template key_sum_row<T::kColumns>(lane, e);
-      const int column = column_of(c) + Product::template key_sum_column<T::kColumns>(lane, e);
+      const int column = column_of(c) + half_column + Product::template key_sum_column<T::kColumns>(lane, e);
       if (i >= head.count_k || column >= call.head_dim) continue;
       const std::int64_t row = head.row(i);
       const auto at = [&](const HeadsView& view) {
@@ -337,7 +348,7 @@ void launch_backward(const AttentionCall& call, const Stream& stream) {
   static_assert(T::kRows >= kLeastTileRows);
   launch_zero_counters(call, stream);
   launch("interval_backward_kernel", interval_backward_kernel<T>,
-         call.batch * call.heads_kv * call.lists.key_tiles * kParts, kThreads, T::kBackwardBytes, stream,
+         call.batch * call.heads_kv * call.lists.key_tiles * kParts, T::kThreads, T::kBackwardBytes, stream,
          call, tiling);
 }
 

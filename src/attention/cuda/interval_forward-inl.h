@@ -7,9 +7,10 @@ namespace headroom::cuda {
 
 // O <- softmax(Q K^T) V of one tile of queries
 template <class T>
-__global__ void __launch_bounds__(kThreads, T::kForwardBytes > (100 << 10) ? 1 : 2)
+__global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 1 : 2)
     interval_forward_kernel(AttentionCall call, QueryTiling tiling, std::int64_t tiles) {
   using Product = typename T::Product;
+  static_assert(Product::kHalves == 1, "a row's softmax is one warp's");
   constexpr int kSlots = Product::kSlots;
   constexpr int kSums = Product::template kSums<T::kColumns>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -31,12 +32,14 @@ __global__ void __launch_bounds__(kThreads, T::kForwardBytes > (100 << 10) ? 1 :
   float* stream = query + (T::kResident ? T::kChunks : 1) * T::kQueryWords;  // [stages][keys, columns]
   float* scores_shared = stream + T::kStages * T::kKeyWords + warp_row * T::kScoreStride;
   const auto fill = [&](const HeadRows& from, std::int32_t key_tile, int chunk, int stage) {
-    fill_tile<kTileKeys, T::kColumns, T::kStride>(stream + stage * T::kKeyWords, from, key_tile * kTileKeys,
-                                                  head.count_k, chunk * T::kColumns, call.head_dim);
+    fill_tile<kTileKeys, T::kColumns, T::kStride, T::kThreads>(stream + stage * T::kKeyWords, from,
+                                                               key_tile * kTileKeys, head.count_k,
+                                                               chunk * T::kColumns, call.head_dim);
   };
   const auto fill_query = [&](float* to, int chunk) {
-    fill_tile<T::kRows, T::kColumns, T::kStride>(to, HeadRows::of(call.query, head.b, head.head, head.rows),
-                                                 rows.begin, rows.end, chunk * T::kColumns, call.head_dim);
+    fill_tile<T::kRows, T::kColumns, T::kStride, T::kThreads>(
+        to, HeadRows::of(call.query, head.b, head.head, head.rows), rows.begin, rows.end, chunk * T::kColumns,
+        call.head_dim);
   };
   if constexpr (T::kResident) {
     for (int c = 0; c < chunks; ++c) fill_query(query + c * T::kQueryWords, c);
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, T::kForwardBytes > (100 << 10) ? 1 :
     const TileMask mask = TileMask::of(intervals, list, first_key, lane);
     if (rule.cap != 0) {
 #pragma unroll
-      for (int e = 0; e < Product::kScores; ++e) scores[e] = tanhf(rule.inner * scores[e]);
+      for (int e = 0; e < Product::kScores; ++e) scores[e] = capped(rule.inner * scores[e]);
     }
     if (mask.partial) {
       Range seen[kSlots];
@@ -219,8 +222,8 @@ template <class T>
 void launch_forward(const AttentionCall& call, const Stream& stream) {
   const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, T::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
-  launch("interval_forward_kernel", interval_forward_kernel<T>, call.batch * call.heads_q * tiles, kThreads,
-         T::kForwardBytes, stream, call, tiling, tiles);
+  launch("interval_forward_kernel", interval_forward_kernel<T>, call.batch * call.heads_q * tiles,
+         T::kThreads, T::kForwardBytes, stream, call, tiling, tiles);
 }
 
 }  // namespace headroom::cuda

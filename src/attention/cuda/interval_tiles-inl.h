@@ -11,8 +11,7 @@
 
 namespace headroom::cuda {
 
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = kWarps * kWarp;
+inline constexpr int kRowGroups = 4;  // of warps: they have different rows
 
 // D: head_dim, rounded up; N: columns of a chunk; Blocks: of backward, side by side on a multiprocessor.
 template <class P, int D, int N, int Stages, int Blocks = 2>
@@ -23,9 +22,10 @@ struct Tiling {
   static constexpr int kChunks = D / N;
   static constexpr int kStages = Stages;
   static constexpr int kBackwardBlocks = Blocks;
-  static constexpr bool kResident = Stages == 2;   // forward keeps all of Q in shared memory
-  static constexpr int kRows = kWarps * P::kRows;  // queries of a tile
-  static constexpr int kStride = N + P::kPad;      // words of a row in shared memory
+  static constexpr bool kResident = Stages == 2;  // forward keeps all of Q in shared memory
+  static constexpr int kThreads = kRowGroups * P::kHalves * kWarp;
+  static constexpr int kRows = kRowGroups * P::kRows;  // queries of a tile
+  static constexpr int kStride = N + P::kPad;          // words of a row in shared memory
   static constexpr int kQueryWords = kRows * kStride;
   static constexpr int kKeyWords = kTileKeys * kStride;
   static constexpr int kScoreStride = kTileKeys + P::kPad;
@@ -42,55 +42,77 @@ struct HeadRows {
   std::int64_t stride;
   DType dtype;
   bool aligned;
+  bool copies;  // f32 rows one after the other: shared memory takes them as they are
 
   __device__ static HeadRows of(const HeadsView& view, std::int64_t b, std::int64_t head,
                                 const std::int32_t* rows) {
     const std::int64_t offset = b * view.batch_stride + head * view.head_stride;
     const std::int64_t bytes = view.dtype == DType::f32 ? 4 : 2;
-    return {static_cast<const char*>(view.data) + offset * bytes, rows, view.row_stride, view.dtype,
-            view.aligned};
+    return {static_cast<const char*>(view.data) + offset * bytes,
+            rows,
+            view.row_stride,
+            view.dtype,
+            view.aligned,
+            view.dtype == DType::f32 && view.aligned && rows == nullptr};
   }
   // Field by field: a choice of addresses would put both in local memory.
   __device__ static HeadRows choose(bool first, const HeadRows& a, const HeadRows& b) {
-    return {first ? a.data : b.data, a.rows, first ? a.stride : b.stride, a.dtype,
-            first ? a.aligned : b.aligned};
+    return {first ? a.data : b.data,       a.rows,
+            first ? a.stride : b.stride,   a.dtype,
+            first ? a.aligned : b.aligned, first ? a.copies : b.copies};
   }
   __device__ std::int64_t row(std::int32_t i) const { return rows == nullptr ? i : rows[i]; }
 };
 
+// Rows that have to be looked up or widened. Kept out of the loops that call it: their code has to stay in
+// the instruction cache.
+template <int Rows, int N, int Stride, int kThreads>
+__device__ __noinline__ void fill_converted(float* to, HeadRows from, std::int32_t first, std::int32_t end,
+                                            int column, int head_dim) {
+  constexpr int kVectors = N / 4;
+  constexpr int kStep = kThreads / kVectors;
+  const int c = static_cast<int>(threadIdx.x) % kVectors * 4;
+#pragma unroll 1
+  for (int r = static_cast<int>(threadIdx.x) / kVectors; r < Rows; r += kStep) {
+    float4 four = make_float4(0, 0, 0, 0);
+    if (column + c < head_dim && first + r < end) {
+      four = load_four(from.data, from.dtype, from.row(first + r) * from.stride + column + c, from.aligned);
+    }
+    *reinterpret_cast<float4*>(to + r * Stride + c) = four;
+  }
+}
+
 // to <- columns [column, column + N) of rows [first, end), and zeros up to Rows rows and N columns
-template <int Rows, int N, int Stride>
+template <int Rows, int N, int Stride, int kThreads>
 __device__ __forceinline__ void fill_tile(float* to, const HeadRows& from, std::int32_t first,
                                           std::int32_t end, int column, int head_dim) {
+  if (!from.copies) {
+    fill_converted<Rows, N, Stride, kThreads>(to, from, first, end, column, head_dim);
+    return;
+  }
   constexpr int kVectors = N / 4;
   constexpr int kStep = kThreads / kVectors;  // rows that the block moves at once
   const int c = static_cast<int>(threadIdx.x) % kVectors * 4;
   const int r = static_cast<int>(threadIdx.x) / kVectors;
   const bool inside = column + c < head_dim;
+  const std::int32_t rows = inside ? end - first - r : 0;  // of this thread's, from its first
   float* shared = to + r * Stride + c;
-  if (from.dtype == DType::f32 && from.aligned && from.rows == nullptr) {
-    const float* source =
-        static_cast<const float*>(from.data) + (first + r) * from.stride + (inside ? column + c : 0);
+  const float* source =
+      static_cast<const float*>(from.data) + (first + r) * from.stride + (inside ? column + c : 0);
 #pragma unroll
-    for (int i = 0; i < Rows; i += kStep) {
-      if (Rows % kStep != 0 && r + i >= Rows) break;
-      copy_sixteen(shared, source, inside && first + r + i < end);
-      shared += kStep * Stride;
-      source += kStep * from.stride;
-    }
-    return;
-  }
-#pragma unroll 1
   for (int i = 0; i < Rows; i += kStep) {
     if (Rows % kStep != 0 && r + i >= Rows) break;
-    float4 four = make_float4(0, 0, 0, 0);
-    const std::int32_t at = first + r + i;
-    if (inside && at < end) {
-      four = load_four(from.data, from.dtype, from.row(at) * from.stride + column + c, from.aligned);
-    }
-    *reinterpret_cast<float4*>(shared) = four;
-    shared += kStep * Stride;
+    copy_sixteen(shared + i * Stride, source, i < rows);
+    source += kStep * from.stride;
   }
+}
+
+// Bit i: key first + i is listed.
+__device__ __noinline__ inline std::uint64_t listed_keys(BlockList list, std::int32_t first, int lane) {
+  const std::uint32_t low = __ballot_sync(0xffffffffu, list.touches({first + lane, first + lane + 1}));
+  const std::uint32_t high =
+      __ballot_sync(0xffffffffu, list.touches({first + lane + kWarp, first + lane + kWarp + 1}));
+  return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
 // Which of a tile's scores count.
@@ -103,10 +125,7 @@ struct TileMask {
     TileMask mask;
     mask.partial = !intervals.covers({first, first + kTileKeys});
     if (list.blocks == nullptr) return mask;
-    const std::uint32_t low = __ballot_sync(0xffffffffu, list.touches({first + lane, first + lane + 1}));
-    const std::uint32_t high =
-        __ballot_sync(0xffffffffu, list.touches({first + lane + kWarp, first + lane + kWarp + 1}));
-    mask.keys = static_cast<std::uint64_t>(high) << 32 | low;
+    mask.keys = listed_keys(list, first, lane);
     mask.partial |= mask.keys != ~std::uint64_t{0};
     return mask;
   }
@@ -134,6 +153,11 @@ struct ScoreRule {
     return {kLog2E * call.softcap, call.softcap, call.scale / call.softcap};
   }
 };
+
+// Called, not inlined: nearly every score of nearly every model is not capped.
+__device__ __noinline__ inline float capped(float x) {
+  return tanhf(x);
+}
 
 // One query head of one sequence, and what the kernels ask of its list.
 struct ListHead {

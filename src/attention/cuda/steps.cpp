@@ -48,8 +48,9 @@ struct Memory {
       row_dot = pieces.take<float>(statistics);
       next_share = pieces.take<std::int32_t>(1);
       if (problem.deterministic) {
-        turns_per_head = parts_of(problem.head_dim, kGradientColumns) *
-                         QueryTiling::of(problem.mask.block_rows, problem.seq_q, kLeastTileRows).count(lists.capacity);
+        turns_per_head =
+            parts_of(problem.head_dim, kGradientColumns) *
+            QueryTiling::of(problem.mask.block_rows, problem.seq_q, kLeastTileRows).count(lists.capacity);
         turns = pieces.take<std::int32_t>(checked_multiply(problem.batch * problem.heads_q, turns_per_head));
       }
       if (wide) query_gradient = pieces.take<float>(q_elements);

@@ -36,9 +36,12 @@ struct Tf32Parts {
   }
 };
 
-// M: sixteens of query rows per warp; Terms: 3, or 1 for plain tf32.
-template <int M, int Terms>
+// M: sixteens of query rows per warp; Terms: 3, or 1 for plain tf32; Halves: 2 where two warps share their
+// rows and each has half of the columns of every product.
+template <int M, int Terms, int Halves = 1>
 struct Tf32Product {
+  static constexpr int kHalves = Halves;
+  static constexpr int kKeys = 64 / Halves;  // of a warp's scores
   static constexpr int kRows = 16 * M;
   static constexpr int kSlots = 2 * M;
   static constexpr int kPad = 8;
@@ -49,26 +52,26 @@ struct Tf32Product {
   __device__ static int row(int lane, int slot) { return lane / 4 + 8 * slot; }
   __device__ static int column(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
 
-  static constexpr int kScores = 32 * M;
-  __device__ static constexpr int score_slot(int e) { return e / 32 * 2 + e % 4 / 2; }
-  __device__ static int score_column(int lane, int e) { return column(lane, e % 32); }
+  static constexpr int kScores = M * kKeys / 2;
+  __device__ static constexpr int score_slot(int e) { return e / (kKeys / 2) * 2 + e % 4 / 2; }
+  __device__ static int score_column(int lane, int e) { return column(lane, e % (kKeys / 2)); }
 
   template <int N>
-  static constexpr int kSums = M * N / 2;
+  static constexpr int kSums = M * N / Halves / 2;
   template <int N>
   __device__ static constexpr int sum_slot(int e) {
-    return e / (N / 2) * 2 + e % 4 / 2;
+    return e / (N / Halves / 2) * 2 + e % 4 / 2;
   }
   template <int N>
   __device__ static int sum_column(int lane, int e) {
-    return column(lane, e % (N / 2));
+    return column(lane, e % (N / Halves / 2));
   }
 
   template <int N>
   static constexpr int kSumWidth = 2;
 
   template <int N>
-  static constexpr int kKeySums = N / 2;
+  static constexpr int kKeySums = N / Halves / 2;
   template <int N>
   __device__ static int key_sum_row(int lane, int e) {
     return lane / 4 + 8 * (e % 4 / 2);
@@ -89,35 +92,47 @@ struct Tf32Product {
     }
   };
 
-  // d <- d + a b, smallest terms first
-  __device__ static void multiply(float (&d)[4], const Left& a, float b0, float b1) {
-    const Tf32Parts first = Tf32Parts::of(b0);
-    const Tf32Parts second = Tf32Parts::of(b1);
-    const std::uint32_t big[2] = {first.big, second.big};
-    if constexpr (Terms == 3) {
-      const std::uint32_t small[2] = {first.small, second.small};
-      warp_multiply_tf32(d, a.small, big);
-      warp_multiply_tf32(d, a.big, small);
-    }
-    warp_multiply_tf32(d, a.big, big);
-  }
-
-  // sums(m, n) <- sums(m, n) + a chain of products, for every m and n; right(n, i) gives b of step i
+  // sums(m, n) <- sums(m, n) + a chain of products, for every m and n; right(n, i) gives b of step i.
+  // Smallest terms first; columns abreast, for a product waits for the one before it on the same sums.
   template <int Rows, int Columns, class Right>
   __device__ static void add_chain(float* sums, const Left (&left)[Rows][kChain], const Right& right) {
+    constexpr int kAbreast = Columns < 4 ? Columns : 4;
 #pragma unroll
-    for (int n = 0; n < Columns; ++n) {
-      float chain[Rows][4] = {};
+    for (int n = 0; n < Columns; n += kAbreast) {
+      float chain[Rows][kAbreast][4] = {};
 #pragma unroll
       for (int i = 0; i < kChain; ++i) {
-        const float2 b = right(n, i);
+        std::uint32_t big[kAbreast][2];
+        std::uint32_t small[kAbreast][2];
 #pragma unroll
-        for (int m = 0; m < Rows; ++m) multiply(chain[m], left[m][i], b.x, b.y);
+        for (int j = 0; j < kAbreast; ++j) {
+          const float2 b = right(n + j, i);
+          const Tf32Parts first = Tf32Parts::of(b.x);
+          const Tf32Parts second = Tf32Parts::of(b.y);
+          big[j][0] = first.big;
+          big[j][1] = second.big;
+          small[j][0] = first.small;
+          small[j][1] = second.small;
+        }
+#pragma unroll
+        for (int term = 3 - Terms; term < 3; ++term) {
+#pragma unroll
+          for (int j = 0; j < kAbreast; ++j) {
+#pragma unroll
+            for (int m = 0; m < Rows; ++m) {
+              const Left& a = left[m][i];
+              warp_multiply_tf32(chain[m][j], term == 0 ? a.small : a.big, term == 1 ? small[j] : big[j]);
+            }
+          }
+        }
       }
 #pragma unroll
-      for (int m = 0; m < Rows; ++m) {
+      for (int j = 0; j < kAbreast; ++j) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) sums[(m * Columns + n) * 4 + r] += chain[m][r];
+        for (int m = 0; m < Rows; ++m) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) sums[(m * Columns + n + j) * 4 + r] += chain[m][j][r];
+        }
       }
     }
   }
@@ -145,7 +160,7 @@ struct Tf32Product {
           left[m][i].set(3, bottom.y);
         }
       }
-      add_chain<M, 8>(scores, left, [&](int n, int i) {
+      add_chain<M, kKeys / 8>(scores, left, [&](int n, int i) {
         return *reinterpret_cast<const float2*>(b_row + 8 * n * kStride + k + 8 * i);
       });
     }
@@ -172,7 +187,7 @@ struct Tf32Product {
           left[m][i].set(3, at[8 * p_stride + 4]);
         }
       }
-      add_chain<M, N / 8>(sums, left, [&](int n, int i) {
+      add_chain<M, N / Halves / 8>(sums, left, [&](int n, int i) {
         const float* at = b_row + (k + 8 * i) * kStride + 8 * n;
         return float2{at[0], at[4 * kStride]};
       });
@@ -197,7 +212,7 @@ struct Tf32Product {
         left[0][i].set(2, at[4 * p_stride]);
         left[0][i].set(3, at[4 * p_stride + 8]);
       }
-      add_chain<1, N / 8>(sums, left, [&](int n, int i) {
+      add_chain<1, N / Halves / 8>(sums, left, [&](int n, int i) {
         const float* at = b_row + (k + 8 * i) * kStride + 8 * n;
         return float2{at[0], at[4 * kStride]};
       });
