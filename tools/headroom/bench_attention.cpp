@@ -328,10 +328,10 @@ class AttentionRun {
     double row_sum = 0;
     for (const auto& [k, score] : scores) row_sum += std::exp(score - row_max);
     for (const auto& [k, score] : scores) {
+      const double probability = std::exp(score - row_max) / row_sum;
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
         expected[static_cast<std::size_t>(c)] +=
-            std::exp(score - row_max) / row_sum *
-            read_element(on_host.value, on_host.value.offset(b, k, kv, c));
+            probability * read_element(on_host.value, on_host.value.offset(b, k, kv, c));
       }
     }
     double worst = 0;
@@ -371,11 +371,12 @@ void set_rates(const std::vector<double>& forward, const std::vector<double>& ba
 }
 
 // On a GPU: by its own clock, each run on another copy of the inputs. Nothing may be allocated after the
-// warm-up, in which the driver loads the kernels.
+// warm-up, in which the driver loads the kernels; it goes over every copy, since backward takes the next one.
 void time_steps_on_gpu(AttentionRun& run, std::int64_t copies, Backend& backend, const Options& options,
                        double pair_flops, Row& row) {
   std::size_t turn = 0;
-  for (std::int64_t i = 0; i < std::max<std::int64_t>(options.bench.warmup, copies); ++i, ++turn) {
+  const std::int64_t warmup = std::max<std::int64_t>(options.bench.warmup, copies == 1 ? 0 : copies);
+  for (std::int64_t i = 0; i < warmup; ++i, ++turn) {
     run.forward(turn);
     run.backward(turn);
   }
