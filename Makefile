@@ -1,6 +1,6 @@
 # Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
 .DEFAULT_GOAL := build
-.PHONY: setup setup-checks setup-browser build run test check check-ci parity format bench clean
+.PHONY: setup setup-checks setup-browser build run test check check-ci check-sm61 parity format bench clean
 .NOTPARALLEL:
 
 build: setup
@@ -37,6 +37,10 @@ check: test check-ci
 	@cmake --preset fuzz && cmake --build --preset fuzz && scripts/run_fuzzers.sh build/fuzz 60
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
 	else echo "check: no nvcc on PATH, CUDA left out"; fi
+
+# The portable kernels for GPUs that the CUDA of today no longer compiles for; downloads CUDA 12's headers and assembler once.
+check-sm61: setup-checks
+	@scripts/check_sm61.sh
 
 # Remakes the parity references with the PyTorch and transformers of PYTHON and compares with them live.
 PYTHON ?= python3

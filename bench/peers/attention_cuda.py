@@ -2,11 +2,14 @@
 """Headroom's attention on a GPU beside cuDNN, FlexAttention and PyTorch's f32 attention, in one run on one machine.
 
 Needs the PyTorch of the machine with the GPU; nothing in the build or the tests uses it. Every case runs in Headroom
-(deterministic and not) and in the peer, one after the other, in rounds; the median of the rounds' ratios counts.
+(deterministic and not) and in the peer, one after the other, in rounds; the median of the rounds' ratios counts. The
+kind grid is f32 over a grid of sizes, with the computation that keeps its scores beside both, a head size at a time;
+bench/plot_attention_grid.py makes a table and a picture of it.
 
     bench/peers/attention_cuda.py --headroom build/cuda/headroom > bench/results/attention_cuda_peers.json
 """
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -19,6 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 TOKENS = 16384
+GRID_MEANS_FROM = 4096  # shorter cells of the grid are over in microseconds: they are shown, and count in no mean
+LONG_MS = 1000          # of a run that is measured once
+GRID_KEYS = ("status", "forward_ms", "backward_ms", "error", "added_bytes", "peak_bytes", "reserved_bytes", "planned_bytes")
+DENSE_KEYS = ("status", "forward_ms", "backward_ms", "forward_gflops", "backward_gflops", "error", "added_bytes", "reserved_bytes",
+              "planned_bytes", "free_change_bytes")
 
 
 def dense_cases():
@@ -42,26 +50,20 @@ def sparse_cases():
                "mask": mask}
 
 
-def f32_cases():
-    for head_dim in (16, 32, 64, 128):
-        for seq in (4096, 8192, 16384):
-            yield {"kind": "f32", "dtype": "f32", "batch": 8, "heads": 1, "kv_heads": 1, "head_dim": head_dim, "seq": seq,
-                   "mask": "full"}
+def grid_case(head_dim, seq):
+    return {"kind": "grid", "dtype": "f32", "batch": 8, "heads": 1, "kv_heads": 1, "head_dim": head_dim, "seq": seq, "mask": "full"}
 
 
-def run_headroom(case, options, implementation, nondeterministic=False):
-    command = [options.headroom, "bench", "attention", "--device", "cuda:0", "--impl", implementation, "--json", "--steps", "200",
-               "--max-seconds", str(options.seconds)]
+def run_headroom(case, options, implementations, *more):
+    command = [options.headroom, "bench", "attention", "--device", "cuda:0", "--impl", implementations, "--json", "--steps", "200",
+               "--max-seconds", str(options.seconds), *more]
     for key in ("seq", "head_dim", "heads", "kv_heads", "batch", "dtype", "mask"):
         command += ["--" + key.replace("_", "-"), str(case[key])]
-    if nondeterministic:
-        command.append("--nondeterministic")
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return result, result["rows"][0]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def median_times(function, sets, seconds):
-    """Forward and backward in turn, as Headroom's bench runs them, queued without waiting; medians in ms."""
+def timed(function, sets, count):
+    """Forward and backward in turn, as Headroom's bench runs them, queued without waiting; pairs of ms."""
     def once(i, events):
         q, k, v, gradient = sets[i % len(sets)]
         events[0].record()
@@ -70,16 +72,19 @@ def median_times(function, sets, seconds):
         torch.autograd.grad(output, (q, k, v), gradient)
         events[2].record()
 
-    def timed(count):
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(count)]
-        for i in range(count):
-            once(i, events[i])
-        torch.cuda.synchronize()
-        return [(e[0].elapsed_time(e[1]), e[1].elapsed_time(e[2])) for e in events]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(count)]
+    for i in range(count):
+        once(i, events[i])
+    torch.cuda.synchronize()
+    return [(e[0].elapsed_time(e[1]), e[1].elapsed_time(e[2])) for e in events]
 
-    timed(3)
-    each = statistics.median(sum(pair) for pair in timed(3))
-    times = timed(max(5, min(200, int(2 * seconds * 1e3 / each))))
+
+def median_times(function, sets, seconds):
+    """Of a function that has run before, so that its kernels are loaded."""
+    times = timed(function, sets, 1)
+    if sum(times[0]) < LONG_MS:
+        each = statistics.median(sum(pair) for pair in timed(function, sets, 3))
+        times = timed(function, sets, max(5, min(200, int(2 * seconds * 1e3 / each))))
     return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
 
@@ -116,39 +121,92 @@ def run_peer(case, seconds):
     copies = 3
     sets = make_inputs(case, copies)
     function = peer_function(case)
-    backends = {"f32": [SDPBackend.EFFICIENT_ATTENTION], "sparse": [SDPBackend.MATH]}
-    with sdpa_kernel(backends.get(case["kind"], [SDPBackend.CUDNN_ATTENTION])):
+    with sdpa_kernel([SDPBackend.MATH] if case["kind"] == "sparse" else [SDPBackend.CUDNN_ATTENTION]):
+        timed(function, sets, 3)
         return median_times(function, sets, seconds)
+
+
+def naive_attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+
+def run_in_f32(case, function, seconds):
+    """Times, and bytes at the peak over inputs, results (O and LSE) and gradients, as Headroom counts; or out of memory."""
+    result = {"status": "oom"}
+    try:
+        timed(function, make_inputs(dict(case, seq=min(case["seq"], 1024)), 1), 3)
+        sets = make_inputs(case, 3 if case["seq"] < TOKENS else 1)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        forward_ms, backward_ms = median_times(function, sets, seconds)
+        results = sum(tensor.nbytes for tensor in sets[0]) + 4 * case["batch"] * case["heads"] * case["seq"]
+        added = max(torch.cuda.max_memory_allocated() - before - results, 0)
+        result = {"status": "ok", "forward_ms": forward_ms, "backward_ms": backward_ms, "added_bytes": added}
+    except torch.cuda.OutOfMemoryError:
+        pass
+    sets = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def compare_in_grid(head_dim, options):
+    """The rows of one head size. Headroom runs them in one process, shortest first: kernels are loaded when long ones come."""
+    names = ("portable", "tf32x3")
+    rows = [grid_case(head_dim, 1 << power) for power in range(8, 18)]
+    for row in rows:
+        row["rounds"] = []
+    for _ in range(options.rounds):
+        for row in rows:
+            row["rounds"].append({"naive": run_in_f32(row, naive_attention, options.seconds),
+                                  "peer": run_in_f32(row, F.scaled_dot_product_attention, options.seconds)})
+        every_seq = ",".join(str(row["seq"]) for row in rows)
+        bench = run_headroom(dict(rows[0], seq=every_seq), options, ",".join(names), "--warmup", "0")
+        for ours in bench["rows"]:
+            row = next(row for row in rows if row["seq"] == ours["seq"])
+            row["rounds"][-1][ours["impl"]] = {key: ours[key] for key in GRID_KEYS}
+    for row in rows:
+        for name in names:
+            served = [r for r in row["rounds"] if r["peer"]["status"] == r[name]["status"] == "ok"]
+            if served:
+                row[name] = {part + "_ratio": statistics.median(r["peer"][part + "_ms"] / r[name][part + "_ms"] for r in served)
+                             for part in ("forward", "backward")}
+    return rows, bench
 
 
 def compare(case, options):
     rounds = []
-    names = ["portable", "tf32x3"] if case["kind"] == "f32" else ["sm90"]
-    row = dict(case)
     for _ in range(options.rounds):
         peer_forward, peer_backward = run_peer(case, options.seconds)
-        entry = {"peer_forward_ms": peer_forward, "peer_backward_ms": peer_backward}
-        for name in names:
-            bench, ours = run_headroom(case, options, name)
-            entry[name] = {key: ours[key] for key in ("status", "forward_ms", "backward_ms", "forward_gflops", "backward_gflops",
-                                                      "error", "added_bytes", "reserved_bytes", "planned_bytes", "free_change_bytes")}
-            if case["kind"] != "f32":
-                _, free = run_headroom(case, options, name, nondeterministic=True)
-                entry[name]["backward_nondeterministic_ms"] = free["backward_ms"]
-        rounds.append(entry)
-    for name in names:
-        middle = lambda key, peer: statistics.median(r[peer] / r[name][key] for r in rounds)
-        row[name] = {"forward_ratio": middle("forward_ms", "peer_forward_ms"),
-                     "backward_ratio": middle("backward_ms", "peer_backward_ms")}
-        if case["kind"] != "f32":
-            row[name]["backward_nondeterministic_ratio"] = middle("backward_nondeterministic_ms", "peer_backward_ms")
-    row["rounds"] = rounds
-    return row, bench
+        bench = run_headroom(case, options, "sm90")
+        free_order = run_headroom(case, options, "sm90", "--nondeterministic")
+        ours = {key: bench["rows"][0][key] for key in DENSE_KEYS}
+        ours["backward_nondeterministic_ms"] = free_order["rows"][0]["backward_ms"]
+        rounds.append({"peer_forward_ms": peer_forward, "peer_backward_ms": peer_backward, "sm90": ours})
+    middle = lambda key, peer: statistics.median(r[peer] / r["sm90"][key] for r in rounds)
+    row = dict(case, sm90={"forward_ratio": middle("forward_ms", "peer_forward_ms"),
+                           "backward_ratio": middle("backward_ms", "peer_backward_ms"),
+                           "backward_nondeterministic_ratio": middle("backward_nondeterministic_ms", "peer_backward_ms")},
+               rounds=rounds)
+    return [row], bench
+
+
+def means_of(rows):
+    """By kind, row and pass; of the grid from GRID_MEANS_FROM tokens up, and by head size too."""
+    values = {}
+    for row in rows:
+        if row["kind"] == "grid" and row["seq"] < GRID_MEANS_FROM:
+            continue
+        for name in ("sm90", "portable", "tf32x3"):
+            for key, ratio in row.get(name, {}).items():
+                values.setdefault(f"{row['kind']} {name} {key}", []).append(ratio)
+                if row["kind"] == "grid":
+                    values.setdefault(f"grid {name} d{row['head_dim']} {key}", []).append(ratio)
+    return {key: {"geometric_mean": geometric_mean(of), "least": min(of)} for key, of in values.items()}
 
 
 def geometric_mean(values):
-    values = list(values)
-    return math.exp(sum(math.log(v) for v in values) / len(values)) if values else float("nan")
+    return math.exp(sum(math.log(v) for v in values) / len(values))
 
 
 def main():
@@ -156,31 +214,27 @@ def main():
     parser.add_argument("--headroom", default="build/cuda/headroom", help="the program")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.2, help="per program, case and pass")
-    parser.add_argument("--kinds", default="dense,dense 256,sparse,f32")
+    parser.add_argument("--kinds", default="dense,dense 256,sparse,grid")
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    kinds = options.kinds.split(",")
+    parts = [(compare, case) for case in (*dense_cases(), *sparse_cases()) if case["kind"] in kinds]
+    parts += [(compare_in_grid, head_dim) for head_dim in (16, 32, 64, 128) if "grid" in kinds]
     rows = []
-    for case in (*dense_cases(), *sparse_cases(), *f32_cases()):
-        if case["kind"] not in options.kinds.split(","):
-            continue
+    for measure, part in parts:
         try:
-            row, bench = compare(case, options)
+            measured, bench = measure(part, options)
         except subprocess.CalledProcessError as error:
-            print(case, error.stderr.strip().splitlines()[-1:], file=sys.stderr, flush=True)
+            print(part, error.stderr.strip().splitlines()[-1:], file=sys.stderr, flush=True)
             continue
-        rows.append(row)
-        ratios = "; ".join("{} {}".format(name, " ".join(f"{key.split('_ratio')[0]} {value:.2f}x" for key, value in row[name].items()))
-                           for name in ("sm90", "portable", "tf32x3") if name in row)
-        print("{kind} {dtype} b{batch} h{heads}/{kv_heads} d{head_dim} {seq} {mask}: ".format(**case) + ratios, file=sys.stderr,
-              flush=True)
-    means = {}
-    for kind in sorted({row["kind"] for row in rows}):
-        for name in ("sm90", "portable", "tf32x3"):
-            of_kind = [row[name] for row in rows if row["kind"] == kind and name in row]
-            for key in ("forward_ratio", "backward_ratio", "backward_nondeterministic_ratio"):
-                values = [r[key] for r in of_kind if key in r]
-                if values:
-                    means[f"{kind} {name} {key}"] = {"geometric_mean": geometric_mean(values), "least": min(values)}
+        rows += measured
+        for row in measured:
+            ratios = "; ".join(name + "".join(f" {key.split('_ratio')[0]} {ratio:.2f}x" for key, ratio in row[name].items())
+                               for name in ("sm90", "portable", "tf32x3") if name in row)
+            print("{kind} {dtype} b{batch} h{heads}/{kv_heads} d{head_dim} {seq} {mask}: ".format(**row) + ratios, file=sys.stderr,
+                  flush=True)
+    means = means_of(rows)
     for key, value in means.items():
         print(f"{key}: mean {value['geometric_mean']:.3f}, least {value['least']:.3f}", file=sys.stderr)
     json.dump({"machine": bench["machine"], "commit": bench["commit"], "torch": torch.__version__,

@@ -11,6 +11,7 @@ namespace headroom {
 [[nodiscard]] const AttentionImplementation& sm90_attention();
 [[nodiscard]] const AttentionImplementation& tf32x3_attention();
 [[nodiscard]] const AttentionImplementation& portable_attention();
+[[nodiscard]] const AttentionImplementation& tf32_attention();
 [[nodiscard]] const AttentionImplementation& naive_attention();
 [[nodiscard]] const AttentionImplementation& naive_recomputing_attention();
 [[nodiscard]] const AttentionImplementation& reference_attention();

@@ -14,6 +14,7 @@ namespace {
 
 const IntervalKernels kPortable = make_portable_kernels();
 const IntervalKernels kTf32x3 = make_tf32_kernels<3>(kPortable);
+const IntervalKernels kTf32 = make_tf32_kernels<1>(kPortable);
 
 // A row of the table with its launches on the host.
 template <const IntervalKernels& Kernels>
@@ -52,6 +53,11 @@ TEST(CudaOnHost, PortableWithinThePlainComputation) {
 TEST(CudaOnHost, Tf32x3WithinThePlainComputation) {
   EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 9, 0, 11), 10);
   EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 8, 6, 37), 3);
+}
+
+// Against a plain computation on operands rounded to tf32.
+TEST(CudaOnHost, Tf32WithinThePlainComputation) {
+  EXPECT_GT(run_cases(on_host<kTf32>("tf32"), 9, 0, 29), 4);
 }
 
 }  // namespace

@@ -201,6 +201,21 @@ TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {
   EXPECT_EQ(portable.supports(problem, gpu).reason(), "does not combine block lists with dilation");
 }
 
+TEST(CudaRows, Tf32RunsOnlyWhereItIsNamed) {
+  const std::span<const AttentionImplementation> table = attention_implementations();
+  DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up"};
+  for (const int major : {6, 7, 8, 9, 10, 12}) {
+    gpu.compute_major = major;
+    for (const AttentionCase& c : attention_cases()) {
+      const auto chosen = choose(table, c.problem, gpu).implementation;
+      EXPECT_TRUE(chosen == nullptr || chosen->name != "tf32") << c.name;
+    }
+  }
+  const AttentionProblem problem{.seq_q = 4096, .seq_k = 4096, .head_dim = 64};
+  EXPECT_EQ(choose(table, problem, gpu).implementation->name, "tf32x3");
+  EXPECT_EQ(choose(table, problem, gpu, "tf32").implementation->name, "tf32");
+}
+
 TEST(CudaRows, WorkspaceIsLinearAndKnown) {
   const AttentionImplementation& portable = find_attention("portable");
   const DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up", .compute_major = 9};

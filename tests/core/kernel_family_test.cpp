@@ -55,5 +55,15 @@ TEST(KernelFamily, APinnedNameIsAskedAlone) {
   }
 }
 
+TEST(KernelFamily, SomeRunOnlyWhereTheyAreNamed) {
+  const std::array rows = {Row{"rough", always, nullptr, nullptr, nullptr, nullptr, true},
+                           Row{"reference", always, nullptr, nullptr, nullptr, nullptr}};
+  const std::span<const Row> table(rows);
+  const auto choice = choose(table, Problem{5}, DeviceDescription{});
+  EXPECT_EQ(choice.implementation->name, "reference");
+  EXPECT_EQ(choice.refusals.at(0).reason, "runs only where it is named");
+  EXPECT_EQ(choose(table, Problem{5}, DeviceDescription{}, "rough").implementation->name, "rough");
+}
+
 }  // namespace
 }  // namespace headroom

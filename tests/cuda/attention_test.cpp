@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <tuple>
 #include <vector>
 
 #include "attention_cases.h"
 #include "cuda/cuda_backend.h"
+#include "headroom/core/elements.h"
 #include "headroom/core/error.h"
+#include "headroom/core/random.h"
 #include "headroom/memory.h"
 
 namespace headroom {
@@ -138,6 +143,205 @@ TEST_F(CudaAttention, SameBitsEveryTimeInThePlannedMemory) {
     }
   }
 }
+
+// Memory of the GPU, or pinned.
+class Reserved {
+ public:
+  Reserved(Backend& backend, Space space, std::int64_t bytes)
+      : backend_(backend), space_(space), bytes_(bytes), data_(backend.reserve(space, bytes)) {}
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+  ~Reserved() { backend_.release(space_, data_, bytes_); }
+
+  [[nodiscard]] std::byte* at(std::int64_t offset) const { return static_cast<std::byte*>(data_) + offset; }
+
+ private:
+  Backend& backend_;
+  Space space_;
+  std::int64_t bytes_;
+  void* data_;
+};
+
+// Tensors one after the other.
+class Places {
+ public:
+  TensorView take(const Reserved& memory, DType dtype, const Shape& shape) {
+    const std::int64_t offset = bytes;
+    bytes += (dense_bytes(dtype, shape) + 255) / 256 * 256;
+    return {memory.at(offset), dtype, shape};
+  }
+  std::int64_t bytes = 0;
+};
+
+// Key tiles whose blocks run at the same time all add to the same dQ: the order of their turns is what makes
+// the bits. Results are overwritten before every run.
+void expect_same_bits(Backend& gpu, const AttentionProblem& problem, std::string_view implementation,
+                      int repeats) {
+  const AttentionImplementation& row = find_attention(implementation);
+  if (!row.supports(problem, gpu.description())) return;
+  const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
+  const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
+  constexpr std::int64_t kPlenty = 32 << 20;
+  const Reserved inputs(gpu, Space::device, kPlenty);
+  const Reserved results(gpu, Space::device, kPlenty);
+  const Reserved seen(gpu, Space::host, kPlenty);
+  Places of_inputs;
+  const TensorView q = of_inputs.take(inputs, problem.dtype, rows);
+  const TensorView k = of_inputs.take(inputs, problem.dtype, keys);
+  const TensorView v = of_inputs.take(inputs, problem.dtype, keys);
+  const TensorView go = of_inputs.take(inputs, problem.dtype, rows);
+  Places of_results;
+  const TensorView o = of_results.take(results, problem.dtype, rows);
+  const TensorView gq = of_results.take(results, problem.dtype, rows);
+  const TensorView gk = of_results.take(results, problem.dtype, keys);
+  const TensorView gv = of_results.take(results, problem.dtype, keys);
+  const TensorView lse =
+      of_results.take(results, DType::f32, {problem.batch, problem.heads_q, problem.seq_q});
+  ASSERT_LE(std::max(of_inputs.bytes, of_results.bytes), kPlenty);
+  std::uint64_t seed = 1;
+  for (const TensorView& tensor : {q, k, v, go}) {
+    const TensorView host(seen.at(0), tensor.dtype(), tensor.shape());
+    const Random random(seed++);
+    for (std::int64_t i = 0; i < host.elements(); ++i) {
+      write_element(host, i, random.normal(static_cast<std::uint64_t>(i)));
+    }
+    gpu.copy(StreamId::main, tensor.raw(), host.raw(), host.bytes());
+    gpu.synchronize();
+  }
+  const std::int64_t forward_bytes = row.workspace_bytes(problem, gpu.description(), Pass::forward);
+  const std::int64_t backward_bytes = row.workspace_bytes(problem, gpu.description(), Pass::backward);
+  const Reserved workspace(gpu, Space::device, std::max({forward_bytes, backward_bytes, std::int64_t{1}}));
+  const AttentionForward forward{.query = q,
+                                 .key = k,
+                                 .value = v,
+                                 .sinks = {},
+                                 .document_starts = {},
+                                 .blocks = {},
+                                 .output = o,
+                                 .lse = lse,
+                                 .saved = {}};
+  const auto run = [&] {
+    gpu.fill(StreamId::main, results.at(0), 0xFF, of_results.bytes);
+    const Stream stream = gpu.stream(StreamId::main);
+    row.forward(problem, forward, {workspace.at(0), DType::u8, {forward_bytes}}, stream);
+    row.backward(problem,
+                 {.forward = forward,
+                  .output_gradient = go,
+                  .lse_gradient = {},
+                  .query_gradient = gq,
+                  .key_gradient = gk,
+                  .value_gradient = gv,
+                  .sinks_gradient = {}},
+                 {workspace.at(0), DType::u8, {backward_bytes}}, stream);
+    gpu.copy(StreamId::main, seen.at(0), results.at(0), of_results.bytes);
+    gpu.synchronize();
+  };
+  run();
+  const std::vector<std::byte> once(seen.at(0), seen.at(of_results.bytes));
+  for (int i = 1; i < repeats; ++i) {
+    run();
+    ASSERT_EQ(std::memcmp(seen.at(0), once.data(), once.size()), 0)
+        << implementation << ", head_dim " << problem.head_dim << ", run " << i;
+  }
+}
+
+TEST_F(CudaAttention, SameBitsAThousandTimes) {
+  CudaBackend gpu(0);
+  constexpr int kRepeats = 1000;
+  AttentionProblem problem{.batch = 2, .seq_q = 1500, .seq_k = 1500, .heads_q = 4, .heads_kv = 2};
+  problem.mask.causal = true;
+  for (const auto& [head_dim, batch, seq] : {std::tuple{64, 2, 1500}, {128, 1, 2000}, {256, 1, 1000}}) {
+    problem.head_dim = head_dim;
+    problem.batch = batch;
+    problem.seq_q = problem.seq_k = seq;
+    problem.dtype = DType::bf16;
+    expect_same_bits(gpu, problem, "sm90", kRepeats);
+    if (HasFatalFailure()) return;
+  }
+  problem.dtype = DType::f32;
+  for (const int head_dim : {64, 128}) {
+    problem.head_dim = head_dim;
+    for (const std::string_view name : {"tf32x3", "portable"}) {
+      expect_same_bits(gpu, problem, name, kRepeats);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Every Hopper kernel and kind of mask on sequences of a few tiles, for `compute-sanitizer`, which takes
+// minutes for one of the long cases. A name selects: --gtest_filter='*Small*d128*'.
+struct SmallCase {
+  std::string name;
+  AttentionCase c;
+};
+
+std::vector<SmallCase> small_cases() {
+  std::vector<SmallCase> cases;
+  const auto add = [&](const std::string& name, std::int64_t head_dim, std::int64_t seq, auto change) {
+    SmallCase added{.name = fmt::format("d{}_{}", head_dim, name), .c = {}};
+    added.c.group = "small";
+    added.c.name = added.name;
+    added.c.problem = {
+        .seq_q = seq, .seq_k = seq, .heads_q = 2, .heads_kv = 1, .head_dim = head_dim, .dtype = DType::bf16};
+    change(added.c);
+    cases.push_back(std::move(added));
+  };
+  const auto causal = [](AttentionCase& c) { c.problem.mask.causal = true; };
+  const auto documents = [&](AttentionCase& c) {
+    causal(c);
+    c.document_lengths = {100, 1, 0, c.problem.seq_q - 101};
+    c.problem.mask.max_documents = 4;
+  };
+  const auto dilated = [](AttentionCase& c, std::initializer_list<Dilation> patterns) {
+    c.problem.mask.causal = true;
+    std::copy(patterns.begin(), patterns.end(), c.problem.mask.dilations.begin());
+    c.problem.mask.dilation_count = static_cast<int>(patterns.size());
+  };
+  add("causal", 64, 300, causal);
+  add("free_order", 64, 300, [&](AttentionCase& c) {
+    causal(c);
+    c.problem.deterministic = false;
+  });
+  add("softcap_sinks", 64, 200, [](AttentionCase& c) {
+    c.problem.softcap = 3;
+    c.problem.sinks = true;
+    c.problem.dtype = DType::f16;
+  });
+  add("mixed_dilation", 64, 256, [&](AttentionCase& c) {
+    dilated(c, {{64, 1}, {256, 4}});
+    c.problem.mask.mix_dilations = true;
+  });
+  add("window", 96, 300, [](AttentionCase& c) { c.problem.mask.window_left = 50; });
+  add("full", 128, 300, [](AttentionCase& c) { c.problem.seq_q = 130; });
+  add("documents", 128, 300, documents);
+  add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
+  add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });
+  add("blocks", 128, 256, [](AttentionCase& c) {  // runs on portable
+    c.problem.mask.block_rows = c.problem.mask.block_columns = 64;
+    c.problem.mask.max_blocks_per_row = 2;
+  });
+  add("causal", 192, 200, causal);
+  add("causal", 256, 200, causal);
+  add("free_order", 256, 200, [](AttentionCase& c) {
+    c.problem.deterministic = false;
+    c.problem.dtype = DType::f16;
+  });
+  return cases;
+}
+
+class CudaAttentionSmall : public CudaAttention, public testing::WithParamInterface<SmallCase> {};
+
+TEST_P(CudaAttentionSmall, WithinThePlainComputation) {
+  CudaBackend gpu(0);
+  const CaseDevice device{.description = gpu.description(), .backend = &gpu};
+  const AttentionCase& c = GetParam().c;
+  const auto chosen = choose(attention_implementations(), c.problem, gpu.description()).implementation;
+  ASSERT_NE(chosen, nullptr);
+  EXPECT_LE(run_attention_case(c, *chosen, 8, device).worst(), 1) << chosen->name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionSmall, testing::ValuesIn(small_cases()),
+                         [](const auto& given) { return given.param.name; });
 
 // Five rows, 2^29 elements apart: the last begins past 2^31.
 TEST_F(CudaAttention, StridesPastTwoToThe31Elements) {

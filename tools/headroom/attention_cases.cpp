@@ -281,6 +281,17 @@ Inputs make_inputs(const AttentionCase& c) {
   return inputs;
 }
 
+// As tensor cores read them in tf32.
+Inputs in_tf32(Inputs inputs) {
+  for (const Guarded* tensor : {&inputs.query, &inputs.key, &inputs.value, &inputs.output_gradient}) {
+    tensor->for_each([&](std::int64_t offset) {
+      float& x = tensor->view().data<float>()[offset];
+      x = rounded_to_tf32(x);
+    });
+  }
+  return inputs;
+}
+
 struct Results {
   std::array<std::vector<double>, AttentionErrors::kResults> values;
   bool canaries_alive = true;
@@ -511,15 +522,18 @@ AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplem
   const Inputs inputs = make_inputs(c);
   const Results truth = run(c, c.problem, find_attention("reference"), inputs, DType::f64, stream);
   const Results ours = run(c, c.problem, implementation, inputs, c.problem.dtype, our_stream, device.backend);
-  // Plain: the naive computation. It mixes patterns only with attached weights, and is as far from the truth
-  // there.
+  // Plain: the naive computation, for a row that multiplies in tf32 from operands rounded to it. It mixes
+  // patterns only with attached weights, and is as far from the truth there.
+  const bool tf32 = implementation.name == "tf32";
+  const Inputs rounded = tf32 ? in_tf32(make_inputs(c)) : Inputs{};
   AttentionProblem plain_problem = c.problem;
   plain_problem.mask.detach_mixing = false;
   const Results plain_truth =
       c.problem.mask.detach_mixing
           ? run(c, plain_problem, find_attention("reference"), inputs, DType::f64, stream)
           : truth;
-  const Results plain = run(c, plain_problem, find_attention("naive"), inputs, c.problem.dtype, stream);
+  const Results plain =
+      run(c, plain_problem, find_attention("naive"), tf32 ? rounded : inputs, c.problem.dtype, stream);
 
   AttentionErrors errors;
   errors.canaries_alive = ours.canaries_alive;
@@ -530,10 +544,11 @@ AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplem
   for (std::size_t i = 0; i < AttentionErrors::kResults; ++i) {
     const double largest = i >= 2 && i <= 4 ? gradients : largest_of(i);
     // A few results are exact in the plain computation (one key: P is 1, dQ is 0). Eight units of f32 in the
-    // last place of the largest value, or one of a 16-bit type, are always allowed. LSE is f32 whatever the
-    // tensors are; dSink too, but it is made from the stored O.
-    const bool wide = c.problem.dtype == DType::f32 || i == 1;
-    const double floor = largest * (wide ? 0x1p-20 : unit_in_last_place(c.problem.dtype));
+    // last place of the largest value, or one of tf32 or of a 16-bit type, are always allowed. LSE is f32
+    // whatever the tensors are; dSink too, but it is made from the stored O.
+    const bool wide = (c.problem.dtype == DType::f32 && !tf32) || i == 1;
+    const double unit = tf32 ? 0x1p-10 : unit_in_last_place(c.problem.dtype);
+    const double floor = largest * (wide ? 0x1p-20 : unit);
     const double factor = i < 2 ? 2 : 3;
     const double plain_error = largest_difference(plain_truth.values[i], plain.values[i]);
     errors.ours[i] = largest_difference(truth.values[i], ours.values[i]);

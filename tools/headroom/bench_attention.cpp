@@ -328,10 +328,10 @@ class AttentionRun {
     double row_sum = 0;
     for (const auto& [k, score] : scores) row_sum += std::exp(score - row_max);
     for (const auto& [k, score] : scores) {
+      const double probability = std::exp(score - row_max) / row_sum;
       for (std::int64_t c = 0; c < p.head_dim; ++c) {
         expected[static_cast<std::size_t>(c)] +=
-            std::exp(score - row_max) / row_sum *
-            read_element(on_host.value, on_host.value.offset(b, k, kv, c));
+            probability * read_element(on_host.value, on_host.value.offset(b, k, kv, c));
       }
     }
     double worst = 0;
@@ -371,11 +371,12 @@ void set_rates(const std::vector<double>& forward, const std::vector<double>& ba
 }
 
 // On a GPU: by its own clock, each run on another copy of the inputs. Nothing may be allocated after the
-// warm-up, in which the driver loads the kernels.
+// warm-up, in which the driver loads the kernels; it goes over every copy, since backward takes the next one.
 void time_steps_on_gpu(AttentionRun& run, std::int64_t copies, Backend& backend, const Options& options,
                        double pair_flops, Row& row) {
   std::size_t turn = 0;
-  for (std::int64_t i = 0; i < std::max<std::int64_t>(options.bench.warmup, copies); ++i, ++turn) {
+  const std::int64_t warmup = std::max<std::int64_t>(options.bench.warmup, copies == 1 ? 0 : copies);
+  for (std::int64_t i = 0; i < warmup; ++i, ++turn) {
     run.forward(turn);
     run.backward(turn);
   }
@@ -607,11 +608,13 @@ nlohmann::ordered_json to_json(const Growth& fit) {
           {"largest_seq", fit.largest_seq}};
 }
 
-// What is compared where nobody says: on the CPU ours and the baseline, on a GPU every row that runs there.
+// What is compared where nobody says: on the CPU ours and the baseline, on a GPU every row that is chosen
+// there.
 std::vector<std::string> default_implementations(const DeviceDescription& device) {
   if (device.kind == DeviceKind::cpu) return {"tiled", "naive"};
   std::vector<std::string> names;
   for (const AttentionImplementation& row : attention_implementations()) {
+    if (row.only_when_named) continue;
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const AttentionProblem problem{.seq_q = 128, .seq_k = 128, .head_dim = 64, .dtype = dtype};
       if (!row.supports(problem, device)) continue;
@@ -710,7 +713,10 @@ void run(Options options, std::ostream& out) {
                choice.implementation == nullptr ? "none" : choice.implementation->name);
     for (const AttentionImplementation& row : attention_implementations()) {
       const Support support = row.supports(cases[0].problem, backend.description());
-      fmt::print(out, "{}: {}\n", row.name, support ? "serves it" : support.reason());
+      fmt::print(out, "{}: {}\n", row.name,
+                 !support              ? support.reason()
+                 : row.only_when_named ? "serves it where it is named"
+                                       : "serves it");
     }
   }
 }
@@ -729,9 +735,8 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
   add_list(app, "--mask", options->mask,
            "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
   add_list(app, "--impl", options->implementation,
-           "tiled, naive, naive-recompute, reference; on a GPU tf32x3, portable (default: tiled and naive, "
-           "or every "
-           "one of the GPU's)");
+           "tiled, naive, naive-recompute, reference; on a GPU sm90, tf32x3, portable, tf32 (default: tiled "
+           "and naive, or those of the GPU that are chosen by themselves)");
   CLI::Option* preset = app.add_option("--preset", options->preset,
                                        "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");
   for (const char* given : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads", "--mask"}) {

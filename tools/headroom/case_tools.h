@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -124,6 +125,11 @@ class Scratch {
 // Of the two 16-bit types, of a number from 1 to 2.
 [[nodiscard]] inline double unit_in_last_place(DType dtype) {
   return dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
+}
+
+// To the 10 bits behind the point of what tensor cores read as tf32, halves away from zero.
+[[nodiscard]] inline float rounded_to_tf32(float x) {
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000U) & 0xffffe000U);
 }
 
 // Of the finite ones.

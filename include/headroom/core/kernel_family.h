@@ -43,6 +43,7 @@ struct Implementation {
   std::int64_t (*saved_bytes)(const Problem&);  // kept from forward to backward, besides inputs and results
   void (*forward)(const Problem&, const Forward&, TensorView workspace, const Stream&);
   void (*backward)(const Problem&, const Backward&, TensorView workspace, const Stream&);
+  bool only_when_named = false;  // never chosen: for those that are less exact than the others
 };
 
 struct Refusal {
@@ -66,6 +67,10 @@ template <class Row, class Problem>
   for (const Row& row : table) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
     if (!pinned.empty() && row.name != pinned) continue;
+    if (pinned.empty() && row.only_when_named) {
+      choice.refusals.push_back({row.name, "runs only where it is named"});
+      continue;
+    }
     if (Support support = row.supports(problem, device)) {
       choice.implementation = &row;
       return choice;

@@ -11,6 +11,9 @@ namespace cuda {
 const IntervalKernels& tf32x3_kernels() {
   fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
 }
+const IntervalKernels& tf32_kernels() {
+  return tf32x3_kernels();
+}
 #endif
 
 }  // namespace cuda
@@ -36,23 +39,43 @@ std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescri
   return cuda::interval_workspace_bytes(problem, pass);
 }
 
+template <const cuda::IntervalKernels& (*Kernels)()>
 void forward(const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
              const Stream& stream) {
-  cuda::forward_steps(problem, views, workspace, cuda::tf32x3_kernels(), stream);
+  cuda::forward_steps(problem, views, workspace, Kernels(), stream);
 }
 
+template <const cuda::IntervalKernels& (*Kernels)()>
 void backward(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
               const Stream& stream) {
-  cuda::backward_steps(problem, views, workspace, cuda::tf32x3_kernels(), stream);
+  cuda::backward_steps(problem, views, workspace, Kernels(), stream);
+}
+
+std::int64_t saved_bytes(const AttentionProblem&) {
+  return 0;
 }
 
 }  // namespace
 
 const AttentionImplementation& tf32x3_attention() {
-  static constexpr AttentionImplementation kTf32x3{
-      "tf32x3", supports, workspace_bytes, [](const AttentionProblem&) -> std::int64_t { return 0; },
-      forward,  backward};
+  static constexpr AttentionImplementation kTf32x3{"tf32x3",
+                                                   supports,
+                                                   workspace_bytes,
+                                                   saved_bytes,
+                                                   forward<cuda::tf32x3_kernels>,
+                                                   backward<cuda::tf32x3_kernels>};
   return kTf32x3;
+}
+
+const AttentionImplementation& tf32_attention() {
+  static constexpr AttentionImplementation kTf32{"tf32",
+                                                 supports,
+                                                 workspace_bytes,
+                                                 saved_bytes,
+                                                 forward<cuda::tf32_kernels>,
+                                                 backward<cuda::tf32_kernels>,
+                                                 /*only_when_named=*/true};
+  return kTf32;
 }
 
 }  // namespace headroom
