@@ -133,6 +133,29 @@ struct BackwardCall {
   int* next_tile = nullptr;
 };
 
+// dQ alone, from blocks of queries.
+struct QueriesCall {
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  CUtensorMap output_gradient;
+  Places queries;
+  Places keys;
+  Intervals seen;
+  TileOrder order;  // of query tiles, over query heads
+  int heads_q = 1;
+  int group = 1;
+  int head_dim = 0;
+  float scale = 1;
+  float softcap = 0;
+  const float* lse = nullptr;  // as in BackwardCall
+  const float* delta = nullptr;
+  int padded_places = 0;
+  Rows query_gradient;
+  bool add = false;  // to what is there, in f32
+  int* next_tile = nullptr;
+};
+
 struct BeforeCall {
   Rows output;
   Rows output_gradient;

@@ -50,8 +50,8 @@ struct alignas(1024) ForwardMemory {
   QueryTile tile[2];
 };
 
-template <class Shape>
-__device__ QueryTile query_tile(const ForwardCall& call, int index) {
+template <class Shape, class Call>
+__device__ QueryTile query_tile(const Call& call, int index) {
   const TilePlace at = place(call.order, index, call.heads_q);
   QueryTile tile;
   tile.none = false;
