@@ -19,6 +19,78 @@ struct KeyTile {
   bool none;  // no work is left
 };
 
+// The query tiles that a key tile is visited by, head after head of the group, each from its last tile on.
+template <class Shape>
+struct QuerySteps {
+  int head;
+  cuda::Visitor at;
+  int left;  // tiles; in the general kernel heads
+
+  __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
+      : head(tile.head * call.group + call.first_member) {
+    if constexpr (Shape::kGeneral) {
+      left = call.members;
+      at = last(call, tile);
+      skip_heads(call, tile);
+    } else {
+      at.query_tile = tile.first_query_tile + tile.query_tiles - 1;
+      left = tile.query_tiles * call.members;
+    }
+  }
+  __device__ __forceinline__ void advance(const BackwardCall& call, const KeyTile& tile) {
+    if constexpr (Shape::kGeneral) {
+      at = before(call, tile);
+      skip_heads(call, tile);
+    } else {
+      --left;
+      if (--at.query_tile < tile.first_query_tile) {
+        at.query_tile += tile.query_tiles;
+        ++head;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ cuda::Visitor last(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) {
+      return visits
+          .last_visitor[(tile.batch * call.heads_q + head) * static_cast<std::int64_t>(visits.key_tiles) +
+                        tile.index];
+    }
+    return {tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1, 0};
+  }
+  __device__ __forceinline__ cuda::Visitor before(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) {
+      return visits.visitor_before[visits.place(tile.batch * call.heads_q + head, at.query_tile, at.turn)];
+    }
+    return {at.query_tile > tile.first_query_tile ? at.query_tile - 1 : -1, 0};
+  }
+  // To the first head from here on that has a tile.
+  __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
+    while (at.query_tile < 0 && --left > 0) {
+      ++head;
+      at = last(call, tile);
+    }
+  }
+};
+
+template <class Shape, class Body>
+__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
+                                                    const Body& body) {
+  if constexpr (Shape::kGeneral) {
+    for (QuerySteps<Shape> step(call, tile); step.left > 0; step.advance(call, tile))
+      body(step.head, step.at);
+  } else {
+    for (int g = 0; g < call.members; ++g) {
+      const int head = tile.head * call.group + call.first_member + g;
+      for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
+        body(head, cuda::Visitor{m, 0});
+    }
+  }
+}
+
 template <class Shape>
 __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
   const TilePlace at = place(call.order, index, call.heads_q / call.group);
@@ -28,6 +100,12 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
       at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
       0,        0,       false};
   if (tile.places <= 0) return tile;
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      tile.query_tiles = QuerySteps<Shape>(call, tile).left > 0 ? 1 : 0;  // nobody asks how many
+      return tile;
+    }
+  }
   // Intervals of queries rise with the key, so the first and the last key bound them all.
   const int begin = call.seen_by.of(at.batch, query_head, first_key).x / Shape::kQueries;
   const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).y;
@@ -35,34 +113,6 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
   return tile;
 }
-
-template <class Shape, class Body>
-__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
-                                                    const Body& body) {
-  for (int g = 0; g < call.members; ++g) {
-    const int head = tile.head * call.group + call.first_member + g;
-    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) body(head, m);
-  }
-}
-
-// The same tiles, for whoever does not treat them all alike.
-struct QuerySteps {
-  int head;
-  int m;
-  int left;
-
-  __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.head * call.group + call.first_member),
-        m(tile.first_query_tile + tile.query_tiles - 1),
-        left(tile.query_tiles * call.members) {}
-  __device__ __forceinline__ void advance(const KeyTile& tile) {
-    --left;
-    if (--m < tile.first_query_tile) {
-      m += tile.query_tiles;
-      ++head;
-    }
-  }
-};
 
 // A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
 // in the order of the registers that made it: four sums of every thread, then the next four.
@@ -112,8 +162,37 @@ struct SeenBy {
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
 // sees.
 template <class Shape>
-__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int m) {
-  return tile.index - call.seen.of(tile.batch, head, m * Shape::kQueries).x / Shape::kKeys;
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head,
+                                       cuda::Visitor at) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) return at.turn;
+  }
+  return tile.index - call.seen.of(tile.batch, head, at.query_tile * Shape::kQueries).x / Shape::kKeys;
+}
+
+// Whether block lists hide a part of the tile.
+template <class Shape>
+__device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
+                                               cuda::Visitor at) {
+  if (!Shape::kGeneral || call.visits.counts == nullptr) return false;
+  const cuda::Visits& visits = call.visits;
+  return visits.entries[visits.place(tile.batch * call.heads_q + head, at.query_tile, at.turn)] % 2 == 0;
+}
+
+// Scores of a thread's two keys with queries that do not list them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], const BackwardCall& call,
+                                                      const KeyTile& tile, int head, int m,
+                                                      int row_in_block) {
+  const int begin = m * Shape::kQueries;
+  const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = tile.index * Shape::kKeys + row_in_block + 8 * r;
+    hide_unlisted(scores, r,
+                  call.visits.lists.queries_of(tile.batch * call.heads_q + head, key, queries,
+                                               static_cast<int>(threadIdx.x) % 4 * 2));
+  }
 }
 
 // A thread's two rows of dK or dV.
@@ -193,6 +272,18 @@ __global__ void before_backward_kernel(const BeforeCall call) {
   call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
 }
 
+// The keys that the last query of a tile sees; with block lists, any range that is empty where none is
+// visited.
+template <class Shape>
+__device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      return make_int2(0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]);
+    }
+  }
+  return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+}
+
 template <class Shape, int kShare>
 __device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
                                              int head, int m) {
@@ -202,7 +293,7 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int count = call.queries.count_of(batch, head);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const int2 seen = call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+  const int2 seen = visited_keys<Shape>(call, batch, head, m, count);
   float sums[kPart.columns / 2];
 #pragma unroll
   for (int i = 0; i < kPart.columns / 8; ++i) {

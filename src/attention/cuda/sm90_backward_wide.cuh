@@ -9,10 +9,10 @@
 
 namespace headroom::sm90 {
 
-template <class ElementType, int kHead, bool kCap>
+template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape {
   using Element = ElementType;
-  static constexpr bool kSoftcap = kCap;
+  static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = 2;
@@ -70,8 +70,8 @@ __device__ void produce(const BackwardCall& call, WideMemory<Shape>& memory, int
     load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
-    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
-      const int place = m * Shape::kQueries;
+    for_each_query_tile<Shape>(call, tile, [&](int head, cuda::Visitor visitor) {
+      const int place = visitor.query_tile * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
@@ -142,11 +142,12 @@ struct MatrixPlace {
 template <class Shape, int kConsumer>
 __device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory,
                                           const KeyTile& tile, const typename Shape::Element* score_gradient,
-                                          int head, int m) {
+                                          int head, cuda::Visitor visitor) {
   constexpr QueryShare kShare = Shape::kShares[kConsumer];
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int query_tiles = call.padded_places / Shape::kQueries;
-  const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
+  const std::int64_t place =
+      (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + visitor.query_tile;
   float* to =
       call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
   int* turns = call.turns == nullptr ? nullptr : call.turns + 2 * place + kConsumer;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<S
     }
     ptx::wgmma_commit();
     if (column == 0 && turns != nullptr) {
-      const int turn = turn_of<Shape>(call, tile, head, m);
+      const int turn = turn_of<Shape>(call, tile, head, visitor);
       first = turn == 0;
       if (!first && thread == 0) wait_for_turn(turns, turn);
       ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
@@ -198,7 +199,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
   const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
   const int first_column = thread % 4 * 2;
   const MatrixPlace matrix;
-  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
   RingPosition<2> pass_before;
@@ -214,7 +215,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
-      const auto step = [&](auto is_first, int head, int m) {
+      const auto step = [&](auto is_first, int head, cuda::Visitor visitor) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
         memory.query_ring.wait_full(at);
@@ -229,12 +230,15 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::wgmma_pin(scores);
-        if constexpr (Shape::kSoftcap) {
+        if (Shape::kGeneral && call.softcap > 0) {
           const float inner = 2 * kLog2e * call.scale / call.softcap;
 #pragma unroll
           for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
         }
-        const int tile_begin = m * Shape::kQueries;
+        if (listed_in_part<Shape>(call, tile, head, visitor)) {
+          hide_unlisted_queries<Shape>(scores, call, tile, head, visitor.query_tile, row_in_block);
+        }
+        const int tile_begin = visitor.query_tile * Shape::kQueries;
         if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
@@ -274,15 +278,15 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         at.advance();
         pass_at.advance();
         memory.score_gradient_ring.wait_full(shared_at);
-        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
+        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visitor);
         memory.score_gradient_ring.release(shared_at);
         shared_at.advance();
       };
       memory.key_ring.wait_full(key_at);
-      QuerySteps at_step(call, tile);
-      step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
-        step(std::false_type{}, at_step.head, at_step.m);
+      QuerySteps<Shape> steps(call, tile);
+      step(std::true_type{}, steps.head, steps.at);
+      for (steps.advance(call, tile); steps.left > 0; steps.advance(call, tile))
+        step(std::false_type{}, steps.head, steps.at);
       ptx::wgmma_fence();
       multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
                                    memory.output_gradient[before.stage]);
@@ -324,7 +328,7 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const auto step = [&](auto is_first, int head, int m) {
+      const auto step = [&](auto is_first, int head, cuda::Visitor visitor) {
         constexpr bool kFirst = is_first.value;
         float gradients[32];
         memory.gradient_ring.wait_full(at);
@@ -341,7 +345,7 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         ptx::wgmma_pin(gradients);
         const float* delta = memory.delta[at.stage] + first_column;
         memory.probability_ring.wait_full(pass_at);
-        if constexpr (Shape::kSoftcap) memory.query_ring.wait_full(at);
+        if (Shape::kGeneral && call.softcap > 0) memory.query_ring.wait_full(at);
         memory.score_gradient_ring.wait_empty(shared_at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
@@ -353,7 +357,7 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
             const int i = k / 2 + 2 * j;
             const float2 shift = *reinterpret_cast<const float2*>(delta + column);
             float2 p = ptx::unpack<Element>(pairs[j]);
-            if constexpr (Shape::kSoftcap) {
+            if (Shape::kGeneral && call.softcap > 0) {
               const float2 lse =
                   *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
               p.x *= softcap_slope(p.x, lse.x, call.softcap);
@@ -379,14 +383,14 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         memory.gradient_ring.release(at);
         at.advance();
         memory.score_gradient_ring.wait_full(shared_at);  // by every warp of this side
-        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
+        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visitor);
         shared_at.advance();
       };
       memory.key_ring.wait_full(key_at);
-      QuerySteps at_step(call, tile);
-      step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
-        step(std::false_type{}, at_step.head, at_step.m);
+      QuerySteps<Shape> steps(call, tile);
+      step(std::true_type{}, steps.head, steps.at);
+      for (steps.advance(call, tile); steps.left > 0; steps.advance(call, tile))
+        step(std::false_type{}, steps.head, steps.at);
       ptx::wgmma_fence();
       multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
                                    memory.query[before.stage]);
