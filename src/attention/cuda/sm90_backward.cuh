@@ -254,14 +254,11 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 
         // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
         const int first_column = lane % 4 * 2;
-        const bool capped = Shape::kGeneral && call.softcap > 0;
-        if (capped) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-        }
-        if (listed_in_part<Shape>(call, tile, head, at)) {
-          hide_unlisted_queries<Shape>(scores, call, tile, head, at.query_tile, row_in_block);
+        if constexpr (Shape::kGeneral) {
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+          if (listed_in_part(call, tile, head, at)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, at.query_tile, row_in_block);
+          }
         }
         const int tile_begin = at.query_tile * Shape::kQueries;
         if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
@@ -282,8 +279,9 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           probabilities[i / 2] = ptx::pack<Element>(p, q);
           // With a softcap, times its slope: 1 - tanh^2; where the mask hides a pair, P is zero and the slope
           // is none.
-          scores[i] = capped && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
-          scores[i + 1] = capped && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
+          scores[i] = Shape::kGeneral && call.softcap > 0 && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
+          scores[i + 1] =
+              Shape::kGeneral && call.softcap > 0 && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
         }
 
         // dS = P (dP - delta).

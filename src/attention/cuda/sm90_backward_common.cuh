@@ -171,11 +171,10 @@ __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& 
 }
 
 // Whether block lists hide a part of the tile.
-template <class Shape>
 __device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
                                                cuda::Visitor at) {
-  if (!Shape::kGeneral || call.visits.counts == nullptr) return false;
   const cuda::Visits& visits = call.visits;
+  if (visits.counts == nullptr) return false;
   return visits.entries[visits.place(tile.batch * call.heads_q + head, at.query_tile, at.turn)] % 2 == 0;
 }
 

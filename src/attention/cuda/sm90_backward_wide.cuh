@@ -230,13 +230,11 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::wgmma_pin(scores);
-        if (Shape::kGeneral && call.softcap > 0) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-        }
-        if (listed_in_part<Shape>(call, tile, head, visitor)) {
-          hide_unlisted_queries<Shape>(scores, call, tile, head, visitor.query_tile, row_in_block);
+        if constexpr (Shape::kGeneral) {
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+          if (listed_in_part(call, tile, head, visitor)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, visitor.query_tile, row_in_block);
+          }
         }
         const int tile_begin = visitor.query_tile * Shape::kQueries;
         if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {

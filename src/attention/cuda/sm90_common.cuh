@@ -58,6 +58,14 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
+// tanh of scores in units of the softcap.
+template <int kScores>
+__device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {
+  const float inner = 2 * kLog2e * scale / softcap;
+#pragma unroll
+  for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+}
+
 // Scores of a thread's row r of two: only the columns whose bits are set stay.
 template <int kScores>
 __device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, std::uint32_t listed) {

@@ -343,11 +343,7 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
         const KeyStep key_tile = KeyStep::of<Shape>(call, tile, n);
         const int tile_begin = key_tile.begin;
         if constexpr (Shape::kGeneral) {
-          if (call.softcap > 0) {
-            const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-            for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-          }
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
           if (!key_tile.whole) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
