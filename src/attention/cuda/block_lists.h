@@ -127,22 +127,18 @@ struct BlockLists {
   }
 };
 
-// A query tile that visits a key tile, and the turn in which that one adds to its dQ.
-struct Visitor {
-  std::int32_t query_tile = -1;  // none
-  std::int32_t turn = 0;
-};
-
 // What lists come to in tiles: the key tiles that a query tile visits, rising; and the way back, from the
-// last query tile that visits a key tile to the one before it. About as long as the lists themselves.
+// last query tile that visits a key tile to the one before it. A visit is a place in a head's entries: from
+// it follow its query tile, and its turn, which is the how-manieth of that tile it is. About as long as the
+// lists.
 struct Visits {
   BlockLists lists;
-  std::int32_t* counts = nullptr;     // [heads of all sequences, query_tiles]; null: no lists
-  std::int32_t* entries = nullptr;    // [heads, query_tiles, capacity]: 2 * key tile, + 1 where all rows list
-                                      // all of its keys
-  Visitor* last_visitor = nullptr;    // [heads, key_tiles]; backward only
-  Visitor* visitor_before = nullptr;  // [heads, query_tiles, capacity]; likewise
-  std::int32_t capacity = 0;
+  std::int32_t* counts = nullptr;   // [heads of all sequences, query_tiles]; null: no lists
+  std::int32_t* entries = nullptr;  // [heads, query_tiles, capacity]: 2 * key tile, + 1 where all rows list
+                                    // all of its keys
+  std::int32_t* last = nullptr;     // [heads, key_tiles]: the last visit to a key tile, or -1; backward only
+  std::int32_t* before = nullptr;   // [heads, query_tiles, capacity]: the visit before, or -1; likewise
+  std::int32_t capacity = 1;
   std::int32_t query_tiles = 0;  // of a head
   std::int32_t key_tiles = 0;
   std::int32_t tile_rows = 1;
@@ -152,21 +148,22 @@ struct Visits {
   [[nodiscard]] std::int32_t most_visits() const {
     const std::int64_t listing =
         least<std::int64_t>(most_touched(tile_rows, lists.rows), lists.lists_per_head);
-    return clamped(listing * lists.length * most_touched(lists.columns, tile_keys), 0, key_tiles);
+    return clamped(listing * lists.length * most_touched(lists.columns, tile_keys), 1, most(key_tiles, 1));
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t tile(std::int64_t head, std::int32_t query_tile) const {
     return head * query_tiles + query_tile;
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t place(std::int64_t head, std::int32_t query_tile, std::int32_t n) const {
-    return tile(head, query_tile) * capacity + n;
+  std::int64_t place(std::int64_t head, std::int32_t visit) const {
+    return head * query_tiles * capacity + visit;
   }
-  // Which of a query tile's visits is the one to a key tile: its turn; -1 where there is none.
+  // The visit of a query tile to a key tile, or -1.
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int32_t turn(std::int64_t head, std::int32_t query_tile, std::int32_t key_tile) const {
+  std::int32_t find(std::int64_t head, std::int32_t query_tile, std::int32_t key_tile) const {
+    const std::int32_t first = query_tile * capacity;
     const std::int32_t count = counts[tile(head, query_tile)];
-    const std::int32_t* visited = entries + place(head, query_tile, 0);
+    const std::int32_t* visited = entries + place(head, first);
     std::int32_t low = 0;
     std::int32_t high = count;
     while (low < high) {
@@ -177,7 +174,7 @@ struct Visits {
         low = middle + 1;
       }
     }
-    return low < count && visited[low] / 2 == key_tile ? low : -1;
+    return low < count && visited[low] / 2 == key_tile ? first + low : -1;
   }
 };
 

@@ -25,8 +25,9 @@ bool divides_evenly(const AttentionProblem& problem) {
                      });
 }
 
-// In the tiles of a pass. What the visits take is bounded by the lists, not by the square of the length.
-cuda::Visits take_visits(const AttentionProblem& problem, Pass pass, Pieces& pieces) {
+// Block lists in the tiles of a pass, without memory. What they take is bounded by the lists, not by the
+// square of the length.
+cuda::Visits plan_visits(const AttentionProblem& problem, Pass pass) {
   const auto head_dim = static_cast<int>(problem.head_dim);
   cuda::Visits visits;
   if (pass == Pass::forward) {
@@ -41,13 +42,18 @@ cuda::Visits take_visits(const AttentionProblem& problem, Pass pass, Pieces& pie
   visits.query_tiles = static_cast<std::int32_t>(divide_up(problem.seq_q, visits.tile_rows));
   visits.key_tiles = static_cast<std::int32_t>(divide_up(problem.seq_k, visits.tile_keys));
   visits.capacity = visits.most_visits();
+  return visits;
+}
+
+cuda::Visits take_visits(const AttentionProblem& problem, Pass pass, Pieces& pieces) {
+  cuda::Visits visits = plan_visits(problem, pass);
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t tiles = checked_multiply(heads, visits.query_tiles);
   visits.counts = pieces.take<std::int32_t>(tiles);
   visits.entries = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
   if (pass == Pass::backward) {
-    visits.last_visitor = pieces.take<cuda::Visitor>(checked_multiply(heads, visits.key_tiles));
-    visits.visitor_before = pieces.take<cuda::Visitor>(checked_multiply(tiles, visits.capacity));
+    visits.last = pieces.take<std::int32_t>(checked_multiply(heads, visits.key_tiles));
+    visits.before = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
   }
   return visits;
 }
@@ -154,6 +160,14 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
   if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
     return Support::no(
         fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
+  }
+  if (problem.mask.block_rows > 0) {
+    const cuda::Visits visits = sm90::plan_visits(problem, Pass::backward);
+    constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
+    if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {
+      return Support::no(fmt::format("block lists may come to {} visits of {} tiles, over {}",
+                                     visits.capacity, visits.query_tiles, kMaxVisits));
+    }
   }
   return Support::yes();
 }

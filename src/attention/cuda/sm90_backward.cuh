@@ -81,8 +81,8 @@ __device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory,
     load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
-    for_each_query_tile<Shape>(call, tile, [&](int head, cuda::Visitor at) {
-      const int place = at.query_tile * Shape::kQueries;
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
@@ -121,15 +121,16 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
     memory.tile_ring.wait_full(tile_at);
     const KeyTile& tile = memory.tile[tile_at.stage];
     if (tile.none) return;
-    for_each_query_tile<Shape>(call, tile, [&](int head, cuda::Visitor at) {
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage == adder) {
         const std::int64_t place =
-            (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + at.query_tile;
+            (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles +
+            query_tile_of<Shape>(call, visit);
         float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim);
         bool first = false;
         if (call.turns != nullptr) {
           // The first need not find zeros.
-          const int turn = turn_of<Shape>(call, tile, head, at);
+          const int turn = turn_of<Shape>(call, tile, head, visit);
           first = turn == 0;
           if (!first) wait_for_turn(call.turns + 2 * place, turn);
         }
@@ -238,7 +239,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
       memory.key_ring.wait_full(key_at);
 
-      for_each_query_tile<Shape>(call, tile, [&](int head, cuda::Visitor at) {
+      for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[kScores];
         float gradients[kScores];
         memory.query_ring.wait_full(query_at);
@@ -256,11 +257,11 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
         const int first_column = lane % 4 * 2;
         if constexpr (Shape::kGeneral) {
           if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (listed_in_part(call, tile, head, at)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, at.query_tile, row_in_block);
+          if (listed_in_part(call, tile, head, visit)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, visit, row_in_block);
           }
         }
-        const int tile_begin = at.query_tile * Shape::kQueries;
+        const int tile_begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
         if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
 #pragma unroll
           for (int i = 0; i < kScores; ++i) {

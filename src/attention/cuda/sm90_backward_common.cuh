@@ -19,59 +19,62 @@ struct KeyTile {
   bool none;  // no work is left
 };
 
-// The query tiles that a key tile is visited by, head after head of the group, each from its last tile on.
+// Steps are numbered by query tile; in the general kernel by visit.
+template <class Shape>
+__device__ __forceinline__ int query_tile_of(const BackwardCall& call, int visit) {
+  return Shape::kGeneral ? visit / call.visits.capacity : visit;
+}
+
+// The visits to a key tile: those of every head of the group, each from its last query tile on.
 template <class Shape>
 struct QuerySteps {
   int head;
-  cuda::Visitor at;
-  int left;  // tiles; in the general kernel heads
+  int visit;
+  int left;  // not in the general kernel, which goes on as long as there is a visit before
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
       : head(tile.head * call.group + call.first_member) {
     if constexpr (Shape::kGeneral) {
-      left = call.members;
-      at = last(call, tile);
+      visit = last(call, tile);
       skip_heads(call, tile);
     } else {
-      at.query_tile = tile.first_query_tile + tile.query_tiles - 1;
+      visit = tile.first_query_tile + tile.query_tiles - 1;
       left = tile.query_tiles * call.members;
     }
   }
+  __device__ __forceinline__ bool more() const { return Shape::kGeneral ? visit >= 0 : left > 0; }
   __device__ __forceinline__ void advance(const BackwardCall& call, const KeyTile& tile) {
     if constexpr (Shape::kGeneral) {
-      at = before(call, tile);
+      visit = before(call, tile);
       skip_heads(call, tile);
     } else {
       --left;
-      if (--at.query_tile < tile.first_query_tile) {
-        at.query_tile += tile.query_tiles;
+      if (--visit < tile.first_query_tile) {
+        visit += tile.query_tiles;
         ++head;
       }
     }
   }
 
  private:
-  __device__ __forceinline__ cuda::Visitor last(const BackwardCall& call, const KeyTile& tile) const {
+  __device__ __forceinline__ int last(const BackwardCall& call, const KeyTile& tile) const {
     const cuda::Visits& visits = call.visits;
     if (visits.counts != nullptr) {
-      return visits
-          .last_visitor[(tile.batch * call.heads_q + head) * static_cast<std::int64_t>(visits.key_tiles) +
-                        tile.index];
+      const std::int64_t query_head = tile.batch * call.heads_q + head;
+      return visits.last[query_head * visits.key_tiles + tile.index];
     }
-    return {tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1, 0};
+    return tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1;
   }
-  __device__ __forceinline__ cuda::Visitor before(const BackwardCall& call, const KeyTile& tile) const {
+  __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
     const cuda::Visits& visits = call.visits;
-    if (visits.counts != nullptr) {
-      return visits.visitor_before[visits.place(tile.batch * call.heads_q + head, at.query_tile, at.turn)];
-    }
-    return {at.query_tile > tile.first_query_tile ? at.query_tile - 1 : -1, 0};
+    if (visits.counts != nullptr) return visits.before[visits.place(tile.batch * call.heads_q + head, visit)];
+    return visit > tile.first_query_tile ? visit - 1 : -1;
   }
-  // To the first head from here on that has a tile.
+  // To the first head from here on that has a visit.
   __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
-    while (at.query_tile < 0 && --left > 0) {
+    while (visit < 0 && head + 1 < tile.head * call.group + call.first_member + call.members) {
       ++head;
-      at = last(call, tile);
+      visit = last(call, tile);
     }
   }
 };
@@ -80,13 +83,13 @@ template <class Shape, class Body>
 __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
                                                     const Body& body) {
   if constexpr (Shape::kGeneral) {
-    for (QuerySteps<Shape> step(call, tile); step.left > 0; step.advance(call, tile))
-      body(step.head, step.at);
+    for (QuerySteps<Shape> step(call, tile); step.more(); step.advance(call, tile))
+      body(step.head, step.visit);
   } else {
     for (int g = 0; g < call.members; ++g) {
       const int head = tile.head * call.group + call.first_member + g;
       for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
-        body(head, cuda::Visitor{m, 0});
+        body(head, m);
     }
   }
 }
@@ -102,7 +105,7 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   if (tile.places <= 0) return tile;
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) {
-      tile.query_tiles = QuerySteps<Shape>(call, tile).left > 0 ? 1 : 0;  // nobody asks how many
+      tile.query_tiles = QuerySteps<Shape>(call, tile).more() ? 1 : 0;  // nobody asks how many
       return tile;
     }
   }
@@ -162,28 +165,27 @@ struct SeenBy {
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
 // sees.
 template <class Shape>
-__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head,
-                                       cuda::Visitor at) {
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int visit) {
   if constexpr (Shape::kGeneral) {
-    if (call.visits.counts != nullptr) return at.turn;
+    if (call.visits.counts != nullptr) return visit % call.visits.capacity;
   }
-  return tile.index - call.seen.of(tile.batch, head, at.query_tile * Shape::kQueries).x / Shape::kKeys;
+  return tile.index - call.seen.of(tile.batch, head, visit * Shape::kQueries).x / Shape::kKeys;
 }
 
-// Whether block lists hide a part of the tile.
+// Whether block lists hide a part of what a visit meets.
 __device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
-                                               cuda::Visitor at) {
+                                               int visit) {
   const cuda::Visits& visits = call.visits;
   if (visits.counts == nullptr) return false;
-  return visits.entries[visits.place(tile.batch * call.heads_q + head, at.query_tile, at.turn)] % 2 == 0;
+  return visits.entries[visits.place(tile.batch * call.heads_q + head, visit)] % 2 == 0;
 }
 
 // Scores of a thread's two keys with queries that do not list them.
 template <class Shape, int kScores>
 __device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], const BackwardCall& call,
-                                                      const KeyTile& tile, int head, int m,
+                                                      const KeyTile& tile, int head, int visit,
                                                       int row_in_block) {
-  const int begin = m * Shape::kQueries;
+  const int begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
   const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

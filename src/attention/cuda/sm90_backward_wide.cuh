@@ -70,8 +70,8 @@ __device__ void produce(const BackwardCall& call, WideMemory<Shape>& memory, int
     load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
-    for_each_query_tile<Shape>(call, tile, [&](int head, cuda::Visitor visitor) {
-      const int place = visitor.query_tile * Shape::kQueries;
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
@@ -142,12 +142,12 @@ struct MatrixPlace {
 template <class Shape, int kConsumer>
 __device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory,
                                           const KeyTile& tile, const typename Shape::Element* score_gradient,
-                                          int head, cuda::Visitor visitor) {
+                                          int head, int visit) {
   constexpr QueryShare kShare = Shape::kShares[kConsumer];
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int query_tiles = call.padded_places / Shape::kQueries;
-  const std::int64_t place =
-      (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + visitor.query_tile;
+  const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles +
+                             query_tile_of<Shape>(call, visit);
   float* to =
       call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
   int* turns = call.turns == nullptr ? nullptr : call.turns + 2 * place + kConsumer;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<S
     }
     ptx::wgmma_commit();
     if (column == 0 && turns != nullptr) {
-      const int turn = turn_of<Shape>(call, tile, head, visitor);
+      const int turn = turn_of<Shape>(call, tile, head, visit);
       first = turn == 0;
       if (!first && thread == 0) wait_for_turn(turns, turn);
       ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
@@ -215,7 +215,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
-      const auto step = [&](auto is_first, int head, cuda::Visitor visitor) {
+      const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
         memory.query_ring.wait_full(at);
@@ -232,11 +232,11 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         ptx::wgmma_pin(scores);
         if constexpr (Shape::kGeneral) {
           if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (listed_in_part(call, tile, head, visitor)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, visitor.query_tile, row_in_block);
+          if (listed_in_part(call, tile, head, visit)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, visit, row_in_block);
           }
         }
-        const int tile_begin = visitor.query_tile * Shape::kQueries;
+        const int tile_begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
         if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
@@ -276,15 +276,15 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         at.advance();
         pass_at.advance();
         memory.score_gradient_ring.wait_full(shared_at);
-        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visitor);
+        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visit);
         memory.score_gradient_ring.release(shared_at);
         shared_at.advance();
       };
       memory.key_ring.wait_full(key_at);
       QuerySteps<Shape> steps(call, tile);
-      step(std::true_type{}, steps.head, steps.at);
-      for (steps.advance(call, tile); steps.left > 0; steps.advance(call, tile))
-        step(std::false_type{}, steps.head, steps.at);
+      step(std::true_type{}, steps.head, steps.visit);
+      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
+        step(std::false_type{}, steps.head, steps.visit);
       ptx::wgmma_fence();
       multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
                                    memory.output_gradient[before.stage]);
@@ -326,7 +326,7 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const auto step = [&](auto is_first, int head, cuda::Visitor visitor) {
+      const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float gradients[32];
         memory.gradient_ring.wait_full(at);
@@ -381,14 +381,14 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         memory.gradient_ring.release(at);
         at.advance();
         memory.score_gradient_ring.wait_full(shared_at);  // by every warp of this side
-        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visitor);
+        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, visit);
         shared_at.advance();
       };
       memory.key_ring.wait_full(key_at);
       QuerySteps<Shape> steps(call, tile);
-      step(std::true_type{}, steps.head, steps.at);
-      for (steps.advance(call, tile); steps.left > 0; steps.advance(call, tile))
-        step(std::false_type{}, steps.head, steps.at);
+      step(std::true_type{}, steps.head, steps.visit);
+      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
+        step(std::false_type{}, steps.head, steps.visit);
       ptx::wgmma_fence();
       multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
                                    memory.query[before.stage]);

@@ -61,7 +61,9 @@ struct KeyStep {
     if constexpr (Shape::kGeneral) {
       if (call.visits.counts != nullptr) {
         const int head = tile.batch * call.heads_q + tile.head;
-        const int entry = call.visits.entries[call.visits.place(head, tile.first_place / Shape::kRows, n)];
+        const int entry =
+            call.visits
+                .entries[call.visits.tile(head, tile.first_place / Shape::kRows) * call.visits.capacity + n];
         return {entry / 2 * Shape::kKeys, entry % 2 != 0};
       }
     }

@@ -17,6 +17,10 @@ __device__ __forceinline__ std::int64_t visit_warp() {
   return (static_cast<std::int64_t>(blockIdx.x) * kVisitThreads + threadIdx.x) / kVisitWarp;
 }
 
+__device__ __forceinline__ int highest_bit(std::uint32_t bits) {
+  return 31 - __clz(static_cast<int>(bits));
+}
+
 // counts, entries <- the key tiles that a query tile visits; one warp per query tile, a lane per key tile.
 // An entry of a list brings in no more tiles than it touches, so that the capacity holds whatever lists say.
 static __global__ void visits_kernel(AttentionCall call, Visits visits) {
@@ -49,30 +53,25 @@ static __global__ void visits_kernel(AttentionCall call, Visits visits) {
   if (lane == 0) visits.counts[tile] = count;
 }
 
-// last_visitor, visitor_before <- the query tiles that visit a key tile; one warp per key tile, a lane per
-// query tile
+// last, before <- the visits to a key tile; one warp per key tile, a lane per query tile
 static __global__ void visitors_of_tiles_kernel(std::int64_t heads, Visits visits) {
   const std::int64_t tile = visit_warp();
   if (tile >= heads * visits.key_tiles) return;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % kVisitWarp);
   const std::int64_t head = tile / visits.key_tiles;
   const auto key_tile = static_cast<std::int32_t>(tile % visits.key_tiles);
-  Visitor last;
+  std::int32_t last = -1;
   for (std::int32_t first = 0; first < visits.query_tiles; first += kVisitWarp) {
     const std::int32_t query_tile = first + lane;
-    const std::int32_t turn = query_tile < visits.query_tiles ? visits.turn(head, query_tile, key_tile) : -1;
-    const std::uint32_t found = __ballot_sync(0xFFFFFFFF, turn >= 0);
-    const std::int32_t before = 31 - __clz(static_cast<int>(found & ((1U << lane) - 1)));
-    const std::int32_t turn_before = __shfl_sync(0xFFFFFFFF, turn, most(before, 0));
-    if (turn >= 0) {
-      visits.visitor_before[visits.place(head, query_tile, turn)] =
-          before < 0 ? last : Visitor{first + before, turn_before};
-    }
-    const std::int32_t highest = 31 - __clz(static_cast<int>(found));
-    const std::int32_t highest_turn = __shfl_sync(0xFFFFFFFF, turn, most(highest, 0));
-    if (highest >= 0) last = {first + highest, highest_turn};
+    const std::int32_t visit = query_tile < visits.query_tiles ? visits.find(head, query_tile, key_tile) : -1;
+    const std::uint32_t found = __ballot_sync(0xFFFFFFFF, visit >= 0);
+    if (found == 0) continue;
+    const std::uint32_t below = found & ((1U << lane) - 1);
+    const std::int32_t neighbour = __shfl_sync(0xFFFFFFFF, visit, below == 0 ? 0 : highest_bit(below));
+    if (visit >= 0) visits.before[visits.place(head, visit)] = below == 0 ? last : neighbour;
+    last = __shfl_sync(0xFFFFFFFF, visit, highest_bit(found));
   }
-  if (lane == 0) visits.last_visitor[tile] = last;
+  if (lane == 0) visits.last[tile] = last;
 }
 
 inline void launch_visits(const AttentionCall& call, const Visits& visits, const Stream& stream) {
@@ -80,7 +79,7 @@ inline void launch_visits(const AttentionCall& call, const Visits& visits, const
   const auto blocks = [](std::int64_t warps) { return parts_of(warps * kVisitWarp, kVisitThreads); };
   launch("visits_kernel", visits_kernel, blocks(heads * visits.query_tiles), kVisitThreads, 0, stream, call,
          visits);
-  if (visits.last_visitor == nullptr) return;
+  if (visits.last == nullptr) return;
   launch("visitors_of_tiles_kernel", visitors_of_tiles_kernel, blocks(heads * visits.key_tiles),
          kVisitThreads, 0, stream, heads, visits);
 }
