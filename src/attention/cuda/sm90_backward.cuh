@@ -255,20 +255,16 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 
         // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
         const int first_column = lane % 4 * 2;
+        const int m = query_tile_of<Shape>(call, visit);
         if constexpr (Shape::kGeneral) {
           if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
           if (listed_in_part(call, tile, head, visit)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, visit, row_in_block);
+            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
-        }
-        const int tile_begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
-        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
-#pragma unroll
-          for (int i = 0; i < kScores; ++i) {
-            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
-            const int r = i % 4 / 2;
-            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
-          }
+          // Made anew: there are no registers to keep it in.
+          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m);
+        } else {
+          hide_unseen<Shape>(scores, seen_by, m);
         }
         const float* lse = memory.lse[query_at.stage] + first_column;
         std::uint32_t probabilities[Shape::kQueries / 4];

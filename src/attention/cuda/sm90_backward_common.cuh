@@ -83,8 +83,12 @@ template <class Shape, class Body>
 __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
                                                     const Body& body) {
   if constexpr (Shape::kGeneral) {
-    for (QuerySteps<Shape> step(call, tile); step.more(); step.advance(call, tile))
-      body(step.head, step.visit);
+    for (QuerySteps<Shape> steps(call, tile); steps.more();) {
+      const int head = steps.head;
+      const int visit = steps.visit;
+      steps.advance(call, tile);  // reads, while the body works
+      body(head, visit);
+    }
   } else {
     for (int g = 0; g < call.members; ++g) {
       const int head = tile.head * call.group + call.first_member + g;
@@ -162,6 +166,20 @@ struct SeenBy {
   }
 };
 
+// Scores of a thread's two keys with queries of tile m that do not see them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m) {
+  const int tile_begin = m * Shape::kQueries;
+  if (tile_begin >= seen_by.every_query_from && tile_begin + Shape::kQueries <= seen_by.every_query_to)
+    return;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int query = tile_begin + static_cast<int>(threadIdx.x) % 4 * 2 + i / 4 * 8 + i % 2;
+    const int r = i % 4 / 2;
+    if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+  }
+}
+
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
 // sees.
 template <class Shape>
@@ -183,9 +201,9 @@ __device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const K
 // Scores of a thread's two keys with queries that do not list them.
 template <class Shape, int kScores>
 __device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], const BackwardCall& call,
-                                                      const KeyTile& tile, int head, int visit,
+                                                      const KeyTile& tile, int head, int m,
                                                       int row_in_block) {
-  const int begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
+  const int begin = m * Shape::kQueries;
   const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -230,21 +230,14 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::wgmma_pin(scores);
+        const int m = query_tile_of<Shape>(call, visit);
         if constexpr (Shape::kGeneral) {
           if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
           if (listed_in_part(call, tile, head, visit)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, visit, row_in_block);
+            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
         }
-        const int tile_begin = query_tile_of<Shape>(call, visit) * Shape::kQueries;
-        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
-#pragma unroll
-          for (int i = 0; i < 32; ++i) {
-            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
-            const int r = i % 4 / 2;
-            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
-          }
-        }
+        hide_unseen<Shape>(scores, seen_by, m);
         const float* lse = memory.lse[at.stage] + first_column;
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
