@@ -262,9 +262,9 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
             hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
           // Made anew: there are no registers to keep it in.
-          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m);
+          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
         } else {
-          hide_unseen<Shape>(scores, seen_by, m);
+          hide_unseen<Shape>(scores, seen_by, m, first_column);
         }
         const float* lse = memory.lse[query_at.stage] + first_column;
         std::uint32_t probabilities[Shape::kQueries / 4];

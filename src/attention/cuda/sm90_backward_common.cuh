@@ -168,13 +168,14 @@ struct SeenBy {
 
 // Scores of a thread's two keys with queries of tile m that do not see them.
 template <class Shape, int kScores>
-__device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m) {
+__device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m,
+                                            int first_column) {
   const int tile_begin = m * Shape::kQueries;
   if (tile_begin >= seen_by.every_query_from && tile_begin + Shape::kQueries <= seen_by.every_query_to)
     return;
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
-    const int query = tile_begin + static_cast<int>(threadIdx.x) % 4 * 2 + i / 4 * 8 + i % 2;
+    const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
     const int r = i % 4 / 2;
     if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
   }

@@ -237,7 +237,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
             hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
         }
-        hide_unseen<Shape>(scores, seen_by, m);
+        hide_unseen<Shape>(scores, seen_by, m, first_column);
         const float* lse = memory.lse[at.stage] + first_column;
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
