@@ -50,26 +50,24 @@ struct alignas(1024) ForwardMemory {
   QueryTile tile[2];
 };
 
-// The n-th key tile of a query tile: where it begins, counted from the first key; and whether block lists
-// leave it whole.
-struct KeyStep {
-  int begin;
-  bool whole;
-
-  template <class Shape>
-  __device__ __forceinline__ static KeyStep of(const ForwardCall& call, const QueryTile& tile, int n) {
-    if constexpr (Shape::kGeneral) {
-      if (call.visits.counts != nullptr) {
-        const int head = tile.batch * call.heads_q + tile.head;
-        const int entry =
-            call.visits
-                .entries[call.visits.tile(head, tile.first_place / Shape::kRows) * call.visits.capacity + n];
-        return {entry / 2 * Shape::kKeys, entry % 2 != 0};
-      }
-    }
-    return {n * Shape::kKeys, true};
+// The n-th key tile of a query tile: n; in the general kernel an entry of visits, twice the tile and whether
+// lists leave it whole.
+template <class Shape>
+__device__ __forceinline__ int key_entry(const ForwardCall& call, const QueryTile& tile, int n) {
+  if constexpr (Shape::kGeneral) {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts == nullptr) return 2 * n + 1;
+    const int head = tile.batch * call.heads_q + tile.head;
+    return visits.entries[visits.tile(head, tile.first_place / Shape::kRows) * visits.capacity + n];
   }
-};
+  return n;
+}
+
+// Where it begins, counted from the query tile's first key.
+template <class Shape>
+__device__ __forceinline__ int key_begin(int entry) {
+  return (Shape::kGeneral ? entry / 2 : entry) * Shape::kKeys;
+}
 
 template <class Shape>
 __device__ QueryTile query_tile(const ForwardCall& call, int index) {
@@ -119,9 +117,10 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
       memory.key_ring.wait_empty(key_at);
       std::uint64_t& full = memory.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, full, call.keys, tile.head,
-                                               tile.first_key + KeyStep::of<Shape>(call, tile, n).begin,
-                                               tile.head / call.group, tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(
+          memory.key[key_at.stage], call.key, full, call.keys, tile.head,
+          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
+          tile.batch);
       key_at.advance();
     };
     const auto load_value = [&](int n) {
@@ -130,7 +129,8 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
       ptx::mbarrier_arrive_expect(full, kTileBytes);
       load_rows<Shape::kKeys, Shape::kColumns>(
           memory.value[value_at.stage], call.value, full, call.keys, tile.head,
-          tile.first_key + KeyStep::of<Shape>(call, tile, n).begin, tile.head / call.group, tile.batch);
+          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
+          tile.batch);
       value_at.advance();
     };
 
@@ -341,12 +341,11 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       }
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(first_key[0], first_key[1]));
       const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(last_key[0], last_key[1]));
-      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int n) {
-        const KeyStep key_tile = KeyStep::of<Shape>(call, tile, n);
-        const int tile_begin = key_tile.begin;
+      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int entry) {
+        const int tile_begin = key_begin<Shape>(entry);
         if constexpr (Shape::kGeneral) {
           if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (!key_tile.whole) {
+          if (entry % 2 == 0) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
               const int row = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
@@ -385,11 +384,12 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       ptx::wgmma_pin(scores);
       memory.key_ring.release(key_at);
       key_at.advance();
-      shape_scores(scores, tile.key_tiles - 1);
+      shape_scores(scores, key_entry<Shape>(call, tile, tile.key_tiles - 1));
       softmax.add(scores, scale_log2, factor);
       pack_probabilities();
 
       for (int n = tile.key_tiles - 2; n >= 0; --n) {
+        const int entry = key_entry<Shape>(call, tile, n);
         memory.key_ring.wait_full(key_at);
         turns.take();
         ptx::wgmma_fence();
@@ -404,7 +404,7 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
         ptx::wgmma_pin(scores);
         memory.key_ring.release(key_at);
         key_at.advance();
-        shape_scores(scores, n);
+        shape_scores(scores, entry);
         const bool rescale = softmax.add(scores, scale_log2, factor);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(output);
