@@ -141,6 +141,19 @@ TEST(Visits, ReachWhatTheMaskLeavesAndNothingElse) {
   EXPECT_GE(checked, 9 * 8);
 }
 
+// More tiles than a warp has lanes, on either side.
+TEST(Visits, LongerThanAWarp) {
+  for (const auto& [seq_q, seq_k] : {std::pair{4500, 130}, std::pair{130, 4500}}) {
+    AttentionCase c;
+    c.problem = {.seq_q = seq_q, .seq_k = seq_k, .heads_q = 1, .heads_kv = 1, .head_dim = 256};
+    c.problem.mask.block_rows = 50;
+    c.problem.mask.block_columns = 40;
+    c.problem.mask.max_blocks_per_row = seq_k / 80;
+    const AttentionCaseLists lists = attention_case_lists(c);
+    expect_visits_reach(c.problem, lists.views(c.problem), Pass::backward);
+  }
+}
+
 // A tile is whole where every row lists every key of it, at the sequence's end as well; or masking would
 // never be skipped.
 TEST(Visits, TilesOfWholeBlocksAreWhole) {
