@@ -182,7 +182,7 @@ __device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const Seen
 }
 
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
-// sees.
+// sees, or of those that it visits.
 template <class Shape>
 __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int visit) {
   if constexpr (Shape::kGeneral) {

@@ -66,9 +66,11 @@ __device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale
   for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
 }
 
-// Scores of a thread's row r of two: only the columns whose bits are set stay.
+// Scores of a thread's row r of two: only the columns whose bits are set stay. How long it took to find them
+// may differ between threads.
 template <int kScores>
 __device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, std::uint32_t listed) {
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) {
     if ((listed >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
