@@ -44,6 +44,12 @@ inline float __uint_as_float(std::uint32_t bits) {
 inline std::uint32_t __float_as_uint(float value) {
   return std::bit_cast<std::uint32_t>(value);
 }
+inline int __popc(unsigned bits) {
+  return std::popcount(bits);
+}
+inline int __clz(int bits) {
+  return std::countl_zero(static_cast<unsigned>(bits));
+}
 
 namespace headroom::cuda {
 
@@ -194,6 +200,12 @@ inline std::uint32_t __ballot_sync(unsigned, bool value) {
   for (int i = 0; i < Block::kWarpSize; ++i) bits |= words[i][0] << i;
   Block::current().exchange_done();
   return bits;
+}
+inline std::int32_t __shfl_sync(unsigned, std::int32_t value, int lane) {
+  const Block::Words* words = Block::current().exchange({static_cast<std::uint32_t>(value)});
+  const auto result = static_cast<std::int32_t>(words[lane][0]);
+  Block::current().exchange_done();
+  return result;
 }
 inline bool __any_sync(unsigned mask, bool value) {
   return __ballot_sync(mask, value) != 0;

@@ -249,6 +249,22 @@ void add_blocks(CaseList& list) {
   }
 }
 
+// In the dtypes of tensor cores, at every head size: blocks that are whole tiles, and blocks that cross them.
+void add_blocks_in_16_bits(CaseList& list) {
+  for (const std::int64_t head_dim : {64, 80, 128, 192, 256}) {
+    for (const bool crosses : {false, true}) {
+      AttentionProblem problem =
+          sized(300, 390, head_dim, crosses ? DType::f16 : DType::bf16, crosses ? causal() : Mask{});
+      problem.heads_q = 2;
+      problem.mask.block_rows = crosses ? 40 : 128;
+      problem.mask.block_columns = crosses ? 50 : 128;
+      problem.mask.max_blocks_per_row = crosses ? 5 : 2;
+      problem.softcap = crosses == (head_dim % 128 == 0) ? 5.0F : 0.0F;
+      list.add("block-sparse", problem);
+    }
+  }
+}
+
 // ---- running one
 
 struct Inputs {
@@ -445,6 +461,7 @@ std::vector<AttentionCase> attention_cases() {
   add_options(list);
   add_dilated(list);
   add_blocks(list);
+  add_blocks_in_16_bits(list);
   return list.take();
 }
 

@@ -25,11 +25,48 @@ bool divides_evenly(const AttentionProblem& problem) {
                      });
 }
 
+// Block lists in the tiles of a pass, without memory. What they take is bounded by the lists, not by the
+// square of the length.
+cuda::Visits plan_visits(const AttentionProblem& problem, Pass pass) {
+  const auto head_dim = static_cast<int>(problem.head_dim);
+  cuda::Visits visits;
+  if (pass == Pass::forward) {
+    const ForwardTile tile = forward_tile(head_dim, true);
+    visits.tile_rows = 64 * tile.consumers;
+    visits.tile_keys = tile.keys;
+  } else {
+    visits.tile_rows = backward_tile(backward_head_dim(head_dim), true).queries;
+    visits.tile_keys = backward_keys(backward_head_dim(head_dim));
+  }
+  visits.lists = cuda::BlockLists::of(problem.mask, problem.seq_q, problem.seq_k);
+  visits.query_tiles = static_cast<std::int32_t>(divide_up(problem.seq_q, visits.tile_rows));
+  visits.key_tiles = static_cast<std::int32_t>(divide_up(problem.seq_k, visits.tile_keys));
+  visits.capacity = visits.most_visits();
+  return visits;
+}
+
+cuda::Visits take_visits(const AttentionProblem& problem, Pass pass, Pieces& pieces) {
+  cuda::Visits visits = plan_visits(problem, pass);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t tiles = checked_multiply(heads, visits.query_tiles);
+  visits.counts = pieces.take<std::int32_t>(tiles);
+  visits.entries = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
+  if (pass == Pass::backward) {
+    visits.last = pieces.take<std::int32_t>(checked_multiply(heads, visits.key_tiles));
+    visits.before = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
+  }
+  return visits;
+}
+
 }  // namespace
 
 Source source_of(const AttentionProblem& problem) {
   if (dilated(problem) && !divides_evenly(problem)) return Source::lists;
   return problem.mask.max_documents > 0 ? Source::tables : Source::formula;
+}
+
+bool is_general(const AttentionProblem& problem) {
+  return problem.softcap > 0 || problem.mask.block_rows > 0;
 }
 
 std::int64_t most_places(const AttentionProblem& problem) {
@@ -55,6 +92,7 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
     lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
     lists.counts = pieces.take<std::int32_t>(count);
   }
+  if (problem.mask.block_rows > 0) visits = take_visits(problem, pass, pieces);
   constexpr std::int64_t kCounter = 16;  // bytes of the next tile's number
   counter_bytes = kCounter;
   if (pass == Pass::forward) {
@@ -66,7 +104,7 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
 
   const auto head_dim = static_cast<int>(problem.head_dim);
   const int kernel_dim = backward_head_dim(head_dim);
-  const std::int64_t tile = backward_tile(kernel_dim, problem.softcap > 0).queries;
+  const std::int64_t tile = backward_tile(kernel_dim, is_general(problem)).queries;
   padded_places = round_up(most_places(problem), tile);
   adds_query_gradient = mixes;
   adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv);
@@ -123,7 +161,14 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
     return Support::no(
         fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
   }
-  if (problem.mask.block_rows > 0) return Support::no("has no block lists");
+  if (problem.mask.block_rows > 0) {
+    const cuda::Visits visits = sm90::plan_visits(problem, Pass::backward);
+    constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
+    if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {
+      return Support::no(fmt::format("block lists may come to {} visits of {} tiles, over {}",
+                                     visits.capacity, visits.query_tiles, kMaxVisits));
+    }
+  }
   return Support::yes();
 }
 

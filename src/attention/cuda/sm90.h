@@ -2,6 +2,7 @@
 // plans the same.
 #pragma once
 
+#include "attention/cuda/block_lists.h"
 #include "attention/cuda/call.h"
 #include "attention/cuda/sm90_tiles.h"
 #include "headroom/attention.h"
@@ -17,6 +18,9 @@ enum class Source : std::uint8_t {
 
 [[nodiscard]] Source source_of(const AttentionProblem& problem);
 
+// Whether the general kernels serve it, those with a softcap and block lists.
+[[nodiscard]] bool is_general(const AttentionProblem& problem);
+
 // The most places of a head.
 [[nodiscard]] std::int64_t most_places(const AttentionProblem& problem);
 
@@ -25,6 +29,7 @@ struct Memory {
   Memory(const AttentionProblem& problem, Pass pass, std::byte* base);
 
   cuda::RowLists lists;
+  cuda::Visits visits;                    // with block lists; the lists themselves are the caller's
   std::int32_t* seen_by_first = nullptr;  // backward with tables or lists
   std::int32_t* seen_by_last = nullptr;
   std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns

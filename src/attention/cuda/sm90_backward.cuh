@@ -13,15 +13,15 @@
 
 namespace headroom::sm90 {
 
-template <class ElementType, int kHead, bool kCap>
+template <class ElementType, int kHead, bool kOfGeneral>
 struct BackwardShape {
   using Element = ElementType;
-  static constexpr bool kSoftcap = kCap;
+  static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
-  static constexpr int kQueries = backward_tile(kHead, kCap).queries;
+  static constexpr int kQueries = backward_tile(kHead, kOfGeneral).queries;
   static constexpr int kStages = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   // dQ of a tile is shared out by columns where the tile has 64 queries, by queries where it has 128.
@@ -81,8 +81,8 @@ __device__ void produce(const BackwardCall& call, BackwardMemory<Shape>& memory,
     load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
-    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
-      const int place = m * Shape::kQueries;
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
@@ -121,15 +121,16 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
     memory.tile_ring.wait_full(tile_at);
     const KeyTile& tile = memory.tile[tile_at.stage];
     if (tile.none) return;
-    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage == adder) {
         const std::int64_t place =
-            (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
+            (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles +
+            query_tile_of<Shape>(call, visit);
         float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim);
         bool first = false;
         if (call.turns != nullptr) {
           // The first need not find zeros.
-          const int turn = turn_of<Shape>(call, tile, head, m);
+          const int turn = turn_of<Shape>(call, tile, head, visit);
           first = turn == 0;
           if (!first) wait_for_turn(call.turns + 2 * place, turn);
         }
@@ -215,7 +216,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
   const int row_in_block = consumer * 64 + thread / 32 * 16 + lane / 4;
   const Element* key = memory.key + consumer * 64 * kTileColumns;
   const Element* value = memory.value + consumer * 64 * kTileColumns;
-  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
   // row's last bits.
   const int matrix_row = consumer * 64 + thread / 32 * 16 + lane % 16;
@@ -238,7 +239,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
       memory.key_ring.wait_full(key_at);
 
-      for_each_query_tile<Shape>(call, tile, [&](int, int m) {
+      for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[kScores];
         float gradients[kScores];
         memory.query_ring.wait_full(query_at);
@@ -254,19 +255,16 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 
         // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
         const int first_column = lane % 4 * 2;
-        if constexpr (Shape::kSoftcap) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-        }
-        const int tile_begin = m * Shape::kQueries;
-        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
-#pragma unroll
-          for (int i = 0; i < kScores; ++i) {
-            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
-            const int r = i % 4 / 2;
-            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+        const int m = query_tile_of<Shape>(call, visit);
+        if constexpr (Shape::kGeneral) {
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+          if (listed_in_part(call, tile, head, visit)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
+          // Made anew: there are no registers to keep it in.
+          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
+        } else {
+          hide_unseen<Shape>(scores, seen_by, m, first_column);
         }
         const float* lse = memory.lse[query_at.stage] + first_column;
         std::uint32_t probabilities[Shape::kQueries / 4];
@@ -278,8 +276,9 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           probabilities[i / 2] = ptx::pack<Element>(p, q);
           // With a softcap, times its slope: 1 - tanh^2; where the mask hides a pair, P is zero and the slope
           // is none.
-          scores[i] = Shape::kSoftcap && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
-          scores[i + 1] = Shape::kSoftcap && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
+          scores[i] = Shape::kGeneral && call.softcap > 0 && p > 0 ? p * (1 - scores[i] * scores[i]) : p;
+          scores[i + 1] =
+              Shape::kGeneral && call.softcap > 0 && q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : q;
         }
 
         // dS = P (dP - delta).

@@ -19,6 +19,85 @@ struct KeyTile {
   bool none;  // no work is left
 };
 
+// Steps are numbered by query tile; in the general kernel by visit.
+template <class Shape>
+__device__ __forceinline__ int query_tile_of(const BackwardCall& call, int visit) {
+  return Shape::kGeneral ? visit / call.visits.capacity : visit;
+}
+
+// The visits to a key tile: those of every head of the group, each from its last query tile on.
+template <class Shape>
+struct QuerySteps {
+  int head;
+  int visit;
+  int left;  // not in the general kernel, which goes on as long as there is a visit before
+
+  __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
+      : head(tile.head * call.group + call.first_member) {
+    if constexpr (Shape::kGeneral) {
+      visit = last(call, tile);
+      skip_heads(call, tile);
+    } else {
+      visit = tile.first_query_tile + tile.query_tiles - 1;
+      left = tile.query_tiles * call.members;
+    }
+  }
+  __device__ __forceinline__ bool more() const { return Shape::kGeneral ? visit >= 0 : left > 0; }
+  __device__ __forceinline__ void advance(const BackwardCall& call, const KeyTile& tile) {
+    if constexpr (Shape::kGeneral) {
+      visit = before(call, tile);
+      skip_heads(call, tile);
+    } else {
+      --left;
+      if (--visit < tile.first_query_tile) {
+        visit += tile.query_tiles;
+        ++head;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int last(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) {
+      const std::int64_t query_head = tile.batch * call.heads_q + head;
+      return visits.last[query_head * visits.key_tiles + tile.index];
+    }
+    return tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1;
+  }
+  __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) return visits.before[visits.place(tile.batch * call.heads_q + head, visit)];
+    return visit > tile.first_query_tile ? visit - 1 : -1;
+  }
+  // To the first head from here on that has a visit.
+  __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
+    while (visit < 0 && head + 1 < tile.head * call.group + call.first_member + call.members) {
+      ++head;
+      visit = last(call, tile);
+    }
+  }
+};
+
+template <class Shape, class Body>
+__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
+                                                    const Body& body) {
+  if constexpr (Shape::kGeneral) {
+    for (QuerySteps<Shape> steps(call, tile); steps.more();) {
+      const int head = steps.head;
+      const int visit = steps.visit;
+      steps.advance(call, tile);  // reads, while the body works
+      body(head, visit);
+    }
+  } else {
+    for (int g = 0; g < call.members; ++g) {
+      const int head = tile.head * call.group + call.first_member + g;
+      for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
+        body(head, m);
+    }
+  }
+}
+
 template <class Shape>
 __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
   const TilePlace at = place(call.order, index, call.heads_q / call.group);
@@ -28,6 +107,12 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
       at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
       0,        0,       false};
   if (tile.places <= 0) return tile;
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      tile.query_tiles = QuerySteps<Shape>(call, tile).more() ? 1 : 0;  // nobody asks how many
+      return tile;
+    }
+  }
   // Intervals of queries rise with the key, so the first and the last key bound them all.
   const int begin = call.seen_by.of(at.batch, query_head, first_key).x / Shape::kQueries;
   const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).y;
@@ -35,34 +120,6 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
   return tile;
 }
-
-template <class Shape, class Body>
-__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
-                                                    const Body& body) {
-  for (int g = 0; g < call.members; ++g) {
-    const int head = tile.head * call.group + call.first_member + g;
-    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) body(head, m);
-  }
-}
-
-// The same tiles, for whoever does not treat them all alike.
-struct QuerySteps {
-  int head;
-  int m;
-  int left;
-
-  __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.head * call.group + call.first_member),
-        m(tile.first_query_tile + tile.query_tiles - 1),
-        left(tile.query_tiles * call.members) {}
-  __device__ __forceinline__ void advance(const KeyTile& tile) {
-    --left;
-    if (--m < tile.first_query_tile) {
-      m += tile.query_tiles;
-      ++head;
-    }
-  }
-};
 
 // A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
 // in the order of the registers that made it: four sums of every thread, then the next four.
@@ -109,11 +166,53 @@ struct SeenBy {
   }
 };
 
+// Scores of a thread's two keys with queries of tile m that do not see them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m,
+                                            int first_column) {
+  const int tile_begin = m * Shape::kQueries;
+  if (tile_begin >= seen_by.every_query_from && tile_begin + Shape::kQueries <= seen_by.every_query_to)
+    return;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
+    const int r = i % 4 / 2;
+    if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+  }
+}
+
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
-// sees.
+// sees, or of those that it visits.
 template <class Shape>
-__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int m) {
-  return tile.index - call.seen.of(tile.batch, head, m * Shape::kQueries).x / Shape::kKeys;
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int visit) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) return visit % call.visits.capacity;
+  }
+  return tile.index - call.seen.of(tile.batch, head, visit * Shape::kQueries).x / Shape::kKeys;
+}
+
+// Whether block lists hide a part of what a visit meets.
+__device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
+                                               int visit) {
+  const cuda::Visits& visits = call.visits;
+  if (visits.counts == nullptr) return false;
+  return visits.entries[visits.place(tile.batch * call.heads_q + head, visit)] % 2 == 0;
+}
+
+// Scores of a thread's two keys with queries that do not list them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], const BackwardCall& call,
+                                                      const KeyTile& tile, int head, int m,
+                                                      int row_in_block) {
+  const int begin = m * Shape::kQueries;
+  const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = tile.index * Shape::kKeys + row_in_block + 8 * r;
+    hide_unlisted(scores, r,
+                  call.visits.lists.queries_of(tile.batch * call.heads_q + head, key, queries,
+                                               static_cast<int>(threadIdx.x) % 4 * 2));
+  }
 }
 
 // A thread's two rows of dK or dV.
@@ -193,6 +292,18 @@ __global__ void before_backward_kernel(const BeforeCall call) {
   call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
 }
 
+// The keys that the last query of a tile sees; with block lists, any range that is empty where none is
+// visited.
+template <class Shape>
+__device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      return make_int2(0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]);
+    }
+  }
+  return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+}
+
 template <class Shape, int kShare>
 __device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
                                              int head, int m) {
@@ -202,7 +313,7 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int count = call.queries.count_of(batch, head);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const int2 seen = call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+  const int2 seen = visited_keys<Shape>(call, batch, head, m, count);
   float sums[kPart.columns / 2];
 #pragma unroll
   for (int i = 0; i < kPart.columns / 8; ++i) {

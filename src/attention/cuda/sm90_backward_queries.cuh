@@ -11,11 +11,13 @@ namespace headroom::sm90 {
 template <class ElementType, int kHead>
 struct QueriesShape {
   using Element = ElementType;
+  static constexpr bool kGeneral = true;  // there are registers for it
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = 2;
-  static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = 64;
+  static constexpr int kRows = kApartTile.queries;
+  static constexpr int kKeys = kApartTile.keys;
+  static_assert(kRows == 64 * kConsumers);
   static constexpr int kKeyStages = 2;
   static constexpr int kValueStages = kHead > 192 ? 1 : 2;  // 224 KiB of shared memory
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
@@ -65,7 +67,7 @@ __device__ void produce(const QueriesCall& call, QueriesMemory<Shape>& memory, i
                                              tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
-      const int place = tile.first_key + n * Shape::kKeys;
+      const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       memory.key_ring.wait_empty(key_at);
       std::uint64_t& key_full = memory.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(key_full, kTileBytes);
@@ -156,6 +158,7 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
       }
       memory.query_ring.wait_full(query_at);
       for (int n = tile.key_tiles - 1; n >= 0; --n) {
+        const int entry = key_entry<Shape>(call, tile, n);
         float scores[kScores];
         float gradients[kScores];
         memory.key_ring.wait_full(key_at);
@@ -172,13 +175,10 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
         memory.value_ring.release(value_at);
         value_at.advance();
 
-        const int tile_begin = n * Shape::kKeys;
+        const int tile_begin = key_begin<Shape>(entry);
         const bool capped = call.softcap > 0;
-        if (capped) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-        }
+        if (capped) cap_scores(scores, call.scale, call.softcap);
+        if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
         if (tile_begin < every_key_from || tile_begin + Shape::kKeys > every_key_to) {
           const int column = tile_begin + thread % 4 * 2;
 #pragma unroll

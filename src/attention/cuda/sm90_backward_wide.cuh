@@ -1,18 +1,18 @@
-// Attention backward on Hopper for heads of 192 and 256, whose dK and dV fill the registers of two warpgroups
-// with 64 keys alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores
-// and holds dK; each passes on what the other needs through shared memory, and each takes a share of dQ's
-// columns. The product that adds to dV (dK) for one query tile runs while the next tile's probabilities
-// (gradients) are made.
+// dK and dV on Hopper for heads of 192 and 256, whose sums fill the registers of two warpgroups with 64 keys
+// alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK;
+// probabilities pass from one to the other through shared memory. The product that adds to dV (dK) for one
+// query tile runs while the next tile's probabilities (gradients) are made. dQ has a kernel of its own
+// (sm90_backward_queries.cuh).
 #pragma once
 
 #include "attention/cuda/sm90_backward_common.cuh"
 
 namespace headroom::sm90 {
 
-template <class ElementType, int kHead, bool kCap>
+template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape {
   using Element = ElementType;
-  static constexpr bool kSoftcap = kCap;
+  static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = 2;
@@ -20,9 +20,8 @@ struct WideShape {
   static constexpr int kQueries = 64;
   static constexpr int kStages = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr QueryShare kShares[kConsumers] = {{128, 0, 0}, {kHead - 128, 128, 0}};
-  static constexpr int kConsumerRegisters = 224;
-  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
 };
 
 template <class Shape>
@@ -33,14 +32,12 @@ struct alignas(1024) WideMemory {
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element probability[2][Shape::kKeys * Shape::kQueries];  // a key per row
-  alignas(1024) Element score_gradient[2][Shape::kKeys * Shape::kQueries];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> probability_ring;
-  Ring<2> score_gradient_ring;
   Ring<2> tile_ring;
   KeyTile tile[2];
 };
@@ -70,8 +67,8 @@ __device__ void produce(const BackwardCall& call, WideMemory<Shape>& memory, int
     load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
-    for_each_query_tile<Shape>(call, tile, [&](int head, int m) {
-      const int place = m * Shape::kQueries;
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
@@ -106,16 +103,15 @@ __device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const ty
   }
 }
 
-// Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim].
+// Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim], A in registers.
 template <class Shape>
 __device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2],
-                                                      const typename Shape::Element* a,
+                                                      const std::uint32_t (&a)[16],
                                                       const typename Shape::Element* b) {
 #pragma unroll
   for (int k = 0; k < 64; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::inner, ptx::Major::outer>(
-        sums, ptx::matrix_descriptor(a + k),
-        ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
+        sums, a + k / 4, ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
   }
 }
 
@@ -137,53 +133,6 @@ struct MatrixPlace {
   }
 };
 
-// A consumer's share of dQ = dS K, added to global memory in its turn, 64 columns at a time: registers are
-// short.
-template <class Shape, int kConsumer>
-__device__ __forceinline__ void add_share(const BackwardCall& call, WideMemory<Shape>& memory,
-                                          const KeyTile& tile, const typename Shape::Element* score_gradient,
-                                          int head, int m) {
-  constexpr QueryShare kShare = Shape::kShares[kConsumer];
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int query_tiles = call.padded_places / Shape::kQueries;
-  const std::int64_t place = (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles + m;
-  float* to =
-      call.query_sums + place * (Shape::kQueries * Shape::kHeadDim) + 64 * kShare.first_column + thread * 4;
-  int* turns = call.turns == nullptr ? nullptr : call.turns + 2 * place + kConsumer;
-  bool first = false;
-#pragma unroll
-  for (int column = 0; column < kShare.columns; column += kTileColumns) {
-    const auto* key = memory.key + (kShare.first_column + column) * Shape::kKeys;
-    float sums[kTileColumns / 2];
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Shape::kKeys; k += 16) {
-      ptx::wgmma<typename Shape::Element, kTileColumns, ptx::Major::outer, ptx::Major::outer>(
-          sums, ptx::matrix_descriptor(score_gradient + k * kTileColumns),
-          ptx::matrix_descriptor(key + k * kTileColumns), k != 0);
-    }
-    ptx::wgmma_commit();
-    if (column == 0 && turns != nullptr) {
-      const int turn = turn_of<Shape>(call, tile, head, m);
-      first = turn == 0;
-      if (!first && thread == 0) wait_for_turn(turns, turn);
-      ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
-    }
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_pin(sums);
-#pragma unroll
-    for (int i = 0; i < kTileColumns / 8; ++i) {
-      ptx::add_or_store(to + (column / 8 + i) * 4 * kWarpgroup,
-                        make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), first);
-    }
-  }
-  if (turns != nullptr) {
-    __threadfence();
-    ptx::named_barrier_sync(1 + kConsumer, kWarpgroup);
-    if (thread == 0) next_turn(turns);
-  }
-}
-
 // 1 - tanh^2 of a capped score, from the probability it led to.
 __device__ __forceinline__ float softcap_slope(float probability, float lse_log2, float softcap) {
   if (probability == 0) return 0;
@@ -198,11 +147,9 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
   const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
   const int first_column = thread % 4 * 2;
   const MatrixPlace matrix;
-  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
-  RingPosition<2> pass_before;
-  RingPosition<2> shared_at;  // of gradients of scores
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is still to be made
@@ -213,8 +160,9 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
+      std::uint32_t probabilities[16];
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
-      const auto step = [&](auto is_first, int head, int m) {
+      const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
         memory.query_ring.wait_full(at);
@@ -223,26 +171,19 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
-                                       memory.output_gradient[before.stage]);
+          multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[before.stage]);
           ptx::wgmma_commit();
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::wgmma_pin(scores);
-        if constexpr (Shape::kSoftcap) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
-        }
-        const int tile_begin = m * Shape::kQueries;
-        if (tile_begin < seen_by.every_query_from || tile_begin + Shape::kQueries > seen_by.every_query_to) {
-#pragma unroll
-          for (int i = 0; i < 32; ++i) {
-            const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
-            const int r = i % 4 / 2;
-            if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+        const int m = query_tile_of<Shape>(call, visit);
+        if constexpr (Shape::kGeneral) {
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+          if (listed_in_part(call, tile, head, visit)) {
+            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
         }
+        hide_unseen<Shape>(scores, seen_by, m, first_column);
         const float* lse = memory.lse[at.stage] + first_column;
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
@@ -252,47 +193,38 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
           scores[i + 2] = ptx::exp2_approximate(fmaf(scores[i + 2], scale_log2, -column.x));
           scores[i + 3] = ptx::exp2_approximate(fmaf(scores[i + 3], scale_log2, -column.y));
         }
-        memory.probability_ring.wait_empty(pass_at);
-        const auto pair = [&](int i) { return ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]); };
-#pragma unroll
-        for (int k = 0; k < 64; k += 16) {
-          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), pair(k / 4),
-                            pair(k / 4 + 1), pair(k / 4 + 2), pair(k / 4 + 3));
-        }
-        ptx::async_proxy_fence();
-        memory.probability_ring.publish(pass_at);
+        // Packed only now: products in flight read the last tile's.
         if constexpr (!kFirst) {
           ptx::wgmma_wait<0>();
           ptx::wgmma_pin(sums);
           memory.gradient_ring.release(before);
           before.advance();
-          memory.probability_ring.release(pass_before);
-          pass_before.advance();
         }
-        memory.probability_ring.wait_full(pass_at);  // by every warp of this side
+#pragma unroll
+        for (int i = 0; i < 16; ++i) probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
+        memory.probability_ring.wait_empty(pass_at);
+#pragma unroll
+        for (int k = 0; k < 64; k += 16) {
+          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), probabilities[k / 4],
+                            probabilities[k / 4 + 1], probabilities[k / 4 + 2], probabilities[k / 4 + 3]);
+        }
+        memory.probability_ring.publish(pass_at);
+        pass_at.advance();
         memory.query_ring.release(at);
         at.advance();
-        pass_at.advance();
-        memory.score_gradient_ring.wait_full(shared_at);
-        add_share<Shape, 0>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
-        memory.score_gradient_ring.release(shared_at);
-        shared_at.advance();
       };
       memory.key_ring.wait_full(key_at);
-      QuerySteps at_step(call, tile);
-      step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
-        step(std::false_type{}, at_step.head, at_step.m);
+      QuerySteps<Shape> steps(call, tile);
+      step(std::true_type{}, steps.head, steps.visit);
+      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
+        step(std::false_type{}, steps.head, steps.visit);
       ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, memory.probability[pass_before.stage],
-                                   memory.output_gradient[before.stage]);
+      multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[before.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
       memory.gradient_ring.release(before);
       before.advance();
-      memory.probability_ring.release(pass_before);
-      pass_before.advance();
       memory.key_ring.release(key_at);
       key_at.advance();
     }
@@ -312,8 +244,6 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
   const MatrixPlace matrix;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;
-  RingPosition<2> shared_at;
-  RingPosition<2> shared_before;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
@@ -324,7 +254,8 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const auto step = [&](auto is_first, int head, int m) {
+      std::uint32_t score_gradients[16];
+      const auto step = [&](auto is_first) {
         constexpr bool kFirst = is_first.value;
         float gradients[32];
         memory.gradient_ring.wait_full(at);
@@ -333,16 +264,14 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
-                                       memory.query[before.stage]);
+          multiply_wide_queries<Shape>(sums, score_gradients, memory.query[before.stage]);
           ptx::wgmma_commit();
         }
         ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::wgmma_pin(gradients);
         const float* delta = memory.delta[at.stage] + first_column;
         memory.probability_ring.wait_full(pass_at);
-        if constexpr (Shape::kSoftcap) memory.query_ring.wait_full(at);
-        memory.score_gradient_ring.wait_empty(shared_at);
+        if (Shape::kGeneral && call.softcap > 0) memory.query_ring.wait_full(at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
           std::uint32_t pairs[4];
@@ -353,50 +282,41 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
             const int i = k / 2 + 2 * j;
             const float2 shift = *reinterpret_cast<const float2*>(delta + column);
             float2 p = ptx::unpack<Element>(pairs[j]);
-            if constexpr (Shape::kSoftcap) {
+            if (Shape::kGeneral && call.softcap > 0) {
               const float2 lse =
                   *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
               p.x *= softcap_slope(p.x, lse.x, call.softcap);
               p.y *= softcap_slope(p.y, lse.y, call.softcap);
             }
-            pairs[j] = ptx::pack<Element>(p.x * (gradients[i] - shift.x), p.y * (gradients[i + 1] - shift.y));
+            gradients[i] = p.x * (gradients[i] - shift.x);
+            gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
           }
-          ptx::store_matrix(matrix.address(memory.score_gradient[shared_at.stage], k), pairs[0], pairs[1],
-                            pairs[2], pairs[3]);
         }
         memory.probability_ring.release(pass_at);
-        ptx::async_proxy_fence();
-        memory.score_gradient_ring.publish(shared_at);
         pass_at.advance();
         if constexpr (!kFirst) {
           ptx::wgmma_wait<0>();
           ptx::wgmma_pin(sums);
           memory.query_ring.release(before);
           before.advance();
-          memory.score_gradient_ring.release(shared_before);
-          shared_before.advance();
         }
         memory.gradient_ring.release(at);
         at.advance();
-        memory.score_gradient_ring.wait_full(shared_at);  // by every warp of this side
-        add_share<Shape, 1>(call, memory, tile, memory.score_gradient[shared_at.stage], head, m);
-        shared_at.advance();
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          score_gradients[i] = ptx::pack<Element>(gradients[2 * i], gradients[2 * i + 1]);
       };
       memory.key_ring.wait_full(key_at);
-      QuerySteps at_step(call, tile);
-      step(std::true_type{}, at_step.head, at_step.m);
-      for (at_step.advance(tile); at_step.left > 0; at_step.advance(tile))
-        step(std::false_type{}, at_step.head, at_step.m);
+      QuerySteps<Shape> steps(call, tile);
+      step(std::true_type{});
+      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile)) step(std::false_type{});
       ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, memory.score_gradient[shared_before.stage],
-                                   memory.query[before.stage]);
+      multiply_wide_queries<Shape>(sums, score_gradients, memory.query[before.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
       memory.query_ring.release(before);
       before.advance();
-      memory.score_gradient_ring.release(shared_before);
-      shared_before.advance();
       memory.key_ring.release(key_at);
       key_at.advance();
     }
@@ -417,8 +337,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     memory.key_ring.init(1, kComputing);
     memory.query_ring.init(1, kComputing);
     memory.gradient_ring.init(1, kComputing);
-    memory.probability_ring.init(kWarpgroup, kComputing);
-    memory.score_gradient_ring.init(kWarpgroup, kComputing);
+    memory.probability_ring.init(kWarpgroup, kWarpgroup);
     memory.tile_ring.init(1, kComputing);
     ptx::mbarrier_init_fence();
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "attention/cuda/block_lists.h"
 #include "attention/cuda/tiles.h"
 
 namespace headroom::sm90 {
@@ -102,6 +103,9 @@ struct ForwardCall {
   float* output_sums = nullptr;  // instead of output: f32, dense, and the softmax goes on from it and lse
   float* lse = nullptr;
   int* next_tile = nullptr;  // zero at launch
+  cuda::Visits visits;       // with block lists
+
+  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
 };
 
 struct BackwardCall {
@@ -131,6 +135,9 @@ struct BackwardCall {
   Rows value_gradient;
   bool add_key_gradients = false;  // to what is there, in f32
   int* next_tile = nullptr;
+  cuda::Visits visits;  // with block lists
+
+  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
 };
 
 // dQ alone, from blocks of queries.
@@ -154,6 +161,7 @@ struct QueriesCall {
   Rows query_gradient;
   bool add = false;  // to what is there, in f32
   int* next_tile = nullptr;
+  cuda::Visits visits;  // with block lists
 };
 
 struct BeforeCall {
@@ -186,6 +194,7 @@ struct AfterCall {
   int query_tiles = 0;
   int head_dim = 0;
   float scale = 1;
+  cuda::Visits visits;  // with block lists
 };
 
 }  // namespace headroom::sm90

@@ -58,6 +58,25 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
+// tanh of scores in units of the softcap.
+template <int kScores>
+__device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {
+  const float inner = 2 * kLog2e * scale / softcap;
+#pragma unroll
+  for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+}
+
+// Scores of a thread's row r of two: only the columns whose bits are set stay. How long it took to find them
+// may differ between threads.
+template <int kScores>
+__device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, std::uint32_t listed) {
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kScores / 2; ++i) {
+    if ((listed >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+  }
+}
+
 // Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
 __device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c,
                                              std::uint32_t d) {

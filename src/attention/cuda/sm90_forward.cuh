@@ -10,11 +10,11 @@
 
 namespace headroom::sm90 {
 
-template <class ElementType, int kHead, bool kCap>
+template <class ElementType, int kHead, bool kOfGeneral>
 struct ForwardShape {
   using Element = ElementType;
-  static constexpr ForwardTile kTile = forward_tile(kHead, kCap);
-  static constexpr bool kSoftcap = kCap;
+  static constexpr ForwardTile kTile = forward_tile(kHead, kOfGeneral);
+  static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = pad_columns(kHead);
   static constexpr int kConsumers = kTile.consumers;
@@ -50,6 +50,39 @@ struct alignas(1024) ForwardMemory {
   QueryTile tile[2];
 };
 
+// The n-th key tile of a query tile: n; in the general kernel an entry of visits, twice the tile and whether
+// lists leave it whole.
+template <class Shape, class Call>
+__device__ __forceinline__ int key_entry(const Call& call, const QueryTile& tile, int n) {
+  if constexpr (Shape::kGeneral) {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts == nullptr) return 2 * n + 1;
+    const int head = tile.batch * call.heads_q + tile.head;
+    return visits.entries[visits.tile(head, tile.first_place / Shape::kRows) * visits.capacity + n];
+  }
+  return n;
+}
+
+// Where it begins, counted from the query tile's first key.
+template <class Shape>
+__device__ __forceinline__ int key_begin(int entry) {
+  return (Shape::kGeneral ? entry / 2 : entry) * Shape::kKeys;
+}
+
+// Scores of a thread's two rows with keys that they do not list.
+template <class Shape, class Call, int kScores>
+__device__ __forceinline__ void hide_unlisted_keys(float (&scores)[kScores], const Call& call,
+                                                   const QueryTile& tile, int tile_begin, int row_in_block) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
+    hide_unlisted(scores, r,
+                  call.visits.lists.keys_of(tile.batch * call.heads_q + tile.head, row,
+                                            {tile_begin, tile_begin + Shape::kKeys},
+                                            static_cast<int>(threadIdx.x) % 4 * 2));
+  }
+}
+
 template <class Shape, class Call>
 __device__ QueryTile query_tile(const Call& call, int index) {
   const TilePlace at = place(call.order, index, call.heads_q);
@@ -62,6 +95,13 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   tile.first_key = 0;
   tile.key_tiles = 0;
   if (tile.places <= 0) return tile;
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      const int head = at.batch * call.heads_q + at.head;
+      tile.key_tiles = call.visits.counts[call.visits.tile(head, tile.first_place / Shape::kRows)];
+      return tile;
+    }
+  }
   // Intervals of keys rise with the query, so the first and the last place bound them all.
   const int end = call.seen.of(tile.batch, tile.head, tile.first_place + tile.places - 1).y;
   tile.first_key = call.seen.of(tile.batch, tile.head, tile.first_place).x;
@@ -91,18 +131,20 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
       memory.key_ring.wait_empty(key_at);
       std::uint64_t& full = memory.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, full, call.keys, tile.head,
-                                               tile.first_key + n * Shape::kKeys, tile.head / call.group,
-                                               tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(
+          memory.key[key_at.stage], call.key, full, call.keys, tile.head,
+          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
+          tile.batch);
       key_at.advance();
     };
     const auto load_value = [&](int n) {
       memory.value_ring.wait_empty(value_at);
       std::uint64_t& full = memory.value_ring.full[value_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.value[value_at.stage], call.value, full, call.keys,
-                                               tile.head, tile.first_key + n * Shape::kKeys,
-                                               tile.head / call.group, tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(
+          memory.value[value_at.stage], call.value, full, call.keys, tile.head,
+          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
+          tile.batch);
       value_at.advance();
     };
 
@@ -284,7 +326,7 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
   const Element* query = memory.query + consumer * 64 * kTileColumns;
   const Turns<Shape> turns{consumer};
-  const float scale_log2 = (Shape::kSoftcap ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
@@ -313,12 +355,11 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       }
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(first_key[0], first_key[1]));
       const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(last_key[0], last_key[1]));
-      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int n) {
-        const int tile_begin = n * Shape::kKeys;
-        if constexpr (Shape::kSoftcap) {
-          const float inner = 2 * kLog2e * call.scale / call.softcap;
-#pragma unroll
-          for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int entry) {
+        const int tile_begin = key_begin<Shape>(entry);
+        if constexpr (Shape::kGeneral) {
+          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+          if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
         }
         if (tile_begin >= every_key_from && tile_begin + Shape::kKeys <= every_key_to) return;
         const int column = tile_begin + thread % 4 * 2;
@@ -348,11 +389,12 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       ptx::wgmma_pin(scores);
       memory.key_ring.release(key_at);
       key_at.advance();
-      shape_scores(scores, tile.key_tiles - 1);
+      shape_scores(scores, key_entry<Shape>(call, tile, tile.key_tiles - 1));
       softmax.add(scores, scale_log2, factor);
       pack_probabilities();
 
       for (int n = tile.key_tiles - 2; n >= 0; --n) {
+        const int entry = key_entry<Shape>(call, tile, n);
         memory.key_ring.wait_full(key_at);
         turns.take();
         ptx::wgmma_fence();
@@ -367,7 +409,7 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
         ptx::wgmma_pin(scores);
         memory.key_ring.release(key_at);
         key_at.advance();
-        shape_scores(scores, n);
+        shape_scores(scores, entry);
         const bool rescale = softmax.add(scores, scale_log2, factor);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(output);

@@ -26,27 +26,27 @@ void launch_forward(const ForwardCall& call, int blocks, cudaStream_t stream) {
          stream);
 }
 
-template <class Element, int kHeadDim, bool kSoftcap>
+template <class Element, int kHeadDim, bool kGeneral>
 void launch_backward(const BackwardCall& call, int blocks, cudaStream_t stream) {
   if constexpr (kHeadDim <= 128) {
-    using Shape = BackwardShape<Element, kHeadDim, kSoftcap>;
+    using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
     launch("backward_kernel", backward_kernel<Shape>, call, blocks, Shape::kThreads,
            sizeof(BackwardMemory<Shape>), stream);
   } else {
-    using Shape = WideShape<Element, kHeadDim, kSoftcap>;
+    using Shape = WideShape<Element, kHeadDim, kGeneral>;
     launch("wide_backward_kernel", wide_backward_kernel<Shape>, call, blocks, Shape::kThreads,
            sizeof(WideMemory<Shape>), stream);
   }
 }
 
-template <class Element, int kHeadDim, bool kSoftcap>
+template <class Element, int kHeadDim, bool kGeneral>
 void launch_after(const AfterCall& call, cudaStream_t stream) {
   const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.members;
   if constexpr (kHeadDim <= 128) {
-    launch("after_backward_kernel", after_backward_kernel<BackwardShape<Element, kHeadDim, kSoftcap>>, call,
+    launch("after_backward_kernel", after_backward_kernel<BackwardShape<Element, kHeadDim, kGeneral>>, call,
            blocks, 2 * kWarpgroup, 0, stream);
   } else {
-    launch("after_backward_kernel", after_backward_kernel<WideShape<Element, kHeadDim, kSoftcap>>, call,
+    launch("after_backward_kernel", after_backward_kernel<WideShape<Element, kHeadDim, kGeneral>>, call,
            blocks, 2 * kWarpgroup, 0, stream);
   }
 }
@@ -57,7 +57,7 @@ constexpr Kernels make_kernels(DType dtype) {
                   .head_dim = kHeadDim,
                   .forward =
                       [](const ForwardCall& call, int blocks, cudaStream_t stream) {
-                        if (call.softcap > 0) {
+                        if (call.general()) {
                           launch_forward<ForwardShape<Element, kHeadDim, true>>(call, blocks, stream);
                         } else {
                           launch_forward<ForwardShape<Element, kHeadDim, false>>(call, blocks, stream);
@@ -74,14 +74,14 @@ constexpr Kernels make_kernels(DType dtype) {
              static_cast<int>((warps * 32 + kThreads - 1) / kThreads), kThreads, 0, stream);
     };
     kernels.backward = [](const BackwardCall& call, int blocks, cudaStream_t stream) {
-      if (call.softcap > 0) {
+      if (call.general()) {
         launch_backward<Element, kHeadDim, true>(call, blocks, stream);
       } else {
         launch_backward<Element, kHeadDim, false>(call, blocks, stream);
       }
     };
-    kernels.after_backward = [](const AfterCall& call, bool softcap, cudaStream_t stream) {
-      if (softcap) {
+    kernels.after_backward = [](const AfterCall& call, bool general, cudaStream_t stream) {
+      if (general) {
         launch_after<Element, kHeadDim, true>(call, stream);
       } else {
         launch_after<Element, kHeadDim, false>(call, stream);

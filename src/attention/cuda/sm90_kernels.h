@@ -1,6 +1,7 @@
 // The compiled Hopper kernels of one dtype and head size, behind plain function pointers.
 #pragma once
 
+#include "attention/cuda/call.h"
 #include "attention/cuda/sm90_call.h"
 #include "headroom/core/dtype.h"
 
@@ -13,7 +14,7 @@ struct Kernels {
   // Null where a larger head's are used.
   void (*before_backward)(const BeforeCall&, cudaStream_t);
   void (*backward)(const BackwardCall&, int blocks, cudaStream_t);
-  void (*after_backward)(const AfterCall&, bool softcap, cudaStream_t);
+  void (*after_backward)(const AfterCall&, bool general, cudaStream_t);
 };
 
 // Throws where this build leaves the head size out.
@@ -22,5 +23,8 @@ struct Kernels {
 // seen_by <- the queries that see each key place, where intervals are tables; `lists` of them, [lists, ...]
 void write_seen_by(const Intervals& seen, const int* query_counts, int queries, int lists, int capacity,
                    int* first, int* last, cudaStream_t stream);
+
+// visits <- what the call's block lists come to in tiles
+void write_visits(const cuda::AttentionCall& call, const cuda::Visits& visits, const Stream& stream);
 
 }  // namespace headroom::sm90

@@ -83,6 +83,7 @@ struct Pattern {
   Places keys;
   Intervals seen;
   Intervals seen_by;
+  cuda::Visits visits;
   std::int64_t rate = 1;
   bool listed = false;
 
@@ -94,7 +95,8 @@ int limited(std::int64_t window, std::int64_t rate) {
   return static_cast<int>(std::min<std::int64_t>(window / rate, std::int64_t{1} << 30));
 }
 
-Pattern make_pattern(const AttentionProblem& problem, const Memory& memory, int index) {
+Pattern make_pattern(const AttentionProblem& problem, const AttentionForward& views, const Memory& memory,
+                     int index) {
   const Mask& mask = problem.mask;
   const Source source = source_of(problem);
   Pattern pattern;
@@ -134,6 +136,8 @@ Pattern make_pattern(const AttentionProblem& problem, const Memory& memory, int 
     pattern.seen_by.batch_stride = lists * key_capacity;
     pattern.seen_by.head_stride = pattern.listed ? key_capacity : 0;
   }
+  pattern.visits = memory.visits;
+  if (mask.block_rows > 0) pattern.visits.lists.blocks = views.blocks.data<std::int32_t>();
   return pattern;
 }
 
@@ -146,8 +150,10 @@ cuda::AttentionCall shared_call(const AttentionProblem& problem, const Attention
   return call;
 }
 
+// What kernels read of the mask that does not follow from the place.
 void write_lists(const AttentionProblem& problem, const cuda::AttentionCall& call, const Pattern& pattern,
                  Pass pass, const Stream& stream) {
+  if (pattern.visits.counts != nullptr) write_visits(call, pattern.visits, stream);
   if (source_of(problem) == Source::formula) return;
   cuda::portable_kernels().write_lists(call, stream);
   if (pass == Pass::forward) return;
@@ -189,7 +195,7 @@ void zero_counters(const Memory& memory, std::int64_t bytes, const Stream& strea
 void run_forward(const AttentionProblem& problem, const AttentionForward& views, const Memory& memory,
                  const Pattern& pattern, float* output_sums, float* lse, const Stream& stream) {
   const int head_dim = forward_head_dim(static_cast<int>(problem.head_dim));
-  const ForwardTile tile = forward_tile(head_dim, problem.softcap > 0);
+  const ForwardTile tile = forward_tile(head_dim, is_general(problem));
   const int rows = 64 * tile.consumers;
   ForwardCall call;
   call.query = tensor_map(views.query, "query", pattern.rate, pattern.box(rows));
@@ -213,6 +219,7 @@ void run_forward(const AttentionProblem& problem, const AttentionForward& views,
   call.output_sums = output_sums;
   call.lse = lse;
   call.next_tile = memory.counters;
+  call.visits = pattern.visits;
   zero_counters(memory, 16, stream);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   kernels(problem.dtype, head_dim).forward(call, std::min(stream.device->cores, tiles), native(stream));
@@ -251,7 +258,7 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
                   std::int64_t members, const Stream& stream) {
   const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
   const Kernels& compiled = kernels(problem.dtype, head_dim);
-  const int queries = backward_tile(head_dim, problem.softcap > 0).queries;
+  const int queries = backward_tile(head_dim, is_general(problem)).queries;
   const int keys = backward_keys(head_dim);
   const AttentionForward& inputs = views.forward;
   BackwardCall call;
@@ -285,6 +292,7 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   call.key_gradient = targets.key_gradient;
   call.value_gradient = targets.value_gradient;
   call.add_key_gradients = memory.adds_key_gradients;
+  call.visits = pattern.visits;
   zero_counters(memory, memory.counter_bytes, stream);
   if (!problem.deterministic) {
     check_cuda(cudaMemsetAsync(memory.query_sums, 0, static_cast<std::size_t>(memory.query_sums_bytes),
@@ -308,7 +316,8 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   after.query_tiles = static_cast<int>(memory.padded_places / queries);
   after.head_dim = call.head_dim;
   after.scale = call.scale;
-  compiled.after_backward(after, problem.softcap > 0, native(stream));
+  after.visits = call.visits;
+  compiled.after_backward(after, call.general(), native(stream));
 }
 
 }  // namespace
@@ -327,7 +336,7 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, con
   }
   if (problem.seq_k == 0) return;
   for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, memory, i);
+    const Pattern pattern = make_pattern(problem, views, memory, i);
     write_lists(problem, shared_call(problem, views, memory, i), pattern, Pass::forward, stream);
     run_forward(problem, views, memory, pattern, memory.output, lse, stream);
   }
@@ -390,7 +399,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   }
   if (nothing_seen) return;
   for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, memory, i);
+    const Pattern pattern = make_pattern(problem, views.forward, memory, i);
     cuda::AttentionCall alone = shared_call(problem, views.forward, memory, i);
     write_lists(problem, alone, pattern, Pass::backward, stream);
     if (problem.mask.detach_mixing) {

@@ -24,13 +24,13 @@ inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
     {256, 2, 80, 2},   // 224 KiB of shared memory
 }};
 
-// A softcap's hyperbolic tangents need registers that a third consumer, or 80 keys with a head of 256, do not
-// leave.
-constexpr ForwardTile forward_tile(int head_dim, bool softcap) {
+// General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
+// hyperbolic tangents need registers that a third consumer, or 80 keys with a head of 256, do not leave.
+constexpr ForwardTile forward_tile(int head_dim, bool general) {
   for (ForwardTile tile : kForwardTiles) {
     if (head_dim > tile.head_dim) continue;
-    if (softcap) tile.consumers = 2;
-    if (softcap && tile.keys < 96) tile.keys = 64;
+    if (general) tile.consumers = 2;
+    if (general && tile.keys < 96) tile.keys = 64;
     return tile;
   }
   return {};
@@ -49,10 +49,10 @@ inline constexpr std::array<BackwardTile, 2> kBackwardTiles = {{
     {128, 64},
 }};
 
-constexpr BackwardTile backward_tile(int head_dim, bool softcap) {
+constexpr BackwardTile backward_tile(int head_dim, bool general) {
   for (BackwardTile tile : kBackwardTiles) {
     if (head_dim > tile.head_dim) continue;
-    if (softcap) tile.queries = 64;
+    if (general) tile.queries = 64;
     return tile;
   }
   return {head_dim, 64};
@@ -70,6 +70,16 @@ constexpr bool has_backward(int head_dim) {
 }
 constexpr int backward_keys(int head_dim) {
   return head_dim <= 128 ? 128 : 64;
+}
+
+// Those larger heads have dQ from a kernel of its own, whose blocks keep queries and pass over keys.
+struct ApartTile {
+  int queries;
+  int keys;
+};
+inline constexpr ApartTile kApartTile = {128, 64};
+constexpr bool queries_apart(int head_dim) {
+  return head_dim > 128;
 }
 
 }  // namespace headroom
