@@ -64,7 +64,22 @@ class Step {
       const Tensor gq = make(rows), gk = make(keys), gv = make(keys);
       const Tensor lse =
           context.allocate({.name = "lse", .shape = {problem_.batch, problem_.heads_q, problem_.seq_q}});
+      const Mask& mask = problem_.mask;
+      const bool sparse = mask.block_rows > 0;
+      const std::int64_t lists = sparse ? (problem_.seq_q + mask.block_rows - 1) / mask.block_rows : 1;
+      const Tensor blocks = context.allocate(
+          {.name = "blocks",
+           .dtype = DType::i32,
+           .shape = {problem_.batch, problem_.heads_q, lists, sparse ? mask.max_blocks_per_row : 1}});
       context.run([&](const Stream&) {
+        // Every third key block, of each row another third.
+        std::vector<std::int32_t> listed(static_cast<std::size_t>(blocks.view().elements()));
+        const auto most = static_cast<std::size_t>(blocks.view().extent(3));
+        for (std::size_t i = 0; i < listed.size(); ++i) {
+          listed[i] = static_cast<std::int32_t>(i % most * 3 + i / most % 3);
+        }
+        backend->copy(StreamId::main, blocks.view().raw(), listed.data(), blocks.view().bytes());
+        backend->synchronize();
         std::uint64_t seed = 1;
         for (const Tensor* tensor : {&q, &k, &v, &go}) {
           std::vector<float> values(static_cast<std::size_t>(tensor->view().elements()));
@@ -72,7 +87,12 @@ class Step {
           for (std::size_t i = 0; i < values.size(); ++i) {
             values[i] = static_cast<float>(random.uniform(i) * 2 - 1);
           }
-          backend->copy(StreamId::main, tensor->view().raw(), values.data(), tensor->view().bytes());
+          std::vector<std::uint16_t> rounded;
+          for (const float value : values) rounded.push_back(BFloat16(value).bits);
+          const bool half = problem_.dtype == DType::bf16;
+          backend->copy(StreamId::main, tensor->view().raw(),
+                        half ? static_cast<const void*>(rounded.data()) : values.data(),
+                        tensor->view().bytes());
           backend->synchronize();
         }
       });
@@ -81,7 +101,7 @@ class Step {
                                      .value = v,
                                      .sinks = {},
                                      .document_starts = {},
-                                     .blocks = {},
+                                     .blocks = sparse ? blocks.view() : TensorView{},
                                      .output = o,
                                      .lse = lse,
                                      .saved = {}};
@@ -129,7 +149,15 @@ TEST_F(CudaAttention, SameBitsEveryTimeInThePlannedMemory) {
   mixed.mask.dilation_count = 2;
   mixed.mask.mix_dilations = true;
   AttentionProblem wide{.seq_q = 777, .seq_k = 900, .heads_q = 2, .heads_kv = 2, .head_dim = 256};
-  for (const AttentionProblem& problem : {grouped, mixed, wide}) {
+  // 63 key blocks of 16, of which every row lists a third.
+  AttentionProblem sparse = grouped;
+  sparse.mask.block_rows = 48;
+  sparse.mask.block_columns = 16;
+  sparse.mask.max_blocks_per_row = 21;
+  sparse.dtype = DType::bf16;
+  AttentionProblem sparse_wide = sparse;
+  sparse_wide.head_dim = 256;
+  for (const AttentionProblem& problem : {grouped, mixed, wide, sparse, sparse_wide}) {
     for (const AttentionImplementation& row : attention_implementations()) {
       if (!row.supports(problem, gpu.description())) continue;
       const Step step(problem, row.name);

@@ -129,8 +129,7 @@ struct BlockLists {
 
 // What lists come to in tiles: the key tiles that a query tile visits, rising; and the way back, from the
 // last query tile that visits a key tile to the one before it. A visit is a place in a head's entries: from
-// it follow its query tile, and its turn, which is the how-manieth of that tile it is. About as long as the
-// lists.
+// it follow its query tile, and its turn, its number among that tile's. About as long as the lists.
 struct Visits {
   BlockLists lists;
   std::int32_t* counts = nullptr;   // [heads of all sequences, query_tiles]; null: no lists
