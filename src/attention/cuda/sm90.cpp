@@ -25,19 +25,28 @@ bool divides_evenly(const AttentionProblem& problem) {
                      });
 }
 
-// Block lists in the tiles of a pass, without memory. What they take is bounded by the lists, not by the
-// square of the length.
-cuda::Visits plan_visits(const AttentionProblem& problem, Pass pass) {
-  const auto head_dim = static_cast<int>(problem.head_dim);
+// Queries and keys of a kernel's tile.
+struct TileSize {
+  int rows;
+  int keys;
+};
+
+TileSize forward_size(const AttentionProblem& problem) {
+  const ForwardTile tile = forward_tile(static_cast<int>(problem.head_dim), true);
+  return {64 * tile.consumers, tile.keys};
+}
+
+TileSize backward_size(const AttentionProblem& problem) {
+  const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
+  return {backward_tile(head_dim, true).queries, backward_keys(head_dim)};
+}
+
+// Block lists in tiles, without memory. What they take is bounded by the lists, not by the square of the
+// length.
+cuda::Visits plan_visits(const AttentionProblem& problem, TileSize tile) {
   cuda::Visits visits;
-  if (pass == Pass::forward) {
-    const ForwardTile tile = forward_tile(head_dim, true);
-    visits.tile_rows = 64 * tile.consumers;
-    visits.tile_keys = tile.keys;
-  } else {
-    visits.tile_rows = backward_tile(backward_head_dim(head_dim), true).queries;
-    visits.tile_keys = backward_keys(backward_head_dim(head_dim));
-  }
+  visits.tile_rows = tile.rows;
+  visits.tile_keys = tile.keys;
   visits.lists = cuda::BlockLists::of(problem.mask, problem.seq_q, problem.seq_k);
   visits.query_tiles = static_cast<std::int32_t>(divide_up(problem.seq_q, visits.tile_rows));
   visits.key_tiles = static_cast<std::int32_t>(divide_up(problem.seq_k, visits.tile_keys));
@@ -45,13 +54,14 @@ cuda::Visits plan_visits(const AttentionProblem& problem, Pass pass) {
   return visits;
 }
 
-cuda::Visits take_visits(const AttentionProblem& problem, Pass pass, Pieces& pieces) {
-  cuda::Visits visits = plan_visits(problem, pass);
+// The way back, from key tiles to queries, is for blocks that keep keys.
+cuda::Visits take_visits(const AttentionProblem& problem, TileSize tile, bool way_back, Pieces& pieces) {
+  cuda::Visits visits = plan_visits(problem, tile);
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t tiles = checked_multiply(heads, visits.query_tiles);
   visits.counts = pieces.take<std::int32_t>(tiles);
   visits.entries = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
-  if (pass == Pass::backward) {
+  if (way_back) {
     visits.last = pieces.take<std::int32_t>(checked_multiply(heads, visits.key_tiles));
     visits.before = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
   }
@@ -92,10 +102,11 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
     lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
     lists.counts = pieces.take<std::int32_t>(count);
   }
-  if (problem.mask.block_rows > 0) visits = take_visits(problem, pass, pieces);
+  const bool blocks = problem.mask.block_rows > 0;
   constexpr std::int64_t kCounter = 16;  // bytes of the next tile's number
   counter_bytes = kCounter;
   if (pass == Pass::forward) {
+    if (blocks) visits = take_visits(problem, forward_size(problem), false, pieces);
     counters = pieces.take<std::int32_t>(counter_bytes / 4);
     if (mixes) output = pieces.take<float>(q_elements);
     bytes = pieces.bytes();
@@ -114,12 +125,19 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
     seen_by_last = pieces.take<std::int32_t>(checked_multiply(count, key_capacity));
   }
   const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
-  counter_bytes = kCounter + (problem.deterministic ? 8 * (padded / tile) : 0);
+  const bool apart = queries_apart(kernel_dim);
+  if (blocks) visits = take_visits(problem, backward_size(problem), true, pieces);
+  if (blocks && apart) {
+    query_visits = take_visits(problem, {kApartTile.queries, kApartTile.keys}, false, pieces);
+  }
+  counter_bytes = kCounter + (problem.deterministic && !apart ? 8 * (padded / tile) : 0);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
   lse_log2 = pieces.take<float>(padded);
   delta = pieces.take<float>(padded);
-  query_sums_bytes = checked_multiply(checked_multiply(padded, kernel_dim), 4);
-  query_sums = pieces.take<float>(query_sums_bytes / 4);
+  if (!apart) {
+    query_sums_bytes = checked_multiply(checked_multiply(padded, kernel_dim), 4);
+    query_sums = pieces.take<float>(query_sums_bytes / 4);
+  }
   if (problem.sinks) {
     row_shift = pieces.take<float>(statistics);
     row_dot = pieces.take<float>(statistics);
@@ -162,7 +180,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
         fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
   }
   if (problem.mask.block_rows > 0) {
-    const cuda::Visits visits = sm90::plan_visits(problem, Pass::backward);
+    const cuda::Visits visits = sm90::plan_visits(problem, sm90::backward_size(problem));
     constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
     if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {
       return Support::no(fmt::format("block lists may come to {} visits of {} tiles, over {}",

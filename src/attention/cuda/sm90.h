@@ -30,6 +30,7 @@ struct Memory {
 
   cuda::RowLists lists;
   cuda::Visits visits;                    // with block lists; the lists themselves are the caller's
+  cuda::Visits query_visits;              // of dQ's kernel, where it is apart
   std::int32_t* seen_by_first = nullptr;  // backward with tables or lists
   std::int32_t* seen_by_last = nullptr;
   std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns
@@ -37,7 +38,7 @@ struct Memory {
   std::int64_t padded_places = 0;
   float* lse_log2 = nullptr;
   float* delta = nullptr;
-  float* query_sums = nullptr;
+  float* query_sums = nullptr;  // unless dQ is apart
   std::int64_t query_sums_bytes = 0;
   float* row_shift = nullptr;  // with sinks
   float* row_dot = nullptr;

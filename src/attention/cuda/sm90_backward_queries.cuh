@@ -90,8 +90,7 @@ __device__ void produce(const QueriesCall& call, QueriesMemory<Shape>& memory, i
 // Finish: a thread's two rows of dQ.
 template <class Shape>
 __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const QueryTile& tile,
-                                                 int row_in_block,
-                                                 const float (&sums)[Shape::kHeadDim / 2]) {
+                                                 int row_in_block, const float (&sums)[Shape::kHeadDim / 2]) {
   using Element = typename Shape::Element;
   const float factor[2] = {call.scale, call.scale};
   int row[2];

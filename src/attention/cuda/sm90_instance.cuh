@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cuda/sm90_backward.cuh"
+#include "attention/cuda/sm90_backward_queries.cuh"
 #include "attention/cuda/sm90_backward_wide.cuh"
 #include "attention/cuda/sm90_forward.cuh"
 #include "attention/cuda/sm90_kernels.h"
@@ -42,13 +43,8 @@ void launch_backward(const BackwardCall& call, int blocks, cudaStream_t stream) 
 template <class Element, int kHeadDim, bool kGeneral>
 void launch_after(const AfterCall& call, cudaStream_t stream) {
   const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.members;
-  if constexpr (kHeadDim <= 128) {
-    launch("after_backward_kernel", after_backward_kernel<BackwardShape<Element, kHeadDim, kGeneral>>, call,
-           blocks, 2 * kWarpgroup, 0, stream);
-  } else {
-    launch("after_backward_kernel", after_backward_kernel<WideShape<Element, kHeadDim, kGeneral>>, call,
-           blocks, 2 * kWarpgroup, 0, stream);
-  }
+  launch("after_backward_kernel", after_backward_kernel<BackwardShape<Element, kHeadDim, kGeneral>>, call,
+         blocks, 2 * kWarpgroup, 0, stream);
 }
 
 template <class Element, int kHeadDim>
@@ -65,6 +61,7 @@ constexpr Kernels make_kernels(DType dtype) {
                       },
                   .before_backward = nullptr,
                   .backward = nullptr,
+                  .backward_queries = nullptr,
                   .after_backward = nullptr};
   if constexpr (has_backward(kHeadDim)) {
     kernels.before_backward = [](const BeforeCall& call, cudaStream_t stream) {
@@ -80,13 +77,21 @@ constexpr Kernels make_kernels(DType dtype) {
         launch_backward<Element, kHeadDim, false>(call, blocks, stream);
       }
     };
-    kernels.after_backward = [](const AfterCall& call, bool general, cudaStream_t stream) {
-      if (general) {
-        launch_after<Element, kHeadDim, true>(call, stream);
-      } else {
-        launch_after<Element, kHeadDim, false>(call, stream);
-      }
-    };
+    if constexpr (queries_apart(kHeadDim)) {
+      kernels.backward_queries = [](const QueriesCall& call, int blocks, cudaStream_t stream) {
+        using Shape = QueriesShape<Element, kHeadDim>;
+        launch("queries_backward_kernel", queries_backward_kernel<Shape>, call, blocks, Shape::kThreads,
+               sizeof(QueriesMemory<Shape>), stream);
+      };
+    } else {
+      kernels.after_backward = [](const AfterCall& call, bool general, cudaStream_t stream) {
+        if (general) {
+          launch_after<Element, kHeadDim, true>(call, stream);
+        } else {
+          launch_after<Element, kHeadDim, false>(call, stream);
+        }
+      };
+    }
   }
   return kernels;
 }

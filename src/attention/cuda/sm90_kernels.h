@@ -14,6 +14,8 @@ struct Kernels {
   // Null where a larger head's are used.
   void (*before_backward)(const BeforeCall&, cudaStream_t);
   void (*backward)(const BackwardCall&, int blocks, cudaStream_t);
+  // dQ: where it is apart, by a kernel of its own; elsewhere from the sums that backward leaves.
+  void (*backward_queries)(const QueriesCall&, int blocks, cudaStream_t);
   void (*after_backward)(const AfterCall&, bool general, cudaStream_t);
 };
 

@@ -84,6 +84,7 @@ struct Pattern {
   Intervals seen;
   Intervals seen_by;
   cuda::Visits visits;
+  cuda::Visits query_visits;  // of dQ's kernel, where it is apart
   std::int64_t rate = 1;
   bool listed = false;
 
@@ -137,7 +138,10 @@ Pattern make_pattern(const AttentionProblem& problem, const AttentionForward& vi
     pattern.seen_by.head_stride = pattern.listed ? key_capacity : 0;
   }
   pattern.visits = memory.visits;
-  if (mask.block_rows > 0) pattern.visits.lists.blocks = views.blocks.data<std::int32_t>();
+  pattern.query_visits = memory.query_visits;
+  if (mask.block_rows > 0) {
+    pattern.visits.lists.blocks = pattern.query_visits.lists.blocks = views.blocks.data<std::int32_t>();
+  }
   return pattern;
 }
 
@@ -154,6 +158,7 @@ cuda::AttentionCall shared_call(const AttentionProblem& problem, const Attention
 void write_lists(const AttentionProblem& problem, const cuda::AttentionCall& call, const Pattern& pattern,
                  Pass pass, const Stream& stream) {
   if (pattern.visits.counts != nullptr) write_visits(call, pattern.visits, stream);
+  if (pattern.query_visits.counts != nullptr) write_visits(call, pattern.query_visits, stream);
   if (source_of(problem) == Source::formula) return;
   cuda::portable_kernels().write_lists(call, stream);
   if (pass == Pass::forward) return;
@@ -252,7 +257,8 @@ void run_before(const AttentionProblem& problem, const AttentionBackward& views,
   compiled.before_backward(call, native(stream));
 }
 
-// dQ, dK and dV of some query heads of every group: [first_member, first_member + members).
+// dK and dV, and dQ unless it is apart, of some query heads of every group: [first_member, first_member +
+// members).
 void run_backward(const AttentionProblem& problem, const AttentionBackward& views, const Memory& memory,
                   const Pattern& pattern, const BackwardTargets& targets, std::int64_t first_member,
                   std::int64_t members, const Stream& stream) {
@@ -288,19 +294,20 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   call.padded_places = static_cast<int>(memory.padded_places);
   call.query_sums = memory.query_sums;
   call.next_tile = memory.counters;
-  call.turns = problem.deterministic ? memory.counters + 4 : nullptr;
+  call.turns = problem.deterministic && !queries_apart(head_dim) ? memory.counters + 4 : nullptr;
   call.key_gradient = targets.key_gradient;
   call.value_gradient = targets.value_gradient;
   call.add_key_gradients = memory.adds_key_gradients;
   call.visits = pattern.visits;
   zero_counters(memory, memory.counter_bytes, stream);
-  if (!problem.deterministic) {
+  if (!problem.deterministic && memory.query_sums != nullptr) {
     check_cuda(cudaMemsetAsync(memory.query_sums, 0, static_cast<std::size_t>(memory.query_sums_bytes),
                                native(stream)),
                "cudaMemsetAsync");
   }
   const int tiles = tiles_per_head * call.order.heads;
   if (tiles > 0) compiled.backward(call, std::min(stream.device->cores, tiles), native(stream));
+  if (queries_apart(head_dim)) return;
 
   AfterCall after;
   after.query_sums = memory.query_sums;
@@ -318,6 +325,44 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   after.scale = call.scale;
   after.visits = call.visits;
   compiled.after_backward(after, call.general(), native(stream));
+}
+
+// dQ of every head, apart.
+void run_backward_queries(const AttentionProblem& problem, const AttentionBackward& views,
+                          const Memory& memory, const Pattern& pattern, const BackwardTargets& targets,
+                          const Stream& stream) {
+  const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
+  const AttentionForward& inputs = views.forward;
+  const auto [queries, keys] = kApartTile;
+  QueriesCall call;
+  call.query = tensor_map(inputs.query, "query", pattern.rate, pattern.box(queries));
+  call.key = tensor_map(inputs.key, "key", pattern.rate, pattern.box(keys));
+  call.value = tensor_map(inputs.value, "value", pattern.rate, pattern.box(keys));
+  call.output_gradient =
+      tensor_map(views.output_gradient, "output_gradient", pattern.rate, pattern.box(queries));
+  call.queries = pattern.queries;
+  call.keys = pattern.keys;
+  call.seen = pattern.seen;
+  const std::int64_t places = pattern.listed ? memory.lists.capacity : pattern.queries.count;
+  call.order = {.tiles_per_head = static_cast<int>(divide_up(places, queries)),
+                .heads = static_cast<int>(problem.batch * problem.heads_q),
+                .heads_per_section = forward_section(problem, *stream.device)};
+  call.heads_q = static_cast<int>(problem.heads_q);
+  call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
+  call.head_dim = static_cast<int>(problem.head_dim);
+  call.scale = score_scale(problem);
+  call.softcap = problem.softcap;
+  call.lse = memory.lse_log2;
+  call.delta = memory.delta;
+  call.padded_places = static_cast<int>(memory.padded_places);
+  call.query_gradient = targets.query_gradient;
+  call.add = memory.adds_query_gradient;
+  call.next_tile = memory.counters;
+  call.visits = pattern.query_visits;
+  zero_counters(memory, 16, stream);
+  const int tiles = call.order.tiles_per_head * call.order.heads;
+  kernels(problem.dtype, head_dim)
+      .backward_queries(call, std::min(stream.device->cores, tiles), native(stream));
 }
 
 }  // namespace
@@ -414,6 +459,9 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
     const std::int64_t members = dilated ? 1 : group;
     for (std::int64_t first = 0; first < group; first += members) {
       run_backward(problem, views, memory, pattern, targets, first, members, stream);
+    }
+    if (queries_apart(backward_head_dim(static_cast<int>(problem.head_dim)))) {
+      run_backward_queries(problem, views, memory, pattern, targets, stream);
     }
   }
   if (memory.adds_query_gradient) {
