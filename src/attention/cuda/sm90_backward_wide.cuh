@@ -1,8 +1,9 @@
 // dK and dV on Hopper for heads of 192 and 256, whose sums fill the registers of two warpgroups with 64 keys
 // alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK;
-// probabilities pass from one to the other through shared memory. The product that adds to dV (dK) for one
-// query tile runs while the next tile's probabilities (gradients) are made. dQ has a kernel of its own
-// (sm90_backward_queries.cuh).
+// probabilities pass from one to the other through shared memory. While one makes them, the tensor cores
+// work for the other; and the product that adds to dV (dK) for one query tile is followed by the next tile's
+// scores (gradients) without a wait, so that a query tile is held for one step only. dQ has a kernel of its
+// own (sm90_backward_queries.cuh).
 #pragma once
 
 #include "attention/cuda/sm90_backward_common.cuh"
@@ -133,13 +134,6 @@ struct MatrixPlace {
   }
 };
 
-// 1 - tanh^2 of a capped score, from the probability it led to.
-__device__ __forceinline__ float softcap_slope(float probability, float lse_log2, float softcap) {
-  if (probability == 0) return 0;
-  const float tangent = (__log2f(probability) + lse_log2) / (softcap * kLog2e);
-  return 1 - tangent * tangent;
-}
-
 template <class Shape>
 __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memory) {
   using Element = typename Shape::Element;
@@ -152,7 +146,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
   RingPosition<2> pass_at;  // of probabilities
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
-  RingPosition<Shape::kStages> before;  // the query tile whose product is still to be made
+  RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
   while (true) {
     memory.tile_ring.wait_full(tile_at);
@@ -160,7 +154,6 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      std::uint32_t probabilities[16];
       const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
       const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
@@ -170,11 +163,12 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         multiply_wide_rows<Shape>(scores, memory.key, memory.query[at.stage]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
-          ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[before.stage]);
-          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();
+          ptx::wgmma_pin(sums);
+          memory.gradient_ring.release(before);
+          before.advance();
         }
-        ptx::wgmma_wait<kFirst ? 0 : 1>();
+        ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
         const int m = query_tile_of<Shape>(call, visit);
         if constexpr (Shape::kGeneral) {
@@ -182,35 +176,41 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
           if (listed_in_part(call, tile, head, visit)) {
             hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
           }
+          // Made anew: there are no registers to keep it in.
+          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
+        } else {
+          hide_unseen<Shape>(scores, seen_by, m, first_column);
         }
-        hide_unseen<Shape>(scores, seen_by, m, first_column);
+        // P for dV; for the other consumer too, with a softcap times its slope, 1 - tanh^2.
         const float* lse = memory.lse[at.stage] + first_column;
-#pragma unroll
-        for (int i = 0; i < 32; i += 4) {
-          const float2 column = *reinterpret_cast<const float2*>(lse + i * 2);
-          scores[i] = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
-          scores[i + 1] = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
-          scores[i + 2] = ptx::exp2_approximate(fmaf(scores[i + 2], scale_log2, -column.x));
-          scores[i + 3] = ptx::exp2_approximate(fmaf(scores[i + 3], scale_log2, -column.y));
-        }
-        // Packed only now: products in flight read the last tile's.
-        if constexpr (!kFirst) {
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_pin(sums);
-          memory.gradient_ring.release(before);
-          before.advance();
-        }
-#pragma unroll
-        for (int i = 0; i < 16; ++i) probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
+        std::uint32_t probabilities[16];
         memory.probability_ring.wait_empty(pass_at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
-          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), probabilities[k / 4],
-                            probabilities[k / 4 + 1], probabilities[k / 4 + 2], probabilities[k / 4 + 3]);
+          std::uint32_t passed[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int i = k / 2 + 2 * j;
+            const float2 column = *reinterpret_cast<const float2*>(lse + i / 4 * 8);
+            const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
+            const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
+            probabilities[i / 2] = ptx::pack<Element>(p, q);
+            passed[j] = probabilities[i / 2];
+            if (Shape::kGeneral && call.softcap > 0) {
+              passed[j] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
+                                             q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
+            }
+          }
+          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), passed[0], passed[1],
+                            passed[2], passed[3]);
         }
+        memory.query_ring.release(at);
         memory.probability_ring.publish(pass_at);
         pass_at.advance();
-        memory.query_ring.release(at);
+        memory.gradient_ring.wait_full(at);
+        ptx::wgmma_fence();
+        multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[at.stage]);
+        ptx::wgmma_commit();
         at.advance();
       };
       memory.key_ring.wait_full(key_at);
@@ -218,9 +218,6 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
       step(std::true_type{}, steps.head, steps.visit);
       for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
         step(std::false_type{}, steps.head, steps.visit);
-      ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[before.stage]);
-      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
       memory.gradient_ring.release(before);
@@ -254,7 +251,6 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      std::uint32_t score_gradients[16];
       const auto step = [&](auto is_first) {
         constexpr bool kFirst = is_first.value;
         float gradients[32];
@@ -263,15 +259,16 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
         multiply_wide_rows<Shape>(gradients, memory.value, memory.output_gradient[at.stage]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
-          ptx::wgmma_fence();
-          multiply_wide_queries<Shape>(sums, score_gradients, memory.query[before.stage]);
-          ptx::wgmma_commit();
+          ptx::wgmma_wait<1>();
+          ptx::wgmma_pin(sums);
+          memory.query_ring.release(before);
+          before.advance();
         }
-        ptx::wgmma_wait<kFirst ? 0 : 1>();
+        ptx::wgmma_wait<0>();
         ptx::wgmma_pin(gradients);
         const float* delta = memory.delta[at.stage] + first_column;
+        memory.query_ring.wait_full(at);
         memory.probability_ring.wait_full(pass_at);
-        if (Shape::kGeneral && call.softcap > 0) memory.query_ring.wait_full(at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
           std::uint32_t pairs[4];
@@ -281,38 +278,27 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
             const int column = k + j / 2 * 8;
             const int i = k / 2 + 2 * j;
             const float2 shift = *reinterpret_cast<const float2*>(delta + column);
-            float2 p = ptx::unpack<Element>(pairs[j]);
-            if (Shape::kGeneral && call.softcap > 0) {
-              const float2 lse =
-                  *reinterpret_cast<const float2*>(memory.lse[at.stage] + first_column + column);
-              p.x *= softcap_slope(p.x, lse.x, call.softcap);
-              p.y *= softcap_slope(p.y, lse.y, call.softcap);
-            }
+            const float2 p = ptx::unpack<Element>(pairs[j]);
             gradients[i] = p.x * (gradients[i] - shift.x);
             gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
           }
         }
         memory.probability_ring.release(pass_at);
         pass_at.advance();
-        if constexpr (!kFirst) {
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_pin(sums);
-          memory.query_ring.release(before);
-          before.advance();
-        }
         memory.gradient_ring.release(at);
-        at.advance();
+        std::uint32_t score_gradients[16];
 #pragma unroll
         for (int i = 0; i < 16; ++i)
           score_gradients[i] = ptx::pack<Element>(gradients[2 * i], gradients[2 * i + 1]);
+        ptx::wgmma_fence();
+        multiply_wide_queries<Shape>(sums, score_gradients, memory.query[at.stage]);
+        ptx::wgmma_commit();
+        at.advance();
       };
       memory.key_ring.wait_full(key_at);
       QuerySteps<Shape> steps(call, tile);
       step(std::true_type{});
       for (steps.advance(call, tile); steps.more(); steps.advance(call, tile)) step(std::false_type{});
-      ptx::wgmma_fence();
-      multiply_wide_queries<Shape>(sums, score_gradients, memory.query[before.stage]);
-      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
       memory.query_ring.release(before);

@@ -317,6 +317,15 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
   }
 }
 
+// Of a tile's key tiles, as many as a consumer's rows see; one at least.
+template <class Shape>
+__device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const QueryTile& tile, int consumer) {
+  const int last = min(consumer * 64 + 63, tile.places - 1);
+  if (last < consumer * 64) return 1;
+  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + last).y - tile.first_key;
+  return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
+}
+
 template <class Shape>
 __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
   using Element = typename Shape::Element;
@@ -380,6 +389,21 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
           probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
       };
 
+      int n = tile.key_tiles - 1;
+      if constexpr (!Shape::kGeneral) {
+        // Tiles past the end of what this consumer's rows see are for the others.
+        for (const int own = own_key_tiles<Shape>(call, tile, consumer); n >= own; --n) {
+          memory.key_ring.wait_full(key_at);
+          memory.key_ring.release(key_at);
+          key_at.advance();
+          memory.value_ring.wait_full(value_at);
+          memory.value_ring.release(value_at);
+          value_at.advance();
+          turns.take();
+          turns.give();
+        }
+      }
+
       memory.query_ring.wait_full(query_at);
       memory.key_ring.wait_full(key_at);
       ptx::wgmma_fence();
@@ -389,11 +413,11 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       ptx::wgmma_pin(scores);
       memory.key_ring.release(key_at);
       key_at.advance();
-      shape_scores(scores, key_entry<Shape>(call, tile, tile.key_tiles - 1));
+      shape_scores(scores, key_entry<Shape>(call, tile, n));
       softmax.add(scores, scale_log2, factor);
       pack_probabilities();
 
-      for (int n = tile.key_tiles - 2; n >= 0; --n) {
+      for (--n; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
         memory.key_ring.wait_full(key_at);
         turns.take();
