@@ -21,6 +21,8 @@ struct ForwardShape {
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kKeys = kTile.keys;
   static constexpr int kStages = kTile.stages;
+  // The next tile's queries arrive before this one's are done with, where shared memory has the room.
+  static constexpr int kQueryStages = kHead <= 128 ? 2 : 1;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -40,10 +42,10 @@ struct QueryTile {
 template <class Shape>
 struct alignas(1024) ForwardMemory {
   using Element = typename Shape::Element;
-  alignas(1024) Element query[Shape::kRows * Shape::kColumns];
+  alignas(1024) Element query[Shape::kQueryStages][Shape::kRows * Shape::kColumns];
   alignas(1024) Element key[Shape::kStages][Shape::kKeys * Shape::kColumns];
   alignas(1024) Element value[Shape::kStages][Shape::kKeys * Shape::kColumns];
-  Ring<1> query_ring;
+  Ring<Shape::kQueryStages> query_ring;
   Ring<Shape::kStages> key_ring;
   Ring<Shape::kStages> value_ring;
   Ring<2> tile_ring;
@@ -114,7 +116,7 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 template <class Shape>
 __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, int tiles) {
   constexpr std::uint32_t kTileBytes = sizeof(memory.key[0]);
-  RingPosition<1> query_at;
+  RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
@@ -149,8 +151,9 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
     };
 
     memory.query_ring.wait_empty(query_at);
-    ptx::mbarrier_arrive_expect(memory.query_ring.full[0], sizeof(memory.query));
-    load_rows<Shape::kRows, Shape::kColumns>(memory.query, call.query, memory.query_ring.full[0],
+    std::uint64_t& query_full = memory.query_ring.full[query_at.stage];
+    ptx::mbarrier_arrive_expect(query_full, sizeof(memory.query[0]));
+    load_rows<Shape::kRows, Shape::kColumns>(memory.query[query_at.stage], call.query, query_full,
                                              call.queries, tile.head, tile.first_place, tile.head,
                                              tile.batch);
     query_at.advance();
@@ -333,10 +336,9 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const Element* query = memory.query + consumer * 64 * kTileColumns;
   const Turns<Shape> turns{consumer};
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
-  RingPosition<1> query_at;
+  RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
@@ -404,6 +406,7 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
         }
       }
 
+      const Element* query = memory.query[query_at.stage] + consumer * 64 * kTileColumns;
       memory.query_ring.wait_full(query_at);
       memory.key_ring.wait_full(key_at);
       ptx::wgmma_fence();
