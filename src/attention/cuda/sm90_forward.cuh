@@ -92,8 +92,19 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   tile.none = false;
   tile.batch = at.batch;
   tile.head = at.head;
-  tile.first_place = (call.order.tiles_per_head - 1 - at.tile) * Shape::kRows;
-  tile.places = min(call.queries.count_of(at.batch, at.head) - tile.first_place, Shape::kRows);
+  const int index_in_head = call.order.tiles_per_head - 1 - at.tile;
+  const int count = call.queries.count_of(at.batch, at.head);
+  if constexpr (Shape::kGeneral) {
+    tile.first_place = index_in_head * Shape::kRows;
+    tile.places = min(count - tile.first_place, Shape::kRows);
+  } else {
+    // Shares of 64 rows are dealt out evenly: a last tile with one consumer would take as long as the others.
+    const int shares = (count + 63) / 64;
+    const int least = shares / call.order.tiles_per_head;
+    const int more = shares - least * call.order.tiles_per_head;  // tiles that have one more
+    tile.first_place = 64 * (index_in_head * least + min(index_in_head, more));
+    tile.places = min(count - tile.first_place, 64 * (least + (index_in_head < more ? 1 : 0)));
+  }
   tile.first_key = 0;
   tile.key_tiles = 0;
   if (tile.places <= 0) return tile;
@@ -290,10 +301,11 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
     const float keep = higher == -INFINITY ? 0 : ptx::exp2_approximate(maximum - higher);
     const float share = higher == -INFINITY ? 0 : ptx::exp2_approximate(other - higher);
     sum = sum * keep + share;
-    factor[r] = sum > 0 ? keep / sum : 0;
-    keep_before[r] = sum > 0 ? share / sum : 0;
+    const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
+    factor[r] = keep * inverse;
+    keep_before[r] = share * inverse;
     __syncwarp();  // the row's four threads have read its lse
-    if (inside && threadIdx.x % 4 == 0) *lse = sum > 0 ? higher / kLog2e + logf(sum) : -INFINITY;
+    if (inside && threadIdx.x % 4 == 0) *lse = sum > 0 ? higher * kLn2 + logf(sum) : -INFINITY;
   }
   if (call.output_sums == nullptr) {
     Element* to[2];
@@ -398,11 +410,11 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
           memory.key_ring.wait_full(key_at);
           memory.key_ring.release(key_at);
           key_at.advance();
+          turns.take();
+          turns.give();
           memory.value_ring.wait_full(value_at);
           memory.value_ring.release(value_at);
           value_at.advance();
-          turns.take();
-          turns.give();
         }
       }
 
