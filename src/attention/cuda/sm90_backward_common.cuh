@@ -245,6 +245,54 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
   }
 }
 
+// ---- the thread that loads
+
+// A block's keys and values, then the queries that see them with the gradients of their outputs.
+template <class Shape, class Memory>
+__device__ void load_tiles(const BackwardCall& call, Memory& memory, int tiles) {
+  RingPosition<1> key_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> at;
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
+    memory.tile_ring.wait_empty(tile_at);
+    KeyTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    memory.tile_ring.publish(tile_at);
+    tile_at.advance();
+    if (tile.none) return;
+    if (tile.query_tiles == 0) continue;
+    const int query_head = tile.head * call.group + call.first_member;
+    memory.key_ring.wait_empty(key_at);
+    std::uint64_t& full = memory.key_ring.full[0];
+    ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    key_at.advance();
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
+      const std::int64_t statistics =
+          (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
+      constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
+      memory.query_ring.wait_empty(at);
+      std::uint64_t& query_full = memory.query_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(query_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full,
+                                                  call.queries, head, place, head, tile.batch);
+      ptx::bulk_load(memory.lse[at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
+      memory.gradient_ring.wait_empty(at);
+      std::uint64_t& gradient_full = memory.gradient_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(gradient_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient,
+                                                  gradient_full, call.queries, head, place, head, tile.batch);
+      ptx::bulk_load(memory.delta[at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      at.advance();
+    });
+  }
+}
+
 // ---- before and after
 
 // A warp per place of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
