@@ -130,7 +130,7 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
   if (blocks && apart) {
     query_visits = take_visits(problem, {kApartTile.queries, kApartTile.keys}, false, pieces);
   }
-  counter_bytes = kCounter + (problem.deterministic && !apart ? 8 * (padded / tile) : 0);
+  counter_bytes = kCounter + (problem.deterministic && !apart ? 4 * (padded / tile) : 0);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
   lse_log2 = pieces.take<float>(padded);
   delta = pieces.take<float>(padded);

@@ -9,7 +9,7 @@
 // that can go on; and as neighbours in the order work on different heads, waits are short.
 #pragma once
 
-#include "attention/cuda/sm90_backward_common.cuh"
+#include "attention/cuda/sm90_query_sums.cuh"
 
 namespace headroom::sm90 {
 
@@ -81,7 +81,7 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
           // The first need not find zeros.
           const int turn = turn_of<Shape>(call, tile, head, visit);
           first = turn == 0;
-          if (!first) wait_for_turn(call.turns + 2 * place, turn);
+          if (!first) wait_for_turn(call.turns + place, turn);
         }
         memory.sums_ring.wait_full(sums_at);
         const float* from = memory.query_sums[sums_at.stage];
@@ -95,7 +95,7 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& 
         memory.sums_ring.release(sums_at);
         if (call.turns != nullptr) {
           ptx::bulk_wait<0>();
-          next_turn(call.turns + 2 * place);
+          next_turn(call.turns + place);
         }
       }
       sums_at.advance();

@@ -129,7 +129,7 @@ struct BackwardCall {
   const float* delta = nullptr;  // sum of O dO, likewise
   int padded_places = 0;
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
-  int* turns = nullptr;  // two per query tile, zero at launch: whose turn it is to add; null: query_sums
+  int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time
   Rows key_gradient;
   Rows value_gradient;

@@ -40,17 +40,6 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return pair;
 }
 
-// Four floats to global memory, or added to what is there.
-__device__ __forceinline__ void add_or_store(float* to, float4 value, bool store) {
-  if (store) {
-    *reinterpret_cast<float4*>(to) = value;
-  } else {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
-                 "f"(value.z), "f"(value.w)
-                 : "memory");
-  }
-}
-
 // Four 8 x 8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
 __device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_t a, std::uint32_t b,
                                              std::uint32_t c, std::uint32_t d) {
