@@ -224,12 +224,23 @@ TEST(CudaRows, WorkspaceIsLinearAndKnown) {
   const std::int64_t rows = 8 * 16384;
   EXPECT_EQ(portable.saved_bytes(problem), 0);
   EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::forward), 2 * 4 * rows);  // an interval per row
-  // Intervals, LSE in base 2, dO . O, and who visits a tile of 64 keys.
-  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::backward), 4 * 4 * rows + 8 * rows / 64);
+  // Intervals, LSE in base 2, dO . O, who visits a tile of 64 keys, turns of tiles of queries, a counter.
+  constexpr std::int64_t kCounter = 64;
+  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::backward),
+            4 * 4 * rows + 8 * rows / 64 + 4 * rows / 64 + kCounter);
+  problem.deterministic = false;
+  EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::backward), 4 * 4 * rows + 8 * rows / 64 + kCounter);
+  problem.deterministic = true;
   // Heads share the intervals; a 16-bit problem needs no sums in f32.
   problem.heads_q = 4;
   problem.dtype = DType::bf16;
   EXPECT_EQ(portable.workspace_bytes(problem, gpu, Pass::forward), 2 * 4 * rows);
+  // On Hopper dQ of heads up to 128 is summed in f32; above, two numbers per row are all.
+  const AttentionImplementation& sm90 = find_attention("sm90");
+  EXPECT_GT(sm90.workspace_bytes(problem, gpu, Pass::backward), 4 * rows * 64 * 4);
+  problem.head_dim = 256;
+  EXPECT_EQ(sm90.workspace_bytes(problem, gpu, Pass::backward), 2 * 4 * 4 * rows + kCounter);
+  problem.head_dim = 64;
   // Mixed patterns of 16-bit tensors do.
   problem.mask.dilations = {Dilation{1024, 1}, Dilation{4096, 4}};
   problem.mask.dilation_count = 2;
