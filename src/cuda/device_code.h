@@ -134,7 +134,7 @@ __device__ __forceinline__ void fence_device() {
 }
 
 // Turns in a rising order: a block waits until `previous` has given its own (-1: for nobody).
-__device__ __forceinline__ void wait_for_turn(const int* turn, int previous) {
+__device__ __forceinline__ void wait_for_turn_after(int previous, const int* turn) {
   while (*const_cast<const volatile int*>(turn) <= previous) {
   }
   fence_device();

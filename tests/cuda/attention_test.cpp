@@ -344,10 +344,17 @@ std::vector<SmallCase> small_cases() {
   add("documents", 128, 300, documents);
   add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
   add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });
-  add("blocks", 128, 256, [](AttentionCase& c) {  // runs on portable
+  const auto blocks = [](AttentionCase& c) {
     c.problem.mask.block_rows = c.problem.mask.block_columns = 64;
     c.problem.mask.max_blocks_per_row = 2;
-  });
+  };
+  const auto capped_blocks = [&](AttentionCase& c) {
+    blocks(c);
+    c.problem.softcap = 3;
+  };
+  add("blocks", 128, 256, blocks);
+  add("capped_blocks", 192, 256, capped_blocks);
+  add("capped_blocks", 256, 256, capped_blocks);
   add("causal", 192, 200, causal);
   add("causal", 256, 200, causal);
   add("free_order", 256, 200, [](AttentionCase& c) {

@@ -1,13 +1,8 @@
 // Backward on intervals: a block keeps a tile of keys and values with the sums of their gradients and takes
-// the tiles of queries that see them, rising. Three steps for each, over chunks of head_dim:
-//
-//   Q, K    S <- Q K^T, then P
-//   dO, V   dP <- dO V^T and dV <- dV + P^T dO, then dS
-//   Q, K    dK <- dK + dS^T Q and dQ <- dQ + dS K
-//
-// dQ is summed in global memory. Deterministic: blocks add to a tile of queries in the order of their keys,
-// each waiting for its turn. Blocks take numbers as they start and wait for lower numbers only, so there is
-// always one that can go on.
+// the tiles of queries that see them, rising. Three steps for each, over chunks of head_dim: Q and K for P;
+// dO and V for dP and dV; Q and K again for dK and dQ. dQ is summed in global memory, in the order of keys
+// where it has to be deterministic. Blocks take numbers as they start and wait for lower ones only, so there
+// is always one that can go on.
 #pragma once
 
 #include "attention/cuda/interval_tiles-inl.h"
@@ -21,7 +16,8 @@ struct KeyShare {
   std::int32_t key_tile;
   int part;  // of the columns of the gradients
 
-  // Neighbours in the order work on different heads: those of the same head wait for each other.
+  // Neighbours in the order work on different heads, for those of one head wait for each other: so many that
+  // the blocks of a chip are some thirty deep in each, and still share its queries in the L2. Not tuned.
   static constexpr std::int64_t kHeadsAbreast = 8;
   __device__ static KeyShare of(const AttentionCall& call, std::int64_t number, int parts) {
     const std::int64_t tiles = call.lists.key_tiles;
@@ -87,6 +83,21 @@ struct QueryVisit {
     const Range rows = tiling.tile(item.tile, head.count_q);
     return {head, rows, TileIntervals::of(head.first, head.last, rows),
             call.blocks == nullptr ? BlockList{} : call.block_list(b, item.head, tiling.block_of(item.tile))};
+  }
+  // The tile of keys that adds to dQ before this one, or -1. Asks what QueryTiles asks: whatever lists hold,
+  // the one that is waited for comes.
+  __device__ std::int32_t previous(const AttentionCall& call, const QueryTiling& tiling, std::int32_t tile,
+                                   std::int32_t key_tile) const {
+    const Range* visitors = call.lists.visitors + call.list_of(head.b, head.head) * call.lists.key_tiles;
+    std::int32_t found = previous_key_tile(intervals.some, list, key_tile, kTileKeys);
+    for (; found >= 0; --found) {
+      const Range tiles = visiting_tiles(tiling, visitors[found], head.count_q);
+      if (tiles.begin <= tile && tile < tiles.end &&
+          list.touches({found * kTileKeys, (found + 1) * kTileKeys})) {
+        break;
+      }
+    }
+    return found;
   }
   // Where the statistics of a row of the tile lie, or -1 past its end.
   __device__ std::int64_t statistics(const AttentionCall& call, int row) const {
@@ -239,7 +250,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
       __syncthreads();
     }
   };
-  __syncthreads();  // everybody has read the number
   if constexpr (T::kStages == 2) {
     if (current.tile >= 0) fill(kScore, 0, current, 1);
   }
@@ -307,7 +317,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
                                               stream_keys + stage * T::kKeyWords + half_column, lane);
       if (c == 0 && call.turns != nullptr) {
         if (threadIdx.x == 0) {
-          wait_for_turn(turn, previous_key_tile(visit.intervals.some, visit.list, share.key_tile, kTileKeys));
+          wait_for_turn_after(visit.previous(call, tiling, current.tile, share.key_tile), turn);
         }
         __syncthreads();
       }

@@ -1,8 +1,8 @@
 // What forward and backward on intervals share. Both are written over a Product that says how tiles are
-// multiplied and which lane holds what (fma_product.h, tf32_product.h). A block is four warps. Query rows are
-// spread over the warps, the 64 keys of a tile over the lanes. head_dim goes through shared memory in chunks
-// of N columns, which follow each other through `kStages` buffers: with two, the next one arrives while the
-// current one is used.
+// multiplied and which lane holds what (fma_product.h, tf32_product.h). A block is four groups of one or two
+// warps. Query rows are spread over the groups, the 64 keys of a tile over the lanes of one. head_dim goes
+// through shared memory in chunks of N columns, which follow each other through `kStages` buffers: with two,
+// the next one arrives while the current one is used.
 #pragma once
 
 #include "attention/cuda/call.h"

@@ -103,8 +103,7 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
     lists.counts = pieces.take<std::int32_t>(count);
   }
   const bool blocks = problem.mask.block_rows > 0;
-  constexpr std::int64_t kCounter = 16;  // bytes of the next tile's number
-  counter_bytes = kCounter;
+  counter_bytes = kNextTileBytes;
   if (pass == Pass::forward) {
     if (blocks) visits = take_visits(problem, forward_size(problem), false, pieces);
     counters = pieces.take<std::int32_t>(counter_bytes / 4);
@@ -130,7 +129,7 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
   if (blocks && apart) {
     query_visits = take_visits(problem, {kApartTile.queries, kApartTile.keys}, false, pieces);
   }
-  counter_bytes = kCounter + (problem.deterministic && !apart ? 4 * (padded / tile) : 0);
+  counter_bytes = kNextTileBytes + (problem.deterministic && !apart ? 4 * (padded / tile) : 0);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
   lse_log2 = pieces.take<float>(padded);
   delta = pieces.take<float>(padded);
@@ -183,7 +182,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
     const cuda::Visits visits = sm90::plan_visits(problem, sm90::backward_size(problem));
     constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
     if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {
-      return Support::no(fmt::format("block lists may come to {} visits of {} tiles, over {}",
+      return Support::no(fmt::format("block lists may come to {} visits for each of {} tiles, over {} in all",
                                      visits.capacity, visits.query_tiles, kMaxVisits));
     }
   }

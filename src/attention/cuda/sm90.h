@@ -33,6 +33,7 @@ struct Memory {
   cuda::Visits query_visits;              // of dQ's kernel, where it is apart
   std::int32_t* seen_by_first = nullptr;  // backward with tables or lists
   std::int32_t* seen_by_last = nullptr;
+  static constexpr std::int64_t kNextTileBytes = 16;
   std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns
   std::int64_t counter_bytes = 0;
   std::int64_t padded_places = 0;

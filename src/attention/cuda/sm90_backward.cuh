@@ -185,7 +185,8 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
     float value_sums[Shape::kHeadDim / 2] = {};
 
     if (tile.query_tiles > 0) {
-      const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
+      SeenBy seen_by;
+      if constexpr (!Shape::kGeneral) seen_by = SeenBy(call, tile, Shape::kKeys, row_in_block);
       memory.key_ring.wait_full(key_at);
 
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {

@@ -109,7 +109,7 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   if (tile.places <= 0) return tile;
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) {
-      tile.query_tiles = QuerySteps<Shape>(call, tile).more() ? 1 : 0;  // nobody asks how many
+      tile.query_tiles = QuerySteps<Shape>(call, tile).more() ? 1 : 0;  // any or none: nobody asks how many
       return tile;
     }
   }
@@ -128,6 +128,7 @@ struct SeenBy {
   int every_query_from;  // all keys of the warp are seen by [from, to)
   int every_query_to;
 
+  SeenBy() = default;
   __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int keys,
                                     int row_in_block) {
 #pragma unroll
@@ -189,8 +190,6 @@ template <class Shape>
 __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
                                                const Rows& rows, int row_in_block, float scale,
                                                const float (&sums)[Shape::kHeadDim / 2]) {
-  using Element = typename Shape::Element;
-  const float factor[2] = {scale, scale};
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -199,19 +198,8 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
     row[r] =
         place < tile.places ? call.keys.row(tile.batch, query_head, tile.index * Shape::kKeys + place) : -1;
   }
-  if (call.add_key_gradients) {
-    float* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      to[r] = row[r] < 0 ? nullptr : rows.template row<float>(tile.batch, tile.head, row[r]);
-    add_rows<Shape::kHeadDim>(sums, factor, to, call.head_dim);
-  } else {
-    Element* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      to[r] = row[r] < 0 ? nullptr : rows.template row<Element>(tile.batch, tile.head, row[r]);
-    store_rows<Element, Shape::kHeadDim>(sums, factor, to, call.head_dim);
-  }
+  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.add_key_gradients, tile.batch, tile.head,
+                                                       row, 0, scale, sums, call.head_dim);
 }
 
 // ---- the thread that loads

@@ -91,29 +91,14 @@ __device__ void produce(const QueriesCall& call, QueriesMemory<Shape>& memory, i
 template <class Shape>
 __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const QueryTile& tile,
                                                  int row_in_block, const float (&sums)[Shape::kHeadDim / 2]) {
-  using Element = typename Shape::Element;
-  const float factor[2] = {call.scale, call.scale};
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int place = row_in_block + 8 * r;
     row[r] = place < tile.places ? call.queries.row(tile.batch, tile.head, tile.first_place + place) : -1;
   }
-  if (call.add) {
-    float* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : call.query_gradient.template row<float>(tile.batch, tile.head, row[r]);
-    }
-    add_rows<Shape::kHeadDim>(sums, factor, to, call.head_dim);
-  } else {
-    Element* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : call.query_gradient.template row<Element>(tile.batch, tile.head, row[r]);
-    }
-    store_rows<Element, Shape::kHeadDim>(sums, factor, to, call.head_dim);
-  }
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.add, tile.batch, tile.head,
+                                                       row, 0, call.scale, sums, call.head_dim);
 }
 
 template <class Shape>

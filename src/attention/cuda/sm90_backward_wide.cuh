@@ -107,7 +107,8 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const SeenBy seen_by(call, tile, Shape::kKeys, row_in_block);
+      SeenBy seen_by;
+      if constexpr (!Shape::kGeneral) seen_by = SeenBy(call, tile, Shape::kKeys, row_in_block);
       const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float scores[32];

@@ -133,4 +133,28 @@ __device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], cons
   }
 }
 
+// A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on: added in f32 to what is
+// there, or stored.
+template <class Element, int kColumns>
+__device__ __forceinline__ void write_rows(const Rows& rows, bool add, int batch, int head,
+                                           const int (&row)[2], int first_column, float scale,
+                                           const float (&sums)[kColumns / 2], int head_dim) {
+  const float factor[2] = {scale, scale};
+  if (add) {
+    float* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr : rows.template row<float>(batch, head, row[r]) + first_column;
+    }
+    add_rows<kColumns>(sums, factor, to, head_dim - first_column);
+  } else {
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr : rows.template row<Element>(batch, head, row[r]) + first_column;
+    }
+    store_rows<Element, kColumns>(sums, factor, to, head_dim - first_column);
+  }
+}
+
 }  // namespace headroom::sm90

@@ -1,5 +1,6 @@
-// Tensor maps and launches of the Hopper kernels: a problem is one launch, or with dilation one per pattern
-// (and in backward per query head of a group, whose rows differ).
+// Tensor maps and launches of the Hopper kernels: a pass is one launch that multiplies, or two where dQ is
+// apart; with dilation so for every pattern (and in backward for every query head of a group, whose rows
+// differ).
 #include <algorithm>
 #include <array>
 
@@ -93,7 +94,7 @@ struct Pattern {
 };
 
 int limited(std::int64_t window, std::int64_t rate) {
-  return static_cast<int>(std::min<std::int64_t>(window / rate, std::int64_t{1} << 30));
+  return static_cast<int>(std::min<std::int64_t>(window / rate, (std::int64_t{1} << 30) - 1));
 }
 
 Pattern make_pattern(const AttentionProblem& problem, const AttentionForward& views, const Memory& memory,
@@ -225,7 +226,7 @@ void run_forward(const AttentionProblem& problem, const AttentionForward& views,
   call.lse = lse;
   call.next_tile = memory.counters;
   call.visits = pattern.visits;
-  zero_counters(memory, 16, stream);
+  zero_counters(memory, Memory::kNextTileBytes, stream);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   kernels(problem.dtype, head_dim).forward(call, std::min(stream.device->cores, tiles), native(stream));
 }
@@ -294,7 +295,9 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   call.padded_places = static_cast<int>(memory.padded_places);
   call.query_sums = memory.query_sums;
   call.next_tile = memory.counters;
-  call.turns = problem.deterministic && !queries_apart(head_dim) ? memory.counters + 4 : nullptr;
+  call.turns = problem.deterministic && !queries_apart(head_dim)
+                   ? memory.counters + Memory::kNextTileBytes / 4
+                   : nullptr;
   call.key_gradient = targets.key_gradient;
   call.value_gradient = targets.value_gradient;
   call.add_key_gradients = memory.adds_key_gradients;
@@ -359,7 +362,7 @@ void run_backward_queries(const AttentionProblem& problem, const AttentionBackwa
   call.add = memory.adds_query_gradient;
   call.next_tile = memory.counters;
   call.visits = pattern.query_visits;
-  zero_counters(memory, 16, stream);
+  zero_counters(memory, Memory::kNextTileBytes, stream);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   kernels(problem.dtype, head_dim)
       .backward_queries(call, std::min(stream.device->cores, tiles), native(stream));

@@ -53,7 +53,6 @@ __device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, i
 template <class Shape, int kShare>
 __device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
                                              int head, int m) {
-  using Element = typename Shape::Element;
   constexpr QueryShare kPart = Shape::kShares[kShare];
   constexpr int kStart = kShare == 0 ? 0 : 64 * Shape::kShares[0].columns;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -71,31 +70,14 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
     sums[4 * i + 2] = piece.z;
     sums[4 * i + 3] = piece.w;
   }
-  const float factor[2] = {call.scale, call.scale};
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int place = m * Shape::kQueries + kPart.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
     row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  if (call.add) {
-    float* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr
-                         : call.query_gradient.template row<float>(batch, head, row[r]) + kPart.first_column;
-    }
-    add_rows<kPart.columns>(sums, factor, to, call.head_dim - kPart.first_column);
-  } else {
-    Element* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0
-                  ? nullptr
-                  : call.query_gradient.template row<Element>(batch, head, row[r]) + kPart.first_column;
-    }
-    store_rows<Element, kPart.columns>(sums, factor, to, call.head_dim - kPart.first_column);
-  }
+  write_rows<typename Shape::Element, kPart.columns>(call.query_gradient, call.add, batch, head, row,
+                                                     kPart.first_column, call.scale, sums, call.head_dim);
 }
 
 // dQ from sums in the order of registers to rows; a block per query tile of a head.

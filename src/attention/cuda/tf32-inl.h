@@ -1,4 +1,4 @@
-// The tiles of the row `tf32x3`, and which of them a call runs on.
+// The tiles of the rows `tf32x3` and `tf32`, and which of them a call runs on.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@ namespace headroom::cuda {
 
 // Forward: 32 rows per warp where the registers allow it, so that a split of K and V serves two products.
 // Backward from 128 on has twice the warps, two to the same rows: the sums of dK and dV leave registers for
-// the products of several columns to go on side by side. It is built for 139 KiB of shared memory.
+// the products of several columns to go on side by side. It takes 144 KiB of shared memory.
 template <int D, int Terms>
 struct Tf32Tiles {
   static constexpr int kWide = D < 64 ? D : 64;

@@ -27,7 +27,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
                                    device.compute_minor));
   }
   if (problem.dtype != DType::f32) return Support::no(fmt::format("takes f32, not {}", name(problem.dtype)));
-  constexpr std::int64_t kWideTiles = 160 << 10;  // head_dim 256 holds 129 KiB
+  constexpr std::int64_t kWideTiles = 160 << 10;  // forward of head_dim 256 holds 126 KiB
   if (problem.head_dim > 128 && cuda::block_shared_bytes(device) < kWideTiles) {
     return Support::no(fmt::format("head_dim {} needs more shared memory than compute capability {}.{} has",
                                    problem.head_dim, device.compute_major, device.compute_minor));
