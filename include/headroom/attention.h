@@ -39,7 +39,7 @@ struct AttentionForward {
   TensorView sinks;  // [heads_q] f32, where the problem has sinks
   TensorView
       document_starts;  // [batch, max_documents + 1] i32, rising from 0; what follows is one more document
-  TensorView blocks;    // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, -1 ends
+  TensorView blocks;    // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, then -1
   TensorView output;    // [batch, seq_q, heads_q, head_dim]
   TensorView lse;       // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
   TensorView saved;     // [saved_bytes] u8: what the implementation keeps for its backward

@@ -80,7 +80,7 @@ struct MaskView {
   Dilation dilation;
   std::int64_t dilation_offset = 0;  // head % rate
   const std::int32_t* blocks =
-      nullptr;  // [query tiles, max_blocks_per_row] rising, -1 ends a row; null: every key tile
+      nullptr;  // [query tiles, max_blocks_per_row] rising, then -1; null: every key tile
   std::int64_t block_rows = 0;
   std::int64_t block_columns = 0;
   std::int64_t max_blocks_per_row = 0;
