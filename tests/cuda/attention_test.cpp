@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <ostream>
 #include <tuple>
 #include <vector>
 
@@ -302,6 +303,9 @@ struct SmallCase {
   std::string name;
   AttentionCase c;
 };
+void PrintTo(const SmallCase& small, std::ostream* out) {
+  *out << small.name;
+}
 
 std::vector<SmallCase> small_cases() {
   std::vector<SmallCase> cases;
