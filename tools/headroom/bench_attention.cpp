@@ -14,14 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "attention_run.h"
 #include "bench.h"
 #include "cli.h"
 #include "headroom/attention.h"
 #include "headroom/core/bytes.h"
-#include "headroom/core/elements.h"
-#include "headroom/cpu.h"
 #include "headroom/device.h"
-#include "headroom/ops.h"
 #include "headroom/report.h"
 #include "progress.h"
 
@@ -43,15 +41,8 @@ struct Options {
   bool nondeterministic = false;
 };
 
-struct Case {
-  AttentionProblem problem;
-  std::string mask;
-  std::vector<std::int32_t> document_starts;
-  std::string implementation;
-};
-
 struct Row {
-  Case c;
+  AttentionRunCase c;
   std::string status = "ok";  // ok, oom or unsupported
   std::string reason;         // where it is not ok
   double forward_ms = 0;
@@ -94,7 +85,7 @@ std::vector<std::int32_t> read_documents(const std::string& path, std::int64_t s
 }
 
 // What parse_mask reads, and documents:FILE, joined by '+'.
-void apply_mask(Case& c, std::string_view text) {
+void apply_mask(AttentionRunCase& c, std::string_view text) {
   constexpr std::string_view kDocuments = "documents:";
   std::string rules;
   while (!text.empty()) {
@@ -110,7 +101,7 @@ void apply_mask(Case& c, std::string_view text) {
   c.problem.mask.max_documents = std::max<std::int64_t>(std::ssize(c.document_starts) - 1, 0);
 }
 
-std::vector<Case> make_cases(Options options) {
+std::vector<AttentionRunCase> make_cases(Options options) {
   if (options.preset == "seed-grid") {
     options.seq = {256, 1024, 4096, 8192, 16384};
     options.head_dim = {16, 32, 64, 128};
@@ -120,7 +111,7 @@ std::vector<Case> make_cases(Options options) {
   } else {
     check(options.preset.empty(), "preset '{}' is unknown; use seed-grid", options.preset);
   }
-  std::vector<Case> cases;
+  std::vector<AttentionRunCase> cases;
   for (const std::string& dtype : options.dtype) {
     for (const std::int64_t batch : options.batch) {
       for (const std::int64_t heads : options.heads) {
@@ -128,17 +119,17 @@ std::vector<Case> make_cases(Options options) {
           for (const std::string& mask : options.mask) {
             for (const std::int64_t seq : options.seq) {
               for (const std::string& implementation : options.implementation) {
-                Case c{.problem = {.batch = batch,
-                                   .seq_q = seq,
-                                   .seq_k = seq,
-                                   .heads_q = heads,
-                                   .heads_kv = options.kv_heads == 0 ? heads : options.kv_heads,
-                                   .head_dim = head_dim,
-                                   .dtype = parse_dtype(dtype),
-                                   .deterministic = !options.nondeterministic},
-                       .mask = mask,
-                       .document_starts = {},
-                       .implementation = implementation};
+                AttentionRunCase c{.problem = {.batch = batch,
+                                               .seq_q = seq,
+                                               .seq_k = seq,
+                                               .heads_q = heads,
+                                               .heads_kv = options.kv_heads == 0 ? heads : options.kv_heads,
+                                               .head_dim = head_dim,
+                                               .dtype = parse_dtype(dtype),
+                                               .deterministic = !options.nondeterministic},
+                                   .mask = mask,
+                                   .document_starts = {},
+                                   .implementation = implementation};
                 apply_mask(c, mask);
                 validate(c.problem);
                 cases.push_back(std::move(c));
@@ -152,205 +143,8 @@ std::vector<Case> make_cases(Options options) {
   return cases;
 }
 
-// A tensor where the host can read it: the tensor itself, or a copy.
-class OnHost {
- public:
-  OnHost(const Tensor& tensor, Backend& backend) : view_(tensor) {
-    if (backend.host_accessible(Space::device)) return;
-    bytes_.resize(static_cast<std::size_t>(view_.bytes()));
-    backend.copy(StreamId::main, bytes_.data(), view_.raw(), view_.bytes());
-    backend.synchronize();
-    view_ = TensorView(bytes_.data(), view_.dtype(), view_.shape());
-  }
-  OnHost(const OnHost&) = delete;
-  OnHost& operator=(const OnHost&) = delete;
-  [[nodiscard]] const TensorView& view() const { return view_; }
-
- private:
-  std::vector<std::byte> bytes_;
-  TensorView view_;
-};
-
-// Inputs, results and what is kept, for the run; workspaces come and go with forward and backward. On a GPU
-// there are several copies, used in turn, so that no run finds its inputs in the cache.
-class AttentionRun {
- public:
-  AttentionRun(Context& context, const Case& c, const AttentionImplementation& implementation,
-               Backend* backend = nullptr, std::int64_t copies = 1)
-      : context_(context), case_(c), backend_(backend), sets_(static_cast<std::size_t>(copies)) {
-    if (backend != nullptr && backend->device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
-    context_.phase("load", [&] {
-      for (Set& set : sets_) load(set, implementation);
-    });
-  }
-
-  void forward(std::size_t turn = 0) {
-    const Set& set = sets_[turn % sets_.size()];
-    context_.phase("forward",
-                   [&] { attention_forward(context_, case_.problem, set.views(), case_.implementation); });
-  }
-  void backward(std::size_t turn = 0) {
-    const Set& set = sets_[turn % sets_.size()];
-    context_.phase("backward", [&] {
-      attention_backward(context_, case_.problem,
-                         {.forward = set.views(),
-                          .output_gradient = set.output_gradient,
-                          .lse_gradient = {},
-                          .query_gradient = set.query_gradient,
-                          .key_gradient = set.key_gradient,
-                          .value_gradient = set.value_gradient,
-                          .sinks_gradient = {}},
-                         case_.implementation);
-    });
-  }
-
-  double peak_flops() {
-    double rate = 0;
-    context_.phase("peak",
-                   [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
-    return rate;
-  }
-
-  // Largest difference of O from fp64, over a few rows of the first and the last head.
-  [[nodiscard]] double sampled_error() const {
-    const AttentionProblem& p = case_.problem;
-    const Set& set = sets_[0];
-    const OnHost query(set.query, *backend_);
-    const OnHost key(set.key, *backend_);
-    const OnHost value(set.value, *backend_);
-    const OnHost output(set.output, *backend_);
-    const OnHost starts(set.starts, *backend_);
-    AttentionForward views{.query = query.view(),
-                           .key = key.view(),
-                           .value = value.view(),
-                           .sinks = {},
-                           .document_starts = starts.view(),
-                           .blocks = {},
-                           .output = output.view(),
-                           .lse = {},
-                           .saved = {}};
-    double worst = 0;
-    for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
-      for (int sample = 0; sample < 6; ++sample) {
-        const std::int64_t q = sample * (p.seq_q - 1) / 5;
-        worst = std::max(worst, row_error(views, mask_view(p, views, p.batch - 1, h), h, q));
-      }
-    }
-    return worst;
-  }
-
- private:
-  struct Set {
-    Tensor query, key, value, output, lse, output_gradient, query_gradient, key_gradient, value_gradient,
-        saved, starts;
-
-    [[nodiscard]] AttentionForward views() const {
-      return {.query = query,
-              .key = key,
-              .value = value,
-              .sinks = {},
-              .document_starts = starts,
-              .blocks = {},
-              .output = output,
-              .lse = lse,
-              .saved = saved};
-    }
-  };
-
-  void load(Set& set, const AttentionImplementation& implementation) {
-    const AttentionProblem& p = case_.problem;
-    const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
-    const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
-    const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
-      return context_.allocate({.name = name,
-                                .category = Category::attention,
-                                .dtype = dtype,
-                                .shape = shape,
-                                .lifetime = Lifetime::run});
-    };
-    set.query = make("query", p.dtype, rows);
-    set.key = make("key", p.dtype, keys);
-    set.value = make("value", p.dtype, keys);
-    set.output = make("output", p.dtype, rows);
-    set.lse = make("lse", DType::f32, {p.batch, p.heads_q, p.seq_q});
-    set.output_gradient = make("output gradient", p.dtype, rows);
-    set.query_gradient = make("query gradient", p.dtype, rows);
-    set.key_gradient = make("key gradient", p.dtype, keys);
-    set.value_gradient = make("value gradient", p.dtype, keys);
-    set.saved = make("saved", DType::u8, {implementation.saved_bytes(p)});
-    set.starts = make("document starts", DType::i32,
-                      {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
-    context_.run([&](const Stream& device_stream) {
-      Stream stream = device_stream;
-      if (pool_) stream.pool = &*pool_;  // random numbers are made on the host
-      std::uint64_t seed = 1;
-      for (const Tensor* tensor : {&set.query, &set.key, &set.value, &set.output_gradient}) {
-        fill(*tensor, [&](const TensorView& host) { fill_normal(host, seed++, 1, stream); });
-      }
-      fill(set.starts, [&](const TensorView& host) {
-        for (std::int64_t b = 0; b < host.extent(0); ++b) {
-          std::copy(case_.document_starts.begin(), case_.document_starts.end(),
-                    host.data<std::int32_t>() + host.offset(b));
-        }
-      });
-    });
-  }
-
-  // tensor <- what write(view on the host) writes
-  template <class Write>
-  void fill(const Tensor& tensor, const Write& write) const {
-    if (backend_->host_accessible(Space::device)) return write(tensor.view());
-    std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.view().bytes()));
-    write(TensorView(bytes.data(), tensor.view().dtype(), tensor.view().shape()));
-    backend_->copy(StreamId::main, tensor.view().raw(), bytes.data(), tensor.view().bytes());
-    backend_->synchronize();
-  }
-
-  [[nodiscard]] double row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
-                                 std::int64_t q) const {
-    const AttentionProblem& p = case_.problem;
-    const std::int64_t b = p.batch - 1;
-    const std::int64_t kv = h / (p.heads_q / p.heads_kv);
-    std::vector<double> expected(static_cast<std::size_t>(p.head_dim));
-    std::vector<std::pair<std::int64_t, double>> scores;
-    double row_max = -INFINITY;
-    const KeyRange range = mask.interval(q);
-    for (std::int64_t k = range.begin; k < range.end; ++k) {
-      if (!mask.attends(q, k)) continue;
-      double score = 0;
-      for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        score += read_element(on_host.query, on_host.query.offset(b, q, h, c)) *
-                 read_element(on_host.key, on_host.key.offset(b, k, kv, c));
-      }
-      scores.emplace_back(k, score / std::sqrt(static_cast<double>(p.head_dim)));
-      row_max = std::max(row_max, scores.back().second);
-    }
-    double row_sum = 0;
-    for (const auto& [k, score] : scores) row_sum += std::exp(score - row_max);
-    for (const auto& [k, score] : scores) {
-      const double probability = std::exp(score - row_max) / row_sum;
-      for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        expected[static_cast<std::size_t>(c)] +=
-            probability * read_element(on_host.value, on_host.value.offset(b, k, kv, c));
-      }
-    }
-    double worst = 0;
-    for (std::int64_t c = 0; c < p.head_dim; ++c) {
-      worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
-                                       read_element(on_host.output, on_host.output.offset(b, q, h, c))));
-    }
-    return worst;
-  }
-
-  Context& context_;
-  const Case& case_;
-  Backend* backend_;
-  std::optional<ThreadPool> pool_;
-  std::vector<Set> sets_;
-};
-
-Layout rehearse(const Case& c, const AttentionImplementation& implementation, const DeviceDescription& device,
-                std::int64_t copies = 1) {
+Layout rehearse(const AttentionRunCase& c, const AttentionImplementation& implementation,
+                const DeviceDescription& device, std::int64_t copies = 1) {
   Context context(device);
   {
     AttentionRun run(context, c, implementation, nullptr, copies);
@@ -424,7 +218,7 @@ void time_steps(AttentionRun& run, const Options& options, double pair_flops, Ro
   row.backward_of_peak = median(backward_of_peak);
 }
 
-double pairs_of(const Case& c) {
+double pairs_of(const AttentionRunCase& c) {
   const AttentionProblem& p = c.problem;
   AttentionForward views;
   if (p.mask.max_documents > 0) {
@@ -439,7 +233,7 @@ double pairs_of(const Case& c) {
 }
 
 // How many copies of a case's inputs do not fit a GPU's cache twice over, as far as the budget allows.
-std::int64_t input_copies(const Case& c, const AttentionImplementation& implementation,
+std::int64_t input_copies(const AttentionRunCase& c, const AttentionImplementation& implementation,
                           const DeviceDescription& device, std::int64_t budget) {
   if (device.kind == DeviceKind::cpu) return 1;
   constexpr std::int64_t kMost = 16;
@@ -450,7 +244,7 @@ std::int64_t input_copies(const Case& c, const AttentionImplementation& implemen
   return each <= 0 ? wanted : std::clamp<std::int64_t>(1 + (budget - one) / each, 1, wanted);
 }
 
-Row measure(const Case& c, const Options& options, Backend& backend, std::int64_t budget) {
+Row measure(const AttentionRunCase& c, const Options& options, Backend& backend, std::int64_t budget) {
   Row row;
   row.c = c;
   const AttentionImplementation& implementation =
@@ -496,7 +290,7 @@ Row measure(const Case& c, const Options& options, Backend& backend, std::int64_
 }
 
 // The largest seq of a case's kind whose rehearsal fits.
-std::int64_t largest_seq(Case c, const DeviceDescription& device, std::int64_t budget) {
+std::int64_t largest_seq(AttentionRunCase c, const DeviceDescription& device, std::int64_t budget) {
   const AttentionImplementation& implementation =
       find_implementation(attention_implementations(), c.implementation);
   const auto fits = [&](std::int64_t seq) {
@@ -542,7 +336,7 @@ struct Growth {
   std::int64_t largest_seq = 0;  // that fits the budget
 };
 
-std::string kind_of(const Case& c) {
+std::string kind_of(const AttentionRunCase& c) {
   const AttentionProblem& p = c.problem;
   return fmt::format("{} {} {} batch {} heads {} d {}", c.implementation, name(p.dtype), c.mask, p.batch,
                      p.heads_q, p.head_dim);
@@ -628,8 +422,8 @@ std::vector<std::string> default_implementations(const DeviceDescription& device
 void run(Options options, std::ostream& out) {
   const auto [listed, budget] = bench_device(options.bench);
   if (options.implementation.empty()) options.implementation = default_implementations(listed.description);
-  const std::vector<Case> cases = make_cases(options);
-  for (const Case& c : cases)
+  const std::vector<AttentionRunCase> cases = make_cases(options);
+  for (const AttentionRunCase& c : cases)
     static_cast<void>(find_implementation(attention_implementations(), c.implementation));
   const std::unique_ptr<Backend> opened = open_backend(listed.device, options.bench.threads);
   Backend& backend = *opened;
@@ -637,7 +431,7 @@ void run(Options options, std::ostream& out) {
 
   std::vector<Row> rows;
   Progress progress("case");
-  for (const Case& c : cases) {
+  for (const AttentionRunCase& c : cases) {
     progress.at(static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(cases.size()));
     rows.push_back(measure(c, options, backend, budget));
   }

@@ -1,0 +1,195 @@
+#include "attention_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "bench.h"
+#include "headroom/core/elements.h"
+
+namespace headroom {
+namespace {
+
+// A tensor where the host can read it: the tensor itself, or a copy.
+class OnHost {
+ public:
+  OnHost(const Tensor& tensor, Backend& backend) : view_(tensor) {
+    if (backend.host_accessible(Space::device)) return;
+    bytes_.resize(static_cast<std::size_t>(view_.bytes()));
+    backend.copy(StreamId::main, bytes_.data(), view_.raw(), view_.bytes());
+    backend.synchronize();
+    view_ = TensorView(bytes_.data(), view_.dtype(), view_.shape());
+  }
+  OnHost(const OnHost&) = delete;
+  OnHost& operator=(const OnHost&) = delete;
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorView view_;
+};
+
+}  // namespace
+
+AttentionRun::AttentionRun(Context& context, const AttentionRunCase& c,
+                           const AttentionImplementation& implementation, Backend* backend,
+                           std::int64_t copies)
+    : context_(context), case_(c), backend_(backend), sets_(static_cast<std::size_t>(copies)) {
+  if (backend != nullptr && backend->device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
+  context_.phase("load", [&] {
+    for (Set& set : sets_) load(set, implementation);
+  });
+}
+
+AttentionForward AttentionRun::Set::views() const {
+  return {.query = query,
+          .key = key,
+          .value = value,
+          .sinks = {},
+          .document_starts = starts,
+          .blocks = {},
+          .output = output,
+          .lse = lse,
+          .saved = saved};
+}
+
+void AttentionRun::forward(std::size_t turn) {
+  const Set& set = sets_[turn % sets_.size()];
+  context_.phase("forward",
+                 [&] { attention_forward(context_, case_.problem, set.views(), case_.implementation); });
+}
+
+void AttentionRun::backward(std::size_t turn) {
+  const Set& set = sets_[turn % sets_.size()];
+  context_.phase("backward", [&] {
+    attention_backward(context_, case_.problem,
+                       {.forward = set.views(),
+                        .output_gradient = set.output_gradient,
+                        .lse_gradient = {},
+                        .query_gradient = set.query_gradient,
+                        .key_gradient = set.key_gradient,
+                        .value_gradient = set.value_gradient,
+                        .sinks_gradient = {}},
+                       case_.implementation);
+  });
+}
+
+double AttentionRun::peak_flops() {
+  double rate = 0;
+  context_.phase("peak",
+                 [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
+  return rate;
+}
+
+double AttentionRun::sampled_error() const {
+  const AttentionProblem& p = case_.problem;
+  const Set& set = sets_[0];
+  const OnHost query(set.query, *backend_);
+  const OnHost key(set.key, *backend_);
+  const OnHost value(set.value, *backend_);
+  const OnHost output(set.output, *backend_);
+  const OnHost starts(set.starts, *backend_);
+  AttentionForward views{.query = query.view(),
+                         .key = key.view(),
+                         .value = value.view(),
+                         .sinks = {},
+                         .document_starts = starts.view(),
+                         .blocks = {},
+                         .output = output.view(),
+                         .lse = {},
+                         .saved = {}};
+  double worst = 0;
+  for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
+    for (int sample = 0; sample < 6; ++sample) {
+      const std::int64_t q = sample * (p.seq_q - 1) / 5;
+      worst = std::max(worst, row_error(views, mask_view(p, views, p.batch - 1, h), h, q));
+    }
+  }
+  return worst;
+}
+
+template <class Write>
+void AttentionRun::fill(const Tensor& tensor, const Write& write) const {
+  if (backend_->host_accessible(Space::device)) return write(tensor.view());
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.view().bytes()));
+  write(TensorView(bytes.data(), tensor.view().dtype(), tensor.view().shape()));
+  backend_->copy(StreamId::main, tensor.view().raw(), bytes.data(), tensor.view().bytes());
+  backend_->synchronize();
+}
+
+void AttentionRun::load(Set& set, const AttentionImplementation& implementation) {
+  const AttentionProblem& p = case_.problem;
+  const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
+  const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+  const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
+    return context_.allocate({.name = name,
+                              .category = Category::attention,
+                              .dtype = dtype,
+                              .shape = shape,
+                              .lifetime = Lifetime::run});
+  };
+  set.query = make("query", p.dtype, rows);
+  set.key = make("key", p.dtype, keys);
+  set.value = make("value", p.dtype, keys);
+  set.output = make("output", p.dtype, rows);
+  set.lse = make("lse", DType::f32, {p.batch, p.heads_q, p.seq_q});
+  set.output_gradient = make("output gradient", p.dtype, rows);
+  set.query_gradient = make("query gradient", p.dtype, rows);
+  set.key_gradient = make("key gradient", p.dtype, keys);
+  set.value_gradient = make("value gradient", p.dtype, keys);
+  set.saved = make("saved", DType::u8, {implementation.saved_bytes(p)});
+  set.starts = make("document starts", DType::i32,
+                    {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
+  context_.run([&](const Stream& device_stream) {
+    Stream stream = device_stream;
+    if (pool_) stream.pool = &*pool_;  // random numbers are made on the host
+    std::uint64_t seed = 1;
+    for (const Tensor* tensor : {&set.query, &set.key, &set.value, &set.output_gradient}) {
+      fill(*tensor, [&](const TensorView& host) { fill_normal(host, seed++, 1, stream); });
+    }
+    fill(set.starts, [&](const TensorView& host) {
+      for (std::int64_t b = 0; b < host.extent(0); ++b) {
+        std::copy(case_.document_starts.begin(), case_.document_starts.end(),
+                  host.data<std::int32_t>() + host.offset(b));
+      }
+    });
+  });
+}
+
+double AttentionRun::row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
+                               std::int64_t q) const {
+  const AttentionProblem& p = case_.problem;
+  const std::int64_t b = p.batch - 1;
+  const std::int64_t kv = h / (p.heads_q / p.heads_kv);
+  std::vector<double> expected(static_cast<std::size_t>(p.head_dim));
+  std::vector<std::pair<std::int64_t, double>> scores;
+  double row_max = -INFINITY;
+  const KeyRange range = mask.interval(q);
+  for (std::int64_t k = range.begin; k < range.end; ++k) {
+    if (!mask.attends(q, k)) continue;
+    double score = 0;
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      score += read_element(on_host.query, on_host.query.offset(b, q, h, c)) *
+               read_element(on_host.key, on_host.key.offset(b, k, kv, c));
+    }
+    scores.emplace_back(k, score / std::sqrt(static_cast<double>(p.head_dim)));
+    row_max = std::max(row_max, scores.back().second);
+  }
+  double row_sum = 0;
+  for (const auto& [k, score] : scores) row_sum += std::exp(score - row_max);
+  for (const auto& [k, score] : scores) {
+    const double probability = std::exp(score - row_max) / row_sum;
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      expected[static_cast<std::size_t>(c)] +=
+          probability * read_element(on_host.value, on_host.value.offset(b, k, kv, c));
+    }
+  }
+  double worst = 0;
+  for (std::int64_t c = 0; c < p.head_dim; ++c) {
+    worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
+                                     read_element(on_host.output, on_host.output.offset(b, q, h, c))));
+  }
+  return worst;
+}
+
+}  // namespace headroom

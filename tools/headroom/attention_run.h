@@ -1,0 +1,57 @@
+// One case of `bench attention`, run in a context: rehearsed and for real.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/attention.h"
+#include "headroom/cpu.h"
+#include "headroom/memory.h"
+
+namespace headroom {
+
+struct AttentionRunCase {
+  AttentionProblem problem;
+  std::string mask;
+  std::vector<std::int32_t> document_starts;
+  std::string implementation;
+};
+
+// Inputs, results and what is kept, for the run; workspaces come and go with forward and backward. On a GPU
+// there are several copies, used in turn, so that no run finds its inputs in the cache.
+class AttentionRun {
+ public:
+  AttentionRun(Context& context, const AttentionRunCase& c, const AttentionImplementation& implementation,
+               Backend* backend = nullptr, std::int64_t copies = 1);
+
+  void forward(std::size_t turn = 0);
+  void backward(std::size_t turn = 0);
+  double peak_flops();
+
+  // Largest difference of O from fp64, over a few rows of the first and the last head.
+  [[nodiscard]] double sampled_error() const;
+
+ private:
+  struct Set {
+    Tensor query, key, value, output, lse, output_gradient, query_gradient, key_gradient, value_gradient,
+        saved, starts;
+
+    [[nodiscard]] AttentionForward views() const;
+  };
+
+  void load(Set& set, const AttentionImplementation& implementation);
+  // tensor <- what write(view on the host) writes
+  template <class Write>
+  void fill(const Tensor& tensor, const Write& write) const;
+  [[nodiscard]] double row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
+                                 std::int64_t q) const;
+
+  Context& context_;
+  const AttentionRunCase& case_;
+  Backend* backend_;
+  std::optional<ThreadPool> pool_;
+  std::vector<Set> sets_;
+};
+
+}  // namespace headroom
