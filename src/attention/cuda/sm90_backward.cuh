@@ -205,17 +205,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 
         // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
         const int first_column = lane % 4 * 2;
-        const int m = query_tile_of<Shape>(call, visit);
-        if constexpr (Shape::kGeneral) {
-          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (listed_in_part(call, tile, head, visit)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
-          }
-          // Made anew: there are no registers to keep it in.
-          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
-        } else {
-          hide_unseen<Shape>(scores, seen_by, m, first_column);
-        }
+        shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         const float* lse = memory.lse[query_at.stage] + first_column;
         std::uint32_t probabilities[Shape::kQueries / 4];
 #pragma unroll

@@ -185,6 +185,25 @@ __device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], 
   }
 }
 
+// Scores of a thread's two keys as they go into the exponential: capped, and -inf where a query does not see
+// or list a key.
+template <class Shape, int kScores>
+__device__ __forceinline__ void shape_scores(float (&scores)[kScores], const BackwardCall& call,
+                                             const KeyTile& tile, int head, int visit, const SeenBy& seen_by,
+                                             int row_in_block, int first_column) {
+  const int m = query_tile_of<Shape>(call, visit);
+  if constexpr (Shape::kGeneral) {
+    if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+    if (listed_in_part(call, tile, head, visit)) {
+      hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
+    }
+    // Made anew: there are no registers to keep it in.
+    hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
+  } else {
+    hide_unseen<Shape>(scores, seen_by, m, first_column);
+  }
+}
+
 // A thread's two rows of dK or dV.
 template <class Shape>
 __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,

@@ -124,17 +124,7 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
-        const int m = query_tile_of<Shape>(call, visit);
-        if constexpr (Shape::kGeneral) {
-          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (listed_in_part(call, tile, head, visit)) {
-            hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
-          }
-          // Made anew: there are no registers to keep it in.
-          hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
-        } else {
-          hide_unseen<Shape>(scores, seen_by, m, first_column);
-        }
+        shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         // P for dV; for the other consumer too, with a softcap times its slope, 1 - tanh^2.
         const float* lse = memory.lse[at.stage] + first_column;
         std::uint32_t probabilities[16];
