@@ -4,6 +4,10 @@
 // Kernels come after what they need of the language.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "attention/cuda/portable-inl.h"
 #include "attention/cuda/steps.h"
 #include "attention/cuda/tf32-inl.h"
@@ -58,6 +62,51 @@ TEST(CudaOnHost, Tf32x3WithinThePlainComputation) {
 // Against a plain computation on operands rounded to tf32.
 TEST(CudaOnHost, Tf32WithinThePlainComputation) {
   EXPECT_GT(run_cases(on_host<kTf32>("tf32"), 9, 0, 29), 4);
+}
+
+// Lists that nobody should make: numbers behind the end of one, numbers that do not rise, numbers past the
+// last block. Blocks wait for each other's turns all the same, and none waits for one that never comes.
+TEST(CudaOnHost, NoListMakesBackwardWaitForEver) {
+  const DeviceDescription gpu{
+      .kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0};
+  const Stream stream{.device = &gpu, .pool = nullptr, .poll = {}, .native = nullptr};
+  AttentionProblem problem{.seq_q = 130, .seq_k = 640, .head_dim = 16};
+  problem.mask.block_rows = 65;
+  problem.mask.block_columns = 64;
+  problem.mask.max_blocks_per_row = 5;
+  for (std::vector<std::int32_t> lists :
+       {std::vector{3, -1, 5, 7, 9, 0, 2, 4, 6, 8}, std::vector{4, 1, 6, 3, 8, 9, 7, 5, 3, 1},
+        std::vector{2, 2'000'000'000, 3, -7, 4, 9, 9, 9, 0, 0}}) {
+    std::vector<float> inputs(640 * 16, 0.5F);
+    std::vector<float> results(4 * 640 * 16);
+    std::vector<float> lse(130);  // -inf where a row sees nothing
+    std::vector<std::byte> workspace(
+        static_cast<std::size_t>(interval_workspace_bytes(problem, Pass::backward)));
+    const auto rows = [&](std::vector<float>& from, int n, std::int64_t count) {
+      return TensorView(from.data() + n * 640 * 16, DType::f32, {1, count, 1, 16});
+    };
+    const AttentionForward forward{.query = rows(inputs, 0, 130),
+                                   .key = rows(inputs, 0, 640),
+                                   .value = rows(inputs, 0, 640),
+                                   .sinks = {},
+                                   .document_starts = {},
+                                   .blocks = TensorView(lists.data(), DType::i32, {1, 1, 2, 5}),
+                                   .output = rows(results, 0, 130),
+                                   .lse = TensorView(lse.data(), DType::f32, {1, 1, 130}),
+                                   .saved = {}};
+    const TensorView scratch(workspace.data(), DType::u8, {std::ssize(workspace)});
+    forward_steps(problem, forward, scratch, kPortable, stream);
+    backward_steps(problem,
+                   {.forward = forward,
+                    .output_gradient = rows(inputs, 0, 130),
+                    .lse_gradient = {},
+                    .query_gradient = rows(results, 1, 130),
+                    .key_gradient = rows(results, 2, 640),
+                    .value_gradient = rows(results, 3, 640),
+                    .sinks_gradient = {}},
+                   scratch, kPortable, stream);
+    EXPECT_TRUE(std::ranges::all_of(results, [](float x) { return std::isfinite(x); }));
+  }
 }
 
 }  // namespace
