@@ -476,7 +476,8 @@ void run(Options options, std::ostream& out) {
     return;
   }
   out << as_asked(table, options.bench);
-  if (options.bench.csv) return;
+  const bool refused = std::ranges::all_of(rows, [](const Row& row) { return row.status == "unsupported"; });
+  if (options.bench.csv || refused) return;  // the rest is about what ran, or would
   if (on_cpu) {
     fmt::print(out,
                "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
@@ -543,7 +544,8 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
                "Say which implementation would be chosen, and why not the others");
   app.footer(
       "Examples:\n  headroom bench attention --seq 1024,4096 --mask full,causal --impl tiled\n"
-      "  headroom bench attention --preset seed-grid --budget 8GiB --max-seconds 2");
+      "  headroom bench attention --preset seed-grid --budget 8GiB --max-seconds 2\n"
+      "  headroom bench attention --device cuda:0 --dtype bf16 --seq 16384 --head-dim 128");
   app.callback([options, &out] { run(*options, out); });
 }
 
