@@ -8,19 +8,20 @@ import json
 import math
 import statistics
 
-SERIES = {"naive": "scores kept", "peer": "PyTorch SDPA", "portable": "portable", "tf32x3": "tf32x3"}
+SERIES = {"naive": "scores kept", "peer": "PyTorch SDPA", "portable": "portable", "tf32x3": "tf32x3",
+          "bf16x3": "bf16x3"}
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #5d646e }
 .card { fill: #ffffff; stroke: #e3e1dc }
 .title { font-size: 14px; font-weight: 600; fill: #1c1f24 }
 .grid { stroke: #ecebe7 }
-.naive { --c: #d2591f } .peer { --c: #6f6f6a } .portable { --c: #1f9a76 } .tf32x3 { --c: #2f6fab }
+.naive { --c: #d2591f } .peer { --c: #6f6f6a } .portable { --c: #1f9a76 } .tf32x3 { --c: #2f6fab } .bf16x3 { --c: #8a4fc2 }
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
 .dot, .label { fill: var(--c) }
 .label { font-weight: 600 }
 @media (prefers-color-scheme: dark) {
   text { fill: #a0a6af } .card { fill: #1b1e23; stroke: #30343b } .title { fill: #e9e8e4 } .grid { stroke: #30343b }
-  .naive { --c: #f0824a } .peer { --c: #b4b4ae } .portable { --c: #3cbf97 } .tf32x3 { --c: #62a6e6 }
+  .naive { --c: #f0824a } .peer { --c: #b4b4ae } .portable { --c: #3cbf97 } .tf32x3 { --c: #62a6e6 } .bf16x3 { --c: #b98ae8 }
   .label { fill: var(--c) }
 }
 """
@@ -29,8 +30,8 @@ LEFT, TOP, WIDTH, HEIGHT, PANEL = 76, 40, 290, 270, 480  # of a panel's plot; fr
 
 def middle(row, name, key):
     """The median of the rounds; nothing where one did not run."""
-    rounds = [r[name] for r in row["rounds"]]
-    return statistics.median(r[key] for r in rounds) if all(r["status"] == "ok" for r in rounds) else None
+    rounds = [r[name] for r in row["rounds"] if name in r]
+    return statistics.median(r[key] for r in rounds) if rounds and all(r["status"] == "ok" for r in rounds) else None
 
 
 def bytes_text(value):
@@ -98,10 +99,11 @@ def picture(rows, head_dim):
 
     added = series(lambda row, name: middle(row, name, "added_bytes"))
     milliseconds = series(lambda row, name: sum(middle(row, name, part) or 0 for part in ("forward_ms", "backward_ms")))
+    ours = [name for name in added if name not in ("naive", "peer")]
     labels = SERIES
-    if added["portable"] == added["tf32x3"]:
-        del added["portable"]
-        labels = dict(SERIES, tf32x3="portable, tf32x3")
+    if all(added[name] == added[ours[0]] for name in ours):
+        added = {name: points for name, points in added.items() if name not in ours[:-1]}
+        labels = dict(SERIES, **{ours[-1]: "ours"})
     every = lambda lines: [value for points in lines.values() for _, value in points]
     parts = panel(LEFT, "Memory added by forward and backward", seqs, added, labels, powers(every(added), 16), bytes_text)
     parts += panel(LEFT + PANEL, "Time of forward and backward", seqs, milliseconds, SERIES, powers(every(milliseconds), 10),
@@ -114,11 +116,14 @@ def picture(rows, head_dim):
 
 
 def table(rows):
-    yield "| seq | head_dim | scores kept, ms | PyTorch SDPA, ms | `portable`, ms | `tf32x3`, ms | added: scores kept | SDPA | ours |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| seq | head_dim | scores kept, ms | PyTorch SDPA, ms | `portable`, ms | `tf32x3`, ms | `bf16x3`, ms | added: scores kept | SDPA | ours |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in sorted(rows, key=lambda r: (r["head_dim"], r["seq"])):
         cells = [f"{row['seq']:,}", str(row["head_dim"])]
         for name in SERIES:
+            if name not in row["rounds"][0]:
+                cells.append("")
+                continue
             times = [middle(row, name, part) for part in ("forward_ms", "backward_ms")]
             cells.append("out of memory" if None in times else " / ".join(f"{ms:.3g}" if ms < 100 else f"{ms:,.0f}" for ms in times))
         for name in ("naive", "peer", "tf32x3"):

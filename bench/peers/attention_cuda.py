@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+IMPLEMENTATIONS = ("sm90", "portable", "tf32x3", "bf16x3")
 TOKENS = 16384
 GRID_MEANS_FROM = 4096  # shorter cells of the grid are over in microseconds: they are shown, and count in no mean
 LONG_MS = 1000          # of a run that is measured once
@@ -152,7 +153,7 @@ def run_in_f32(case, function, seconds):
 
 def compare_in_grid(head_dim, options):
     """The rows of one head size. Headroom runs them in one process, shortest first: kernels are loaded when long ones come."""
-    names = ("portable", "tf32x3")
+    names = ("portable", "tf32x3") if head_dim < 40 else ("portable", "tf32x3", "bf16x3")  # those that serve it
     rows = [grid_case(head_dim, 1 << power) for power in range(8, 18)]
     for row in rows:
         row["rounds"] = []
@@ -197,7 +198,7 @@ def means_of(rows):
     for row in rows:
         if row["kind"] == "grid" and row["seq"] < GRID_MEANS_FROM:
             continue
-        for name in ("sm90", "portable", "tf32x3"):
+        for name in IMPLEMENTATIONS:
             for key, ratio in row.get(name, {}).items():
                 values.setdefault(f"{row['kind']} {name} {key}", []).append(ratio)
                 if row["kind"] == "grid":
@@ -231,7 +232,7 @@ def main():
         rows += measured
         for row in measured:
             ratios = "; ".join(name + "".join(f" {key.split('_ratio')[0]} {ratio:.2f}x" for key, ratio in row[name].items())
-                               for name in ("sm90", "portable", "tf32x3") if name in row)
+                               for name in IMPLEMENTATIONS if name in row)
             print("{kind} {dtype} b{batch} h{heads}/{kv_heads} d{head_dim} {seq} {mask}: ".format(**row) + ratios, file=sys.stderr,
                   flush=True)
     means = means_of(rows)

@@ -116,14 +116,10 @@ Work work_of(const AttentionProblem& problem, Pass pass) {
 }  // namespace
 
 std::span<const AttentionImplementation> attention_implementations() {
-  static const std::array kTable = {tiled_attention(),
-                                    sm90_attention(),
-                                    tf32x3_attention(),
-                                    portable_attention(),
-                                    tf32_attention(),
-                                    naive_attention(),
-                                    naive_recomputing_attention(),
-                                    reference_attention()};
+  static const std::array kTable = {
+      tiled_attention(),    sm90_attention(), bf16x3_attention(), tf32x3_attention(),
+      portable_attention(), tf32_attention(), naive_attention(),  naive_recomputing_attention(),
+      reference_attention()};
   return kTable;
 }
 

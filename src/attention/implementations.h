@@ -9,6 +9,7 @@ namespace headroom {
 
 [[nodiscard]] const AttentionImplementation& tiled_attention();
 [[nodiscard]] const AttentionImplementation& sm90_attention();
+[[nodiscard]] const AttentionImplementation& bf16x3_attention();
 [[nodiscard]] const AttentionImplementation& tf32x3_attention();
 [[nodiscard]] const AttentionImplementation& portable_attention();
 [[nodiscard]] const AttentionImplementation& tf32_attention();

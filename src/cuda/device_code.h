@@ -89,6 +89,18 @@ __device__ __forceinline__ void copy_sixteen(float* shared, const float* from, b
 #endif
 }
 
+// Four bytes, likewise.
+template <class Word>
+__device__ __forceinline__ void copy_word(Word* shared, const Word* from) {
+  static_assert(sizeof(Word) == 4);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+#else
+  *shared = *from;
+#endif
+}
+
 // Until this thread's copies have arrived.
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -201,6 +201,23 @@ TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {
   EXPECT_EQ(portable.supports(problem, gpu).reason(), "does not combine block lists with dilation");
 }
 
+TEST(CudaRows, HopperMultipliesF32InBf16Parts) {
+  const std::span<const AttentionImplementation> table = attention_implementations();
+  DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up", .compute_major = 9};
+  AttentionProblem problem{.seq_q = 4096, .seq_k = 4096};
+  for (const auto& [head_dim, name] :
+       {std::pair{32, "tf32x3"}, {40, "bf16x3"}, {128, "bf16x3"}, {136, "tf32x3"}}) {
+    problem.head_dim = head_dim;
+    EXPECT_EQ(choose(table, problem, gpu).implementation->name, name) << head_dim;
+  }
+  const AttentionImplementation& row = find_attention("bf16x3");
+  EXPECT_EQ(row.supports(problem, gpu).reason(), "takes head_dim 40 to 128, not 136");
+  problem.dtype = DType::bf16;
+  EXPECT_EQ(row.supports(problem, gpu).reason(), "takes f32, not bf16");
+  gpu.compute_major = 10;
+  EXPECT_EQ(row.supports(problem, gpu).reason(), "needs compute capability 9.0, this is 10.0");
+}
+
 TEST(CudaRows, Tf32RunsOnlyWhereItIsNamed) {
   const std::span<const AttentionImplementation> table = attention_implementations();
   DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up"};

@@ -293,7 +293,7 @@ TEST_F(CudaAttention, SameBitsAThousandTimes) {
   problem.dtype = DType::f32;
   for (const int head_dim : {64, 128}) {
     problem.head_dim = head_dim;
-    for (const std::string_view name : {"tf32x3", "portable"}) {
+    for (const std::string_view name : {"bf16x3", "tf32x3", "portable"}) {
       expect_same_bits(gpu, problem, name, kRepeats);
       if (HasFatalFailure()) return;
     }
@@ -368,6 +368,22 @@ std::vector<SmallCase> small_cases() {
     c.problem.deterministic = false;
     c.problem.dtype = DType::f16;
   });
+  const auto add_f32 = [&](const std::string& name, std::int64_t head_dim, std::int64_t seq, auto change) {
+    add("f32_" + name, head_dim, seq, change);
+    cases.back().c.problem.dtype = DType::f32;
+  };
+  add_f32("causal", 64, 300, causal);
+  add_f32("softcap_sinks", 64, 260, [](AttentionCase& c) {
+    c.problem.softcap = 3;
+    c.problem.sinks = true;
+    c.problem.deterministic = false;
+  });
+  add_f32("documents", 128, 300, documents);
+  add_f32("mixed_dilation", 128, 211, [&](AttentionCase& c) {
+    dilated(c, {{50, 3}, {200, 7}});
+    c.problem.mask.mix_dilations = true;
+  });
+  add_f32("blocks", 128, 256, blocks);
   return cases;
 }
 
@@ -390,30 +406,32 @@ TEST_F(CudaAttention, StridesPastTwoToThe31Elements) {
   CudaBackend gpu(0);
   constexpr std::int64_t kFar = (std::int64_t{1} << 29) + 64;
   constexpr std::int64_t kRows = 5;
-  const std::int64_t bytes = (kRows * kFar + 8 * 64) * 4;
+  constexpr std::int64_t kHeadDim = 64;
+  constexpr std::int64_t kWidth = 2 * kHeadDim;  // of a row
+  const std::int64_t bytes = (kRows * kFar + 8 * kWidth) * 4;
   if (cuda_memory(0).free_bytes < bytes + (std::int64_t{1} << 30)) GTEST_SKIP() << "the GPU is too small";
   const AttentionProblem problem{
-      .batch = 1, .seq_q = kRows, .seq_k = kRows, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
+      .batch = 1, .seq_q = kRows, .seq_k = kRows, .heads_q = 2, .heads_kv = 2, .head_dim = kHeadDim};
   for (const AttentionImplementation& row : attention_implementations()) {
     if (!row.supports(problem, gpu.description())) continue;
     std::vector<std::vector<float>> seen;
-    for (const std::int64_t stride : {kFar, std::int64_t{8 * 32}}) {
+    for (const std::int64_t stride : {kFar, 8 * kWidth}) {
       auto* memory = static_cast<float*>(gpu.reserve(Space::device, bytes));
       const std::int64_t space = row.workspace_bytes(problem, gpu.description(), Pass::backward);
       void* scratch = gpu.reserve(Space::device, space);
       void* statistics = gpu.reserve(Space::device, 2 * kRows * 4);
       const auto view = [&](int tensor) {
-        const std::array<std::int64_t, 4> strides = {kRows * stride, stride, 16, 1};
-        return TensorView(memory + tensor * 32, DType::f32, {1, kRows, 2, 16}, strides);
+        const std::array<std::int64_t, 4> strides = {kRows * stride, stride, kHeadDim, 1};
+        return TensorView(memory + tensor * kWidth, DType::f32, {1, kRows, 2, kHeadDim}, strides);
       };
       for (const int tensor : {0, 1, 2, 4}) {
         for (std::int64_t r = 0; r < kRows; ++r) {
-          std::vector<float> values(32);
+          std::vector<float> values(kWidth);
           for (std::size_t i = 0; i < values.size(); ++i) {
-            values[i] = static_cast<float>(
-                Random(static_cast<std::uint64_t>(tensor)).normal(static_cast<std::uint64_t>(r) * 32 + i));
+            values[i] = static_cast<float>(Random(static_cast<std::uint64_t>(tensor))
+                                               .normal(static_cast<std::uint64_t>(r) * kWidth + i));
           }
-          gpu.copy(StreamId::main, memory + tensor * 32 + r * stride, values.data(), 128);
+          gpu.copy(StreamId::main, memory + tensor * kWidth + r * stride, values.data(), 4 * kWidth);
           gpu.synchronize();
         }
       }
@@ -441,9 +459,9 @@ TEST_F(CudaAttention, StridesPastTwoToThe31Elements) {
       std::vector<float> results;
       for (const int tensor : {3, 5, 6, 7}) {
         for (std::int64_t r = 0; r < kRows; ++r) {
-          results.resize(results.size() + 32);
-          gpu.copy(StreamId::main, results.data() + results.size() - 32, memory + tensor * 32 + r * stride,
-                   128);
+          results.resize(results.size() + kWidth);
+          gpu.copy(StreamId::main, results.data() + results.size() - kWidth,
+                   memory + tensor * kWidth + r * stride, 4 * kWidth);
           gpu.synchronize();
         }
       }

@@ -530,7 +530,8 @@ void add_bench_attention(CLI::App& app, std::ostream& out) {
   add_list(app, "--mask", options->mask,
            "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
   add_list(app, "--impl", options->implementation,
-           "tiled, naive, naive-recompute, reference; on a GPU sm90, tf32x3, portable, tf32 (default: tiled "
+           "tiled, naive, naive-recompute, reference; on a GPU sm90, bf16x3, tf32x3, portable, tf32 "
+           "(default: tiled "
            "and naive, or those of the GPU that are chosen by themselves)");
   CLI::Option* preset = app.add_option("--preset", options->preset,
                                        "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");

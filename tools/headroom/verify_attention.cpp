@@ -79,7 +79,8 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 void add_verify_attention(CLI::App& app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
-  add_verify_options(app, *options, "tiled, naive, naive-recompute; on a GPU sm90, tf32x3, portable, tf32");
+  add_verify_options(app, *options,
+                     "tiled, naive, naive-recompute; on a GPU sm90, bf16x3, tf32x3, portable, tf32");
   app.footer(
       "Examples:\n  HEADROOM_SIMD=avx2 headroom verify attention --impl tiled\n"
       "  headroom verify attention --device cuda:0");

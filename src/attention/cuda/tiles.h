@@ -148,7 +148,12 @@ struct QueryTiling {
   std::int64_t block_of(std::int64_t tile) const { return tile / parts; }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t tile_of(std::int64_t row) const {
-    return block_rows == 0 ? row / rows : row / block_rows * parts + row % block_rows / rows;
+    // In 32 bits, which divide faster.
+    const auto r = static_cast<std::uint32_t>(row);
+    const auto tile_rows = static_cast<std::uint32_t>(rows);
+    if (block_rows == 0) return r / tile_rows;
+    const auto block = static_cast<std::uint32_t>(block_rows);
+    return r / block * parts + r % block / tile_rows;
   }
   // Rows of a tile in a list of `total`; may be empty.
   [[nodiscard]] HEADROOM_HOST_DEVICE
