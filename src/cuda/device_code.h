@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_sixteen(float* shared, const float* from, b
 #endif
 }
 
-// Four bytes, likewise.
+// Four bytes, which do not wait either.
 template <class Word>
 __device__ __forceinline__ void copy_word(Word* shared, const Word* from) {
   static_assert(sizeof(Word) == 4);

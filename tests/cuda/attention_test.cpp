@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <ostream>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -43,6 +45,9 @@ TEST_F(CudaAttention, WithinThePlainComputation) {
     }
     if (row.name == "portable") {
       EXPECT_GT(served, 140);
+    }
+    if (row.name == "bf16x3" && gpu.description().compute_major == 9) {
+      EXPECT_GT(served, 25);
     }
   }
 }
@@ -158,7 +163,10 @@ TEST_F(CudaAttention, SameBitsEveryTimeInThePlannedMemory) {
   sparse.dtype = DType::bf16;
   AttentionProblem sparse_wide = sparse;
   sparse_wide.head_dim = 256;
-  for (const AttentionProblem& problem : {grouped, mixed, wide, sparse, sparse_wide}) {
+  AttentionProblem sparse_f32 = sparse;
+  sparse_f32.dtype = DType::f32;
+  sparse_f32.head_dim = 128;
+  for (const AttentionProblem& problem : {grouped, mixed, wide, sparse, sparse_wide, sparse_f32}) {
     for (const AttentionImplementation& row : attention_implementations()) {
       if (!row.supports(problem, gpu.description())) continue;
       const Step step(problem, row.name);
@@ -395,11 +403,80 @@ TEST_P(CudaAttentionSmall, WithinThePlainComputation) {
   const AttentionCase& c = GetParam().c;
   const auto chosen = choose(attention_implementations(), c.problem, gpu.description()).implementation;
   ASSERT_NE(chosen, nullptr);
+  if (gpu.description().compute_major == 9) {
+    EXPECT_EQ(chosen->name, c.problem.dtype == DType::f32 ? "bf16x3" : "sm90");
+  }
   EXPECT_LE(run_attention_case(c, *chosen, 8, device).worst(), 1) << chosen->name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionSmall, testing::ValuesIn(small_cases()),
                          [](const auto& given) { return given.param.name; });
+
+// Lists that nobody should make: numbers behind the end of one, numbers that do not rise, numbers past the
+// last block. Blocks wait for each other's turns all the same, and none waits for one that never comes.
+TEST_F(CudaAttention, NoListMakesF32BackwardWaitForEver) {
+  CudaBackend gpu(0);
+  AttentionProblem problem{.seq_q = 130, .seq_k = 640, .head_dim = 64};
+  problem.mask.block_rows = 65;
+  problem.mask.block_columns = 64;
+  problem.mask.max_blocks_per_row = 5;
+  constexpr std::int64_t kPlenty = 4 << 20;
+  const Reserved memory(gpu, Space::device, kPlenty);
+  const Reserved scratch(gpu, Space::device, kPlenty);
+  const Reserved host(gpu, Space::host, kPlenty);
+  for (const std::string_view name : {"bf16x3", "tf32x3", "portable"}) {
+    const AttentionImplementation& row = find_attention(name);
+    if (!row.supports(problem, gpu.description())) continue;
+    for (const std::vector<std::int32_t>& listed :
+         {std::vector{3, -1, 5, 7, 9, 0, 2, 4, 6, 8}, std::vector{4, 1, 6, 3, 8, 9, 7, 5, 3, 1},
+          std::vector{2, 2'000'000'000, 3, -7, 4, 9, 9, 9, 0, 0}}) {
+      Places places;
+      const Shape rows{1, problem.seq_q, 1, problem.head_dim};
+      const Shape keys{1, problem.seq_k, 1, problem.head_dim};
+      const TensorView q = places.take(memory, DType::f32, rows);
+      const TensorView k = places.take(memory, DType::f32, keys);
+      const TensorView blocks = places.take(memory, DType::i32, {1, 1, 2, 5});
+      const std::int64_t results = places.bytes;
+      const TensorView o = places.take(memory, DType::f32, rows);
+      const TensorView gq = places.take(memory, DType::f32, rows);
+      const TensorView gk = places.take(memory, DType::f32, keys);
+      const TensorView gv = places.take(memory, DType::f32, keys);
+      const std::int64_t end = places.bytes;
+      const TensorView lse = places.take(memory, DType::f32, {1, 1, problem.seq_q});  // may be -inf
+      ASSERT_LE(places.bytes, kPlenty);
+      std::fill_n(reinterpret_cast<float*>(host.at(0)), kPlenty / 4, 0.5F);
+      gpu.copy(StreamId::main, memory.at(0), host.at(0), kPlenty);
+      gpu.copy(StreamId::main, blocks.raw(), listed.data(), 40);
+      gpu.synchronize();
+      const AttentionForward forward{.query = q,
+                                     .key = k,
+                                     .value = k,
+                                     .sinks = {},
+                                     .document_starts = {},
+                                     .blocks = blocks,
+                                     .output = o,
+                                     .lse = lse,
+                                     .saved = {}};
+      const Stream stream = gpu.stream(StreamId::main);
+      const TensorView workspace(scratch.at(0), DType::u8, {kPlenty});
+      row.forward(problem, forward, workspace, stream);
+      row.backward(problem,
+                   {.forward = forward,
+                    .output_gradient = q,
+                    .lse_gradient = {},
+                    .query_gradient = gq,
+                    .key_gradient = gk,
+                    .value_gradient = gv,
+                    .sinks_gradient = {}},
+                   workspace, stream);
+      gpu.copy(StreamId::main, host.at(0), memory.at(0), kPlenty);
+      gpu.synchronize();
+      const std::span made(reinterpret_cast<const float*>(host.at(results)),
+                           static_cast<std::size_t>(end - results) / 4);
+      EXPECT_TRUE(std::ranges::all_of(made, [](float x) { return std::isfinite(x); })) << name;
+    }
+  }
+}
 
 // Five rows, 2^29 elements apart: the last begins past 2^31.
 TEST_F(CudaAttention, StridesPastTwoToThe31Elements) {

@@ -267,20 +267,24 @@ void add_blocks_in_16_bits(CaseList& list) {
 }
 
 // What was listed with small heads in f32, again with larger ones, which other kernels serve: all that has
-// dilations or blocks, of the rest every fourth.
+// dilations, blocks or strides, of the rest every fourth.
 void add_larger_heads(CaseList& list) {
   constexpr std::array<std::int64_t, 4> kHeadDims = {48, 64, 104, 128};
+  constexpr std::int64_t kSmall = 40;
   std::size_t seen = 0;
-  for (AttentionCase c : list.so_far()) {
-    if (c.problem.dtype != DType::f32 || c.problem.head_dim >= 40 || c.group == "large") continue;
-    ++seen;
-    const bool lists = c.problem.mask.dilation_count > 0 || c.problem.mask.block_rows > 0;
-    if (!lists && seen % 4 != 0) continue;
-    c.problem.head_dim = kHeadDims[seen / (lists ? 1 : 4) % kHeadDims.size()];
-    list.add(c.group, c.problem, c.document_lengths);
+  std::size_t added = 0;
+  for (const AttentionCase& c : list.so_far()) {
+    if (c.problem.dtype != DType::f32 || c.problem.head_dim >= kSmall || c.group == "large") continue;
+    const bool special = c.problem.mask.dilation_count > 0 || c.problem.mask.block_rows > 0 || c.strided;
+    if (++seen % 4 != 0 && !special) continue;
+    AttentionProblem problem = c.problem;
+    problem.head_dim = kHeadDims[added++ % kHeadDims.size()];
+    list.add(c.group, problem, c.document_lengths);
     list.last().lse_gradient = c.lse_gradient;
     list.last().strided = c.strided;
+    list.last().odd = c.strided && added % 2 == 0;
   }
+  list.add("large", sized(1023, 1024, 64, DType::f32, causal()));
 }
 
 // ---- running one
@@ -295,10 +299,10 @@ Inputs make_inputs(const AttentionCase& c) {
   Inputs inputs;
   const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
   const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
-  inputs.query = Guarded(p.dtype, rows, c.strided);
-  inputs.key = Guarded(p.dtype, keys, c.strided);
-  inputs.value = Guarded(p.dtype, keys, c.strided);
-  inputs.output_gradient = Guarded(p.dtype, rows, c.strided);
+  inputs.query = Guarded(p.dtype, rows, c.strided, c.odd);
+  inputs.key = Guarded(p.dtype, keys, c.strided, c.odd);
+  inputs.value = Guarded(p.dtype, keys, c.strided, c.odd);
+  inputs.output_gradient = Guarded(p.dtype, rows, c.strided, c.odd);
   inputs.query.fill_normal(Random(1), c.spread);
   inputs.key.fill_normal(Random(2), c.spread);
   inputs.value.fill_normal(Random(3), 1);
@@ -377,11 +381,11 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
   const Shape rows = inputs.query.view().shape();
   const Shape keys = inputs.key.view().shape();
   const DType statistics_dtype = results_dtype == DType::f64 ? DType::f64 : DType::f32;
-  const Guarded output(results_dtype, rows, c.strided);
+  const Guarded output(results_dtype, rows, c.strided, c.odd);
   const Guarded lse(statistics_dtype, {problem.batch, problem.heads_q, problem.seq_q}, false);
-  const Guarded query_gradient(results_dtype, rows, c.strided);
-  const Guarded key_gradient(results_dtype, keys, c.strided);
-  const Guarded value_gradient(results_dtype, keys, c.strided);
+  const Guarded query_gradient(results_dtype, rows, c.strided, c.odd);
+  const Guarded key_gradient(results_dtype, keys, c.strided, c.odd);
+  const Guarded value_gradient(results_dtype, keys, c.strided, c.odd);
   const Guarded sinks_gradient(statistics_dtype, {problem.sinks ? problem.heads_q : 0}, false);
 
   const DeviceDescription& device = backend == nullptr ? *host.device : backend->description();

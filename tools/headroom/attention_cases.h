@@ -15,6 +15,7 @@ struct AttentionCase {
   AttentionProblem problem;
   std::vector<std::int64_t> document_lengths;  // of every sequence, where the problem has documents
   bool strided = false;       // rows of Q, K, V inside wider rows, as slices of one projection
+  bool odd = false;           // and at no multiple of 16 bytes
   bool lse_gradient = false;  // a gradient comes through LSE too
   float spread = 1;           // standard deviation of Q and K: large ones make peaked softmaxes
 };

@@ -10,17 +10,23 @@
 
 namespace headroom::cuda {
 
+// Named barriers, each of one warpgroup.
+enum SplitBarrier : int { kProbabilitiesRead = 1, kTurnTaken = 2, kGradientsAdded = 3 };
+
 // A tile of queries, and what its columns of scores need.
 struct SplitVisit {
-  QueryTiles::Item item;
+  static constexpr int kRows = 64;
+  static_assert(kRows >= kLeastTileRows, "there are turns for so many tiles");
+
+  std::int32_t tile;  // -1: there are no more
   ListHead head;
   Range rows;
   std::uint64_t keys;     // by block list
   std::int32_t previous;  // tile of keys that adds to dQ before this one, or -1; where there are turns
-  alignas(16) float shift[64];
-  alignas(16) float dot[64];
-  alignas(16) std::int32_t first[64];
-  alignas(16) std::int32_t last[64];
+  alignas(16) float shift[kRows];
+  alignas(16) float dot[kRows];
+  alignas(16) std::int32_t first[kRows];
+  alignas(16) std::int32_t last[kRows];
 
   // Intervals rise with the row, so the first and the last one bound them all. A row past the end has no P.
   [[nodiscard]] __device__ TileMask mask(std::int32_t first_key) const {
@@ -36,9 +42,10 @@ struct SplitBackward {
   static constexpr int kExchanges = D <= 64 ? 2 : 1;
   static constexpr int kVisits = 4;
   static constexpr int kThreads = 4 * kWarpgroup;
-  static constexpr int kSplitRegisters = 104;
+  static constexpr int kReaderRegisters = 104;
   static constexpr int kSumRegisters = D <= 64 ? 152 : 168;
   static constexpr int kQueryRegisters = D <= 64 ? 104 : 72;
+  static_assert(kReaderRegisters + 2 * kSumRegisters + kQueryRegisters <= 4 * 128);
 
   SplitTile<64, D> key;
   SplitTile<64, D> value;
@@ -58,16 +65,11 @@ struct SplitBackward {
   KeyShare share;  // read from here: registers are short
 };
 
-__device__ __forceinline__ std::int32_t previous_tile(const AttentionCall& call, const QueryTiling& tiling,
-                                                      const KeyShare& share, QueryTiles::Item item) {
-  return QueryVisit::of(call, tiling, share.b, item).previous(call, tiling, item.tile, share.key_tile);
-}
-
 // By the warpgroup that reads and splits. What is read goes on when this comes back.
 __device__ __forceinline__ void start_visit(const AttentionCall& call, const QueryTiling& tiling,
                                             const KeyShare& share, SplitVisit& visit, QueryTiles::Item item,
                                             int thread) {
-  if (thread == 0) visit.item = item;
+  if (thread == 0) visit.tile = item.tile;
   if (item.tile < 0) return;
   const ListHead head = ListHead::of(call, share.b, item.head);
   const Range rows = tiling.tile(item.tile, head.count_q);
@@ -76,7 +78,7 @@ __device__ __forceinline__ void start_visit(const AttentionCall& call, const Que
     visit.rows = rows;
     visit.keys = ~std::uint64_t{0};
   }
-  if (thread < 64) {
+  if (thread < SplitVisit::kRows) {
     const std::int32_t i = rows.begin + thread;
     if (i < rows.end) {
       const std::int64_t at = call.statistics(head.b, head.head) + head.row(i);
@@ -87,6 +89,7 @@ __device__ __forceinline__ void start_visit(const AttentionCall& call, const Que
     } else {
       visit.shift[thread] = infinity();
       visit.dot[thread] = 0;
+      visit.first[thread] = visit.last[thread] = 0;
     }
   }
   if (call.blocks != nullptr && thread < kWarp) {
@@ -95,7 +98,8 @@ __device__ __forceinline__ void start_visit(const AttentionCall& call, const Que
     if (thread == 0) visit.keys = keys;
   }
   if (call.turns != nullptr && thread == 3 * kWarp) {
-    visit.previous = previous_tile(call, tiling, share, item);
+    visit.previous =
+        QueryVisit::of(call, tiling, share.b, item).previous(call, tiling, item.tile, share.key_tile);
   }
 }
 
@@ -120,7 +124,7 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
   QueryTiles query_tiles(call, tiling, share);
   PanelShare panel_share;
   ShareRows source;
-  const auto open = [&](const HeadsView& view, QueryTiles::Item item) {
+  const auto start = [&](const HeadsView& view, QueryTiles::Item item) {
     const ListHead head = ListHead::of(call, share.b, item.head);
     source = ShareRows::of(view, share.b, item.head, head.rows, tiling.tile(item.tile, head.count_q), thread);
     panel_share.fetch(source, 0, columns);
@@ -139,7 +143,7 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
   QueryTiles::Item item = query_tiles.next();
   start_visit(call, tiling, share, memory.visit[0], item, thread);
   while (true) {
-    if (item.tile >= 0) open(call.output_gradient, item);
+    if (item.tile >= 0) start(call.output_gradient, item);
     wait_for_copies();
     memory.visit_ring.publish(visit_at);
     visit_at.advance();
@@ -150,7 +154,7 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
     const QueryTiles::Item following = query_tiles.next();
     memory.visit_ring.wait_empty(visit_at);
     start_visit(call, tiling, share, memory.visit[visit_at.stage], following, thread);
-    open(call.query, item);
+    start(call.query, item);
     item = following;
     memory.query_ring.wait_empty(at);
     store(memory.query[at.stage]);
@@ -214,7 +218,7 @@ __device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& 
   while (true) {
     memory.visit_ring.wait_full(visit_at);
     const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.item.tile < 0) break;
+    if (visit.tile < 0) break;
     float scores[32];
     memory.query_ring.wait_full(at);
     multiply_scores(scores, memory.key, 0, memory.query[at.stage]);
@@ -263,7 +267,6 @@ __device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& 
 // dS = P (dP - dO . O), and dK = dS^T Q.
 template <int D>
 __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
-  constexpr int kProbabilitiesRead = 2;  // named barrier
   const int lane = thread % kWarp;
   const int column = thread % 4 * 2;
   // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
@@ -278,7 +281,7 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& me
   while (true) {
     memory.visit_ring.wait_full(visit_at);
     const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.item.tile < 0) break;
+    if (visit.tile < 0) break;
     float gradients[32];
     memory.gradient_ring.wait_full(at);
     multiply_scores(gradients, memory.value, 0, memory.output_gradient[at.stage]);
@@ -333,7 +336,7 @@ __device__ __forceinline__ void add_query_rows(const AttentionCall& call, const 
     if (i >= visit.rows.end) continue;
     float* to = static_cast<float*>(view.data) + visit.head.b * view.batch_stride +
                 visit.head.head * view.head_stride + visit.head.row(i) * view.row_stride + column;
-    const auto add = [&](bool aligned) {
+    const auto add = [&](bool aligned) {  // known outside the loop
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (column + j * 8 < call.head_dim)
@@ -348,50 +351,45 @@ __device__ __forceinline__ void add_query_rows(const AttentionCall& call, const 
   }
 }
 
-// dQ = dS K, added in global memory. A turn is given when the next product is under way: what was added has
-// arrived by then.
+// dQ = dS K, added in global memory.
 template <int D>
 __device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
-  constexpr int kTurn = 3;  // named barrier
   const std::int32_t key_tile = memory.share.key_tile;
-  std::int32_t* turn = nullptr;  // taken
-  const auto give = [&] {
-    if (turn == nullptr) return;
-    fence_device();
-    ptx::named_barrier_sync(kTurn, kWarpgroup);
-    if (thread == 0) give_turn(turn, key_tile);
-    turn = nullptr;
-  };
   RingPosition<SplitBackward<D>::kVisits> visit_at;
   RingPosition<SplitBackward<D>::kExchanges> exchange_at;
   memory.key_ring.wait_full({});
   while (true) {
     memory.visit_ring.wait_full(visit_at);
     const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.item.tile < 0) break;
+    if (visit.tile < 0) break;
+    std::int32_t* turn = call.turn(visit.head.b, visit.head.head, visit.tile);
     memory.score_gradient_ring.wait_full(exchange_at);
 #pragma unroll 1
     for (int panel = 0; panel < D / kPanel; ++panel) {
       float sums[32];
       ptx::wgmma_fence();
-      multiply_rows(sums, memory.exchange[exchange_at.stage].score_gradient, memory.key, panel);
+      multiply_transposed(sums, memory.exchange[exchange_at.stage].score_gradient, memory.key, panel);
       ptx::wgmma_commit();
-      if (panel == 0) give();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
       if (panel == D / kPanel - 1) memory.probability_ring.release(exchange_at);
-      if (panel == 0 && call.turns != nullptr) {
-        turn = call.turn(visit.head.b, visit.head.head, visit.item.tile);
+      if (panel == 0 && turn != nullptr) {
         if (thread == 0) wait_for_turn_after(visit.previous, turn);
-        ptx::named_barrier_sync(kTurn, kWarpgroup);
+        ptx::named_barrier_sync(kTurnTaken, kWarpgroup);
       }
       add_query_rows(call, visit, panel * kPanel, sums, thread);
     }
     exchange_at.advance();
     memory.visit_ring.release(visit_at);
     visit_at.advance();
+    if (turn != nullptr) {
+      ptx::named_barrier_sync(kGradientsAdded, kWarpgroup);
+      if (thread == 0) {
+        fence_device();
+        give_turn(turn, key_tile);
+      }
+    }
   }
-  give();
 }
 
 template <int D>
@@ -415,7 +413,7 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
-    ptx::give_registers<Memory::kSplitRegisters>();
+    ptx::give_registers<Memory::kReaderRegisters>();
     split_inputs(call, tiling, memory, thread);
   } else if (group == 1) {
     ptx::take_registers<Memory::kSumRegisters>();
@@ -431,7 +429,8 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
 
 template <int D>
 void launch_split_backward(const AttentionCall& call, const Stream& stream) {
-  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, 64);
+  static_assert(sizeof(SplitBackward<D>) <= kHopperSharedBytes);
+  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, SplitVisit::kRows);
   launch_zero_counters(call, stream);
   launch("split_backward_kernel", split_backward_kernel<D>, call.batch * call.heads_kv * call.lists.key_tiles,
          SplitBackward<D>::kThreads, sizeof(SplitBackward<D>), stream, call, tiling);

@@ -1,6 +1,6 @@
 // Attention forward in f32 on Hopper (split_tiles.cuh): a block keeps 128 queries and their output and passes
 // over the tiles of keys they see. One warpgroup reads and splits, two of 64 rows each multiply and
-// exponentiate: one of them multiplies while the other exponentiates.
+// exponentiate: while one of them exponentiates, the other may multiply.
 #pragma once
 
 #include "attention/cuda/sm90_softmax.cuh"
@@ -19,7 +19,7 @@ struct QueryBlock {
 
 // A tile of keys as the block meets it.
 struct KeyVisit {
-  std::int32_t first_key;  // negative: there are no more
+  std::int32_t first_key;  // -1: there are no more
   TileMask mask;
 };
 
@@ -27,10 +27,11 @@ struct KeyVisit {
 template <int D>
 struct SplitForward {
   static constexpr int kRows = 128;
-  static constexpr int kStages = D <= 64 ? 3 : 1;  // 192 KiB of shared memory
+  static constexpr int kStages = D <= 64 ? 3 : 1;  // tiles of 192 KiB either way
   static constexpr int kThreads = 3 * kWarpgroup;
-  static constexpr int kSplitRegisters = 104;
+  static constexpr int kReaderRegisters = 104;
   static constexpr int kConsumerRegisters = 200;
+  static_assert(kReaderRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
   SplitTile<kRows, D> query;
   SplitTile<64, D> key[kStages];
@@ -72,14 +73,13 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory,
   }
   while (true) {
     memory.key_ring.wait_empty(at);
+    if (tile < 0) break;
     if (thread < kWarp) {
       const TileMask mask = TileMask::of(block.intervals, block.list, tile * kTileKeys, thread);
       if (thread == 0) memory.visit[at.stage] = {tile * kTileKeys, mask};
     }
-    if (tile < 0) break;
     const std::int32_t following = key_tiles.next();
     const auto split = [&](SplitTile<64, D>& to, auto& ring, const HeadsView& next, std::int32_t next_tile) {
-      ring.wait_empty(at);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         const bool last = panel == kPanels - 1;
@@ -92,10 +92,12 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory,
       ring.publish(at);
     };
     split(memory.key[at.stage], memory.key_ring, call.value, tile);
+    memory.value_ring.wait_empty(at);
     split(memory.value[at.stage], memory.value_ring, call.key, following);
     at.advance();
     tile = following;
   }
+  if (thread == 0) memory.visit[at.stage].first_key = -1;
   memory.key_ring.publish(at);
 }
 
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
-    ptx::give_registers<SplitForward<D>::kSplitRegisters>();
+    ptx::give_registers<SplitForward<D>::kReaderRegisters>();
     split_inputs(call, memory, thread);
   } else {
     ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
@@ -245,6 +247,7 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
 
 template <int D>
 void launch_split_forward(const AttentionCall& call, const Stream& stream) {
+  static_assert(sizeof(SplitForward<D>) <= kHopperSharedBytes);
   const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, SplitForward<D>::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,

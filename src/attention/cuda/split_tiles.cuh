@@ -1,8 +1,8 @@
 // f32 products on Hopper's tensor cores. Every f32 is the sum of three bf16, x = x0 + x1 + x2, and a product
-// is taken as six: a0 b0 + a0 b1 + a1 b0 + a1 b1 + a0 b2 + a2 b0; what is left out is below 2^-25 of it.
+// is taken as six: a0 b0 + a0 b1 + a1 b0 + a1 b1 + a0 b2 + a2 b0; what is left out is at most 2^-24 of it.
 // bf16 has the exponents of f32, so that nothing has to be scaled, and tensor cores read it along either
-// dimension, which they do not do for tf32. They round sums towards zero, which drifts: a chain of four steps
-// starts from zero and is added to the sum by the FMA units, which round to nearest.
+// dimension, which they do not do for tf32. They round sums towards zero, which drifts: the products of 64
+// inner elements start from zero and are added to the sum by the FMA units, which round to nearest.
 #pragma once
 
 #include "attention/cuda/interval_tiles-inl.h"
@@ -15,6 +15,7 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kPanel = 64;  // columns of bf16 in a 128-byte row of shared memory
 inline constexpr int kSplitParts = 3;
 inline constexpr int kSplitTerms = 6;
+inline constexpr int kHopperSharedBytes = 227 << 10;  // of a block
 
 // Of a term, which part of the left operand and which of the right; the smallest first.
 __device__ constexpr int left_part(int term) {
@@ -30,6 +31,7 @@ __device__ constexpr int right_part(int term) {
 template <int kRows, int D>
 struct alignas(1024) SplitTile {
   static constexpr int kPanels = D / kPanel;
+  static_assert(D % kPanel == 0);
   std::uint16_t element[kSplitParts][kPanels][kRows * kPanel];
 };
 
@@ -51,10 +53,10 @@ struct SplitRegisters {
   __device__ __forceinline__ explicit SplitRegisters(const float (&values)[32]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      std::uint32_t both[kSplitParts];
-      split_pair(both, values[2 * i], values[2 * i + 1]);
+      std::uint32_t parts[kSplitParts];
+      split_pair(parts, values[2 * i], values[2 * i + 1]);
 #pragma unroll
-      for (int part = 0; part < kSplitParts; ++part) pairs[part][i] = both[part];
+      for (int part = 0; part < kSplitParts; ++part) pairs[part][i] = parts[part];
     }
   }
 };
@@ -199,9 +201,9 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const SplitR
 
 // sums <- A^T B over 64 rows of both, for the columns of a panel
 template <int D>
-__device__ __forceinline__ void multiply_rows(float (&sums)[32],
-                                              const std::uint16_t (&a)[kSplitParts][64 * kPanel],
-                                              const SplitTile<64, D>& b, int panel) {
+__device__ __forceinline__ void multiply_transposed(float (&sums)[32],
+                                                    const std::uint16_t (&a)[kSplitParts][64 * kPanel],
+                                                    const SplitTile<64, D>& b, int panel) {
 #pragma unroll
   for (int term = 0; term < kSplitTerms; ++term) {
 #pragma unroll
