@@ -159,6 +159,18 @@ __device__ __noinline__ inline float capped(float x) {
   return tanhf(x);
 }
 
+// 1 - tanh^2 of a capped score, from the probability it led to: x = log2 P + shift = factor tanh
+__device__ __noinline__ inline float cap_slope(float probability, float shift, float factor) {
+  if (probability == 0) return 0;
+  const float tangent = (log2f(probability) + shift) / factor;
+  return 1.0F - tangent * tangent;
+}
+
+__device__ __forceinline__ void store_or_add(const HeadsView& view, std::int64_t at, float value, bool add) {
+  if (add) value += load_element(view.data, view.dtype, at);
+  store_element(view.data, view.dtype, at, value);
+}
+
 // One query head of one sequence, and what the kernels ask of its list.
 struct ListHead {
   std::int64_t b;

@@ -10,7 +10,6 @@
 
 namespace headroom::sm90 {
 
-inline constexpr int kWarpgroup = 128;
 inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
 inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
 inline constexpr float kLn2 = 0.693147181F;

@@ -5,7 +5,7 @@
 // from the third to the fourth in the same place.
 #pragma once
 
-#include "attention/cuda/interval_backward-inl.h"
+#include "attention/cuda/interval_visits-inl.h"
 #include "attention/cuda/split_tiles.cuh"
 
 namespace headroom::cuda {

@@ -11,7 +11,6 @@
 
 namespace headroom::cuda {
 
-inline constexpr int kWarpgroup = 128;
 inline constexpr int kPanel = 64;  // columns of bf16 in a 128-byte row of shared memory
 inline constexpr int kSplitParts = 3;
 inline constexpr int kSplitTerms = 6;

@@ -11,7 +11,11 @@
 
 #include "cuda/ptx/warp.h"
 
-namespace headroom::ptx {
+namespace headroom {
+
+inline constexpr int kWarpgroup = 128;  // threads that multiply together
+
+namespace ptx {
 
 enum class Major : int { inner = 0, outer = 1 };
 
@@ -121,4 +125,5 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a,
 }
 // clang-format on
 
-}  // namespace headroom::ptx
+}  // namespace ptx
+}  // namespace headroom
