@@ -156,6 +156,16 @@ TEST(Commands, BenchAttentionAsTextCsvAndMarkdown) {
   EXPECT_EQ(with("--markdown").find("| impl |"), 0U);
 }
 
+TEST(Commands, BenchAttentionFitsNothingToWhatCannotRun) {
+  const CliResult result = run_command({"bench", "attention", "--json", "--seq", "32,64", "--head-dim", "8",
+                                        "--heads", "1", "--impl", "tiled,portable", "--steps", "1"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json.at("rows").size(), 4U);
+  ASSERT_EQ(json.at("growth").size(), 1U);
+  EXPECT_GT(json.at("growth")[0].at("largest_seq"), 64);
+}
+
 TEST(Commands, DocumentsComeFromAFile) {
   const std::string path = testing::TempDir() + "/documents.txt";
   std::ofstream(path) << "10\n0\n1\n30\n";

@@ -346,7 +346,7 @@ std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescrip
                                std::int64_t budget) {
   std::map<std::string, std::vector<const Row*>> kinds;
   for (const Row& row : rows) {
-    kinds[kind_of(row.c)].push_back(&row);
+    if (row.status != "unsupported") kinds[kind_of(row.c)].push_back(&row);
   }
   std::vector<Growth> fits;
   for (const auto& [kind, members] : kinds) {
