@@ -1,9 +1,10 @@
-// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, files, random numbers, kernel
-// families.
+// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, files, checksums, random
+// numbers, kernel families.
 #pragma once
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "headroom/core/checksum.h"
 #include "headroom/core/device.h"
 #include "headroom/core/dtype.h"
 #include "headroom/core/elements.h"
