@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "headroom/core/bytes.h"
 #include "train/data_documents.h"
 #include "train/data_flat.h"
 #include "train/data_recall.h"
@@ -46,15 +47,32 @@ FileSpec parse_file(std::string_view spec) {
           .type_given = true};
 }
 
+void check_without_bytes(std::string_view spec, const DataOptions& options) {
+  check(!options.bytes, "--bytes takes bytes for tokens, and data '{}' has tokens of its own; leave it out",
+        spec);
+}
+
+// The bytes of a text are no tokens of a model that has more words than bytes have values.
+void check_byte_vocabulary(std::string_view spec, const DataOptions& options) {
+  check(options.bytes || options.vocab <= 256,
+        "data '{}' is text, whose bytes are not tokens of a model with {} words; give the tokens as a .bin, "
+        "or --bytes to train on bytes as tokens 0 to 255",
+        spec, format_count(options.vocab));
+}
+
+// "recall" or "recall:keys=K,values=V".
+Recall open_recall(std::string_view spec, const DataOptions& options) {
+  check_without_bytes(spec, options);
+  const std::size_t colon = spec.find(':');
+  if (colon == std::string_view::npos) return {spec, {}, options};
+  const std::string_view text = spec.substr(colon + 1);
+  check(!text.empty(), "data '{}' has no options after the colon; write recall or recall:keys=K,values=V",
+        spec);
+  return {spec, text, options};
+}
+
 Source open_source(std::string_view spec, const DataOptions& options) {
-  constexpr std::string_view kRecall = "recall";
-  if (spec == kRecall) return Recall(spec, {}, options);
-  if (spec.starts_with(kRecall) && spec.substr(kRecall.size()).starts_with(':')) {
-    const std::string_view text = spec.substr(kRecall.size() + 1);
-    check(!text.empty(), "data '{}' has no options after the colon; write recall or recall:keys=K,values=V",
-          spec);
-    return Recall(spec, text, options);
-  }
+  if (spec == "recall" || spec.starts_with("recall:")) return open_recall(spec, options);
   FileSpec file = parse_file(spec);
   std::error_code error;
   const fs::file_status status = fs::status(file.path, error);
@@ -66,10 +84,15 @@ Source open_source(std::string_view spec, const DataOptions& options) {
   if (fs::is_directory(status)) {
     check(!file.type_given,
           "'{}' is a directory, whose documents are bytes; leave out what follows the colon", file.path);
-    return Documents(std::move(file.path), options);
+    Documents documents(std::move(file.path), options);
+    check_byte_vocabulary(spec, options);
+    return documents;
   }
   check(fs::is_regular_file(status), "data '{}' is neither a file nor a directory; {}", spec, kAccepted);
-  return FlatFile(std::move(file.path), file.type, options);
+  if (file.type != TokenType::byte) check_without_bytes(spec, options);
+  FlatFile flat(std::move(file.path), file.type, options);
+  if (file.type == TokenType::byte) check_byte_vocabulary(spec, options);
+  return flat;
 }
 
 void check_view(const TensorView& view, std::string_view name, std::int64_t extent) {
@@ -118,6 +141,10 @@ std::optional<std::int64_t> Data::samples_per_epoch() const {
 
 std::optional<double> Data::floor() const {
   return std::visit([](const auto& source) { return source.floor(); }, state_->source);
+}
+
+std::string Data::fingerprint() const {
+  return std::visit([](const auto& source) { return source.fingerprint(); }, state_->source);
 }
 
 std::string Data::describe() const {

@@ -12,7 +12,9 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "train/fingerprint.h"
 #include "train/source_seed.h"
+#include "train/text.h"
 
 namespace headroom {
 namespace {
@@ -26,13 +28,7 @@ struct Piece {
   std::int64_t position = 0;  // of its first token in the sequence
 };
 
-// A system call that may be interrupted; 0 at the end of the file.
-std::int64_t read_some(int file, std::uint8_t* into, std::int64_t bytes, std::int64_t offset) {
-  while (true) {
-    const ssize_t got = ::pread(file, into, static_cast<std::size_t>(bytes), offset);
-    if (got >= 0 || errno != EINTR) return got;
-  }
-}
+constexpr std::int64_t kTextBytes = kKiB;  // of every document that are looked at
 
 // One file is open at a time, for as long as its piece is read.
 void fill_piece(const Documents& source, const Documents::File& document, const Piece& piece,
@@ -40,29 +36,18 @@ void fill_piece(const Documents& source, const Documents::File& document, const 
   auto* tokens = views.tokens.data<std::int32_t>() + piece.position;
   auto* labels = views.labels.data<std::int32_t>() + piece.position;
   auto* positions = views.positions.data<std::int32_t>() + piece.position;
-  const Descriptor file(::openat(source.directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.number() < 0) {
-    fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
-         std::strerror(errno));
-  }
+  const Descriptor file = source.open(document);
   // The last token of a piece predicts the document's next byte, though that stands in the next sequence.
   const std::int64_t end = std::min(piece.tokens + 1, document.bytes - piece.offset);
   labels[piece.tokens - 1] = kIgnore;
-  std::array<std::uint8_t, 16 * kKiB> buffer;
+  std::array<std::byte, 16 * kKiB> buffer;
   for (std::int64_t done = 0; done < end;) {
-    const std::int64_t wanted = std::min<std::int64_t>(end - done, buffer.size());
-    const std::int64_t got = read_some(file.number(), buffer.data(), wanted, piece.offset + done);
-    if (got < 0) {
-      fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, source.path,
-           std::strerror(errno));
-    }
-    if (got == 0) {
-      fail(ErrorKind::runtime, "document '{}' of '{}' had {} bytes when it was opened and now ends at {}",
-           document.name, source.path, document.bytes, piece.offset + done);
-    }
+    const auto wanted = static_cast<std::size_t>(std::min<std::int64_t>(end - done, buffer.size()));
+    const std::int64_t got =
+        source.read(document, file, std::span(buffer).first(wanted), piece.offset + done);
     for (std::int64_t j = 0; j < got; ++j) {
       const std::int64_t i = done + j;
-      const std::int32_t token = buffer[static_cast<std::size_t>(j)];
+      const auto token = std::to_integer<std::int32_t>(buffer[static_cast<std::size_t>(j)]);
       if (i > 0) labels[i - 1] = token;
       if (i == piece.tokens) break;
       tokens[i] = token;
@@ -89,6 +74,7 @@ Documents::Documents(std::string directory_path, const DataOptions& options)
       context(options.context),
       max_documents(options.max_documents),
       seed(source_seed(options.seed, SourceSeed::documents)),
+      text(!options.bytes),
       starts(std::make_unique<Starts>()) {
   check(directory.number() >= 0, "directory '{}' cannot be read: {}", path, std::strerror(errno));
   check(max_documents >= 1 && max_documents < std::numeric_limits<std::int32_t>::max(),
@@ -106,9 +92,7 @@ void Documents::list_files() {
     struct stat status {};
     const bool there = ::fstatat(directory.number(), name.c_str(), &status, 0) == 0;
     if (there ? !S_ISREG(status.st_mode) : errno == ENOENT) continue;  // a link may lead nowhere
-    if (!there || ::faccessat(directory.number(), name.c_str(), R_OK, 0) != 0) {
-      fail(ErrorKind::input, "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
-    }
+    check(there, "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
     const std::int64_t file_bytes = status.st_size;
     check(file_bytes <= std::numeric_limits<std::int32_t>::max(),
           "document '{}' of '{}' has {} bytes; positions count to {}", name, path, format_count(file_bytes),
@@ -117,13 +101,76 @@ void Documents::list_files() {
       ++empty;
       continue;
     }
-    files.push_back({.name = name, .bytes = file_bytes});
+    check_readable(files.emplace_back(File{.name = name, .bytes = file_bytes}));
     bytes = checked_add(bytes, file_bytes);
   }
   check(!error, "directory '{}' cannot be read: {}", path, error.message());
   check(!files.empty(), "directory '{}' holds {}; it needs a file with a byte in it", path,
         empty == 0 ? "no files" : "only empty files");
   std::ranges::sort(files, {}, &File::name);
+}
+
+Descriptor Documents::open(const File& document, ErrorKind kind) const {
+  Descriptor file(::openat(directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) {
+    fail(kind, "document '{}' of '{}' cannot be read: {}", document.name, path, std::strerror(errno));
+  }
+  return file;
+}
+
+std::int64_t Documents::read(const File& document, const Descriptor& file, std::span<std::byte> into,
+                             std::int64_t offset) const {
+  ssize_t got = -1;
+  do got = ::pread(file.number(), into.data(), into.size(), offset);
+  while (got < 0 && errno == EINTR);
+  if (got < 0) {
+    fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, path,
+         std::strerror(errno));
+  }
+  if (got == 0) {
+    fail(ErrorKind::runtime, "document '{}' of '{}' had {} bytes when it was opened and now ends at {}",
+         document.name, path, document.bytes, offset);
+  }
+  return got;
+}
+
+// At listing, so that a person learns of it before anything is planned.
+void Documents::check_readable(const File& document) const {
+  const Descriptor file = open(document, ErrorKind::input);
+  if (!text) return;
+  std::array<std::byte, kTextBytes> buffer;
+  const std::int64_t got = read(document, file, buffer, 0);
+  const auto reason = why_not_text({.bytes = std::span(buffer).first(static_cast<std::size_t>(got)),
+                                    .begin = 0,
+                                    .ends_file = got == document.bytes});
+  check(!reason, "document '{}' of '{}' {}; --bytes trains on the bytes of any file", document.name, path,
+        reason.value_or(""));
+}
+
+std::string Documents::fingerprint() const {
+  Fingerprint fingerprint;
+  fingerprint.shape("documents").shape(std::ssize(files));
+  for (const File& file : files) fingerprint.shape(file.name).shape(file.bytes);
+  // Pieces of all documents, one after another by name; both rise, so a piece begins where the search for the
+  // one before it ended, or later.
+  std::vector<std::byte> buffer(static_cast<std::size_t>(kFingerprintPieces.bytes));
+  std::size_t document = 0;
+  std::int64_t document_begin = 0;
+  for_each_piece(bytes, kFingerprintPieces, [&](std::int64_t begin, std::int64_t piece_bytes) {
+    for (const std::int64_t end = begin + piece_bytes; begin < end;) {
+      while (begin >= document_begin + files[document].bytes) document_begin += files[document++].bytes;
+      const File& file = files[document];
+      const Descriptor opened = open(file);
+      for (const std::int64_t stop = std::min(end, document_begin + file.bytes); begin < stop;) {
+        const std::int64_t got =
+            read(file, opened, std::span(buffer).first(static_cast<std::size_t>(stop - begin)),
+                 begin - document_begin);
+        fingerprint.contents(std::span(buffer).first(static_cast<std::size_t>(got)));
+        begin += got;
+      }
+    }
+  });
+  return fingerprint.text();
 }
 
 std::string Documents::describe() const {

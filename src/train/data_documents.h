@@ -8,9 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "headroom/core/error.h"
 #include "headroom/core/files.h"
 #include "headroom/train/data.h"
 #include "train/permutation.h"
@@ -41,6 +43,7 @@ struct Documents {
   std::int64_t context;
   std::int64_t max_documents;
   std::uint64_t seed;       // this source's own
+  bool text;                // documents have to be text
   std::vector<File> files;  // sorted by name, none empty
   std::int64_t bytes = 0;   // of all of them
   std::int64_t sequences = 0;
@@ -50,11 +53,18 @@ struct Documents {
   [[nodiscard]] std::int64_t vocab_needed() const { return 256; }
   [[nodiscard]] std::optional<std::int64_t> samples_per_epoch() const { return sequences; }
   [[nodiscard]] std::optional<double> floor() const { return std::nullopt; }
+  [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
   void fill(std::int64_t index, const SampleViews& views) const;
 
+  // An open document, and bytes of it from an offset, at least one; throws where it has become shorter.
+  [[nodiscard]] Descriptor open(const File& document, ErrorKind kind = ErrorKind::runtime) const;
+  [[nodiscard]] std::int64_t read(const File& document, const Descriptor& file, std::span<std::byte> into,
+                                  std::int64_t offset) const;
+
  private:
   void list_files();
+  void check_readable(const File& document) const;
   [[nodiscard]] Permutation order(std::int64_t epoch) const;
   [[nodiscard]] Place find(std::int64_t epoch, std::int64_t byte) const;
 };

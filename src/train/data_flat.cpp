@@ -1,14 +1,20 @@
 #include "train/data_flat.h"
 
+#include <filesystem>
 #include <utility>
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "train/fingerprint.h"
 #include "train/permutation.h"
 #include "train/source_seed.h"
+#include "train/text.h"
 
 namespace headroom {
 namespace {
+
+// All of a text up to 1 MiB is looked at, and 16 pieces of a longer one.
+constexpr PieceSizes kTextPieces{.count = 16, .bytes = 64 * kKiB};
 
 constexpr std::uint64_t kBeginDraw = std::uint64_t{1} << 40;  // past what the permutation draws
 
@@ -23,6 +29,16 @@ std::int64_t vocab_of(const std::string& path, TokenType type, std::int64_t give
   check(type == TokenType::uint16,
         "'{}' holds tokens of 32 bits and does not say how many there are; give the vocabulary", path);
   return 65'536;
+}
+
+// body(begin, bytes) for pieces of a mapped file, which leave this process's memory after it.
+template <class Body>
+void for_each_mapped_piece(const MappedFile& file, const PieceSizes& sizes, const Body& body) {
+  for_each_piece(std::ssize(file.bytes()), sizes, [&](std::int64_t begin, std::int64_t bytes) {
+    const auto piece = file.bytes().subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(bytes));
+    body(begin, piece);
+    file.release(piece);
+  });
 }
 
 template <class T>
@@ -50,10 +66,12 @@ FlatFile::FlatFile(std::string file_path, TokenType token_type, const DataOption
       file(path),
       context(options.context),
       vocab(vocab_of(path, type, options.vocab)),
+      text(type == TokenType::byte && !options.bytes),
       seed(source_seed(options.seed, SourceSeed::flat)) {
   const std::int64_t size = token_bytes(type);
   const auto bytes = static_cast<std::int64_t>(file.bytes().size());
   check(bytes > 0, "'{}' is empty; a sequence of {} needs {} tokens", path, context, context + 1);
+  check_contents();
   check(bytes % size == 0, "'{}' has {} bytes, no multiple of the {} that a token takes", path, bytes, size);
   tokens = bytes / size;
   check(tokens > context, "'{}' has {} tokens, a context of {} needs at least {}", path, tokens, context,
@@ -61,8 +79,34 @@ FlatFile::FlatFile(std::string file_path, TokenType token_type, const DataOption
   windows = (tokens - 1) / context;
 }
 
+void FlatFile::check_contents() const {
+  constexpr std::string_view kLifted = "--bytes trains on the bytes of any file";
+  if (type != TokenType::byte) {
+    const std::optional<std::string> reason = why_not_tokens(file.bytes());
+    check(!reason, "'{}' {}", path, reason.value_or(""));
+  }
+  if (!text) return;
+  const std::optional<std::string> by_name =
+      why_not_text_by_name(std::filesystem::path(path).filename().string());
+  check(!by_name, "'{}' {}; {}", path, by_name.value_or(""), kLifted);
+  for_each_mapped_piece(file, kTextPieces, [&](std::int64_t begin, std::span<const std::byte> piece) {
+    const bool ends_file = begin + std::ssize(piece) == std::ssize(file.bytes());
+    const auto reason = why_not_text({.bytes = piece, .begin = begin, .ends_file = ends_file});
+    check(!reason, "'{}' {}; {}", path, reason.value_or(""), kLifted);
+  });
+}
+
+std::string FlatFile::fingerprint() const {
+  Fingerprint fingerprint;
+  fingerprint.shape("flat").shape(token_bytes(type)).shape(tokens);
+  for_each_mapped_piece(file, kFingerprintPieces,
+                        [&](std::int64_t, std::span<const std::byte> piece) { fingerprint.contents(piece); });
+  return fingerprint.text();
+}
+
 std::string FlatFile::describe() const {
-  if (type == TokenType::byte) return fmt::format("text {}, {} bytes as tokens", path, format_count(tokens));
+  if (type == TokenType::byte)
+    return fmt::format("{} {}, {} bytes as tokens", text ? "text" : "file", path, format_count(tokens));
   return fmt::format("tokens {}, {} of {} bits", path, format_count(tokens), 8 * token_bytes(type));
 }
 

@@ -22,6 +22,7 @@ struct FlatFile {
   MappedFile file;
   std::int64_t context;
   std::int64_t vocab;        // every token has to be below
+  bool text;                 // bytes that are text
   std::uint64_t seed;        // this source's own
   std::int64_t tokens = 0;   // in the file
   std::int64_t windows = 0;  // in an epoch
@@ -30,11 +31,15 @@ struct FlatFile {
   [[nodiscard]] std::int64_t vocab_needed() const { return vocab; }
   [[nodiscard]] std::optional<std::int64_t> samples_per_epoch() const { return windows; }
   [[nodiscard]] std::optional<double> floor() const { return std::nullopt; }
+  [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
   void fill(std::int64_t index, const SampleViews& views) const;
 
   // Where the window of a sample begins, in tokens.
   [[nodiscard]] std::int64_t window_begin(std::int64_t index) const;
+
+ private:
+  void check_contents() const;
 };
 
 }  // namespace headroom

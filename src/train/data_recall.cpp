@@ -6,6 +6,7 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
+#include "train/fingerprint.h"
 #include "train/permutation.h"
 #include "train/source_seed.h"
 
@@ -48,6 +49,10 @@ Recall::Recall(std::string_view spec, std::string_view text, const DataOptions& 
 
 std::optional<double> Recall::floor() const {
   return std::log(static_cast<double>(values));
+}
+
+std::string Recall::fingerprint() const {
+  return Fingerprint().shape("recall").shape(keys).shape(values).text();
 }
 
 std::string Recall::describe() const {

@@ -28,6 +28,7 @@ struct Recall {
   [[nodiscard]] std::int64_t vocab_needed() const { return assignment_token(keys - 1, values - 1) + 1; }
   [[nodiscard]] std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }
   [[nodiscard]] std::optional<double> floor() const;
+  [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
   void fill(std::int64_t index, const SampleViews& views) const;
 

@@ -97,7 +97,7 @@ TEST(DataDocuments, AnEpochIsEveryDocumentOnceInAnOrderOfItsOwn) {
   for (const auto& [name, text] : written) {
     if (!text.empty()) expected.insert(text);
   }
-  const DataOptions options{.context = 16, .seed = 4, .max_documents = 16};
+  const DataOptions options{.context = 16, .seed = 4, .max_documents = 16, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   EXPECT_TRUE(data.documents());
   EXPECT_EQ(data.vocab_needed(), 256);
@@ -110,7 +110,7 @@ TEST(DataDocuments, AnEpochIsEveryDocumentOnceInAnOrderOfItsOwn) {
     orders.insert(documents);
   }
   EXPECT_EQ(orders.size(), 6u);
-  const DataOptions other{.context = 16, .seed = 5, .max_documents = 16};
+  const DataOptions other{.context = 16, .seed = 5, .max_documents = 16, .bytes = true};
   orders.insert(epoch_of(Data::open(folder.path(), other), other, 0));
   EXPECT_EQ(orders.size(), 7u);
 }
@@ -118,7 +118,7 @@ TEST(DataDocuments, AnEpochIsEveryDocumentOnceInAnOrderOfItsOwn) {
 TEST(DataDocuments, LabelsStayInsideADocumentAndGoOnWhereItIsCut) {
   const Folder folder;
   const auto written = write_documents(folder, {40, 1, 7, 33});
-  const DataOptions options{.context = 10, .seed = 2, .max_documents = 4};
+  const DataOptions options{.context = 10, .seed = 2, .max_documents = 4, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   int ended = 0;
   int cut = 0;
@@ -143,7 +143,7 @@ TEST(DataDocuments, LabelsStayInsideADocumentAndGoOnWhereItIsCut) {
 TEST(DataDocuments, ADocumentThatFillsSequencesExactly) {
   const Folder folder;
   write_documents(folder, {32});
-  const DataOptions options{.context = 16, .max_documents = 3};
+  const DataOptions options{.context = 16, .max_documents = 3, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   ASSERT_EQ(data.samples_per_epoch(), 2);
   const Sample first = sample_of(data, options, 0);
@@ -159,7 +159,7 @@ TEST(DataDocuments, ADocumentThatFillsSequencesExactly) {
 TEST(DataDocuments, TheLastSequenceOfAnEpochIsPadded) {
   const Folder folder;
   write_documents(folder, {3, 1});
-  const DataOptions options{.context = 10, .max_documents = 5};
+  const DataOptions options{.context = 10, .max_documents = 5, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   ASSERT_EQ(data.samples_per_epoch(), 1);
   const Sample sample = sample_of(data, options, 0);
@@ -176,7 +176,7 @@ TEST(DataDocuments, TheLastSequenceOfAnEpochIsPadded) {
 TEST(DataDocuments, PiecesPastMaxDocumentsAreOneDocumentOfPadding) {
   const Folder folder;
   write_documents(folder, std::vector<std::size_t>(40, 2));
-  const DataOptions options{.context = 16, .seed = 1, .max_documents = 3};
+  const DataOptions options{.context = 16, .seed = 1, .max_documents = 3, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   ASSERT_EQ(data.samples_per_epoch(), 5);
   std::set<std::string> seen;
@@ -194,7 +194,7 @@ TEST(DataDocuments, PiecesPastMaxDocumentsAreOneDocumentOfPadding) {
 TEST(DataDocuments, LongPiecesAreReadWholeThroughASmallBuffer) {
   const Folder folder;
   const auto written = write_documents(folder, {70'000, 50'001});
-  const DataOptions options{.context = 60'000, .seed = 1, .max_documents = 2};
+  const DataOptions options{.context = 60'000, .seed = 1, .max_documents = 2, .bytes = true};
   const Data data = Data::open(folder.path() + "/", options);
   std::multiset<std::string> expected;
   for (const auto& [name, text] : written) expected.insert(text);
@@ -215,7 +215,7 @@ TEST(DataDocuments, OnlyFilesOfTheDirectoryItselfCount) {
 
 TEST(DataDocuments, AFileThatShrankOrWentIsNamed) {
   const Folder folder;
-  const DataOptions options{.context = 8, .max_documents = 2};
+  const DataOptions options{.context = 8, .max_documents = 2, .bytes = true};
   const std::string path = folder.write("a", "01234567");
   const Data data = Data::open(folder.path(), options);
   EXPECT_EQ(refusal(data, options, 0), "");
@@ -245,7 +245,7 @@ TEST(DataDocuments, DirectoriesThatCannotServeAreRefused) {
 TEST(DataDocuments, ASampleReadsItsOwnDocumentsOnly) {
   const Folder folder;
   write_documents(folder, {10, 10, 10, 10, 10, 10, 10, 10});
-  const DataOptions options{.context = 10, .seed = 8, .max_documents = 1};
+  const DataOptions options{.context = 10, .seed = 8, .max_documents = 1, .bytes = true};
   const Data data = Data::open(folder.path(), options);
   const Sample sample = sample_of(data, options, 6);
   for (std::size_t d = 0; d < 8; ++d) {

@@ -16,17 +16,17 @@ std::string counting(std::size_t bytes) {
   return text;
 }
 
-TEST(DataFlat, TextIsWindowsOfBytesWithLabelsOneLater) {
+TEST(DataFlat, AFileIsWindowsOfBytesWithLabelsOneLater) {
   const Folder folder;
   const std::string text = counting(1000);
-  const DataOptions options{.context = 37, .seed = 3};
+  const DataOptions options{.context = 37, .seed = 3, .bytes = true};
   const std::string path = folder.write("book.txt", text);
   const Data data = Data::open(path, options);
   EXPECT_EQ(data.vocab_needed(), 256);
   EXPECT_FALSE(data.documents());
   EXPECT_FALSE(data.floor().has_value());
   EXPECT_EQ(data.samples_per_epoch(), 27);  // 999 / 37
-  EXPECT_EQ(data.describe(), fmt::format("text {}, 1,000 bytes as tokens", path));
+  EXPECT_EQ(data.describe(), fmt::format("file {}, 1,000 bytes as tokens", path));
   for (std::int64_t index = 0; index < 60; ++index) {
     const Sample sample = sample_of(data, options, index);
     std::string window;
@@ -95,7 +95,9 @@ TEST(DataFlat, WhatFillsNoWindowIsSeenInSomeEpoch) {
 TEST(DataFlat, TheShortestFileIsOneWindow) {
   const Folder folder;
   const DataOptions options{.context = 4};
-  const Data data = Data::open(folder.write("five.txt", "abcde"), options);
+  const std::string path = folder.write("five.txt", "abcde");
+  const Data data = Data::open(path, options);
+  EXPECT_EQ(data.describe(), fmt::format("text {}, 5 bytes as tokens", path));
   EXPECT_EQ(data.samples_per_epoch(), 1);
   for (std::int64_t index = 0; index < 3; ++index) {
     const Sample sample = sample_of(data, options, index);
@@ -106,7 +108,7 @@ TEST(DataFlat, TheShortestFileIsOneWindow) {
 
 TEST(DataFlat, BytesAboveAsciiAreNotNegative) {
   const Folder folder;
-  const DataOptions options{.context = 1};
+  const DataOptions options{.context = 1, .bytes = true};
   const Data data = Data::open(folder.write("high.txt", "\xff\xfe"), options);
   EXPECT_EQ(sample_of(data, options, 0).tokens[0], 255);
   EXPECT_EQ(sample_of(data, options, 0).labels[0], 254);

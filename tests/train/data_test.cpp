@@ -5,9 +5,14 @@
 
 #include <sys/stat.h>
 
+#include <fstream>
+#include <set>
 #include <thread>
 
+#include "headroom/core/bytes.h"
+#include "headroom/core/checksum.h"
 #include "memory/heap_counter.h"
+#include "train/pieces_of_files.h"
 #include "train/samples.h"
 
 namespace headroom {
@@ -19,7 +24,7 @@ using testing::HasSubstr;
 struct Sources {
   Sources() {
     std::string text;
-    for (int i = 0; i < 3000; ++i) text += static_cast<char>(i * i % 251);
+    for (int i = 0; i < 3000; ++i) text += static_cast<char>(' ' + i * i % 89);
     folder.write("text.txt", text);
     folder.write("tokens.bin", text);
     std::filesystem::create_directory(folder.path() + "/many");
@@ -133,6 +138,122 @@ TEST(Data, SpecsThatNameNothingAreRefused) {
   std::filesystem::create_directory(folder.path() + "/folder.bin");
   EXPECT_THAT(refusal(folder.path() + "/folder.bin:uint32", options), HasSubstr("is a directory"));
   EXPECT_THAT(refusal(folder.path() + "/folder.bin", options), HasSubstr("holds no files"));
+}
+
+// Bytes as tokens are what a model of bytes reads; one of words would read nonsense.
+TEST(Data, TextForAModelOfWordsIsRefusedUnlessBytesAreMeant) {
+  const Folder folder;
+  const std::string text = folder.write("book.txt", "It was the best of times.");
+  for (const std::string& spec : {text, folder.path()}) {
+    EXPECT_EQ(refusal(spec, {.context = 8}), "");
+    EXPECT_EQ(refusal(spec, {.context = 8, .vocab = 256}), "");
+    EXPECT_EQ(refusal(spec, {.context = 8, .vocab = 257}),
+              fmt::format("data '{}' is text, whose bytes are not tokens of a model with 257 words; give the "
+                          "tokens as a .bin, or --bytes to train on bytes as tokens 0 to 255",
+                          spec));
+    EXPECT_THAT(refusal(spec, {.context = 8, .vocab = 151'936}), HasSubstr("a model with 151,936 words"));
+    EXPECT_EQ(refusal(spec, {.context = 8, .vocab = 257, .bytes = true}), "");
+    EXPECT_EQ(refusal(spec, {.context = 8, .vocab = 256, .bytes = true}), "");
+    EXPECT_THAT(refusal(spec, {.context = 8, .vocab = 255, .bytes = true}), HasSubstr("the least is 256"));
+  }
+  // What has tokens of its own is not taken for bytes.
+  const std::string tokens = folder.write("tokens.bin", "It was the best of times,");
+  for (const std::string& spec :
+       {tokens, tokens + ":uint32", std::string("recall"), std::string("recall:keys=2")}) {
+    EXPECT_EQ(refusal(spec, {.context = 8, .vocab = 1000, .bytes = true}),
+              fmt::format("--bytes takes bytes for tokens, and data '{}' has tokens of its own; leave it out",
+                          spec));
+  }
+}
+
+// Bits of a run hang on its data: the fingerprint is how a resumed run knows that they are the same.
+TEST(Data, TheFingerprintIsOfTheContentsAlone) {
+  const Folder folder;
+  const auto fingerprint = [](const std::string& spec, const DataOptions& options = {.context = 4}) {
+    return Data::open(spec, options).fingerprint();
+  };
+  const std::string text = folder.write("a.txt", "0123456789abcdef");
+  const std::string first = fingerprint(text);
+  EXPECT_EQ(first.size(), 16U);
+  EXPECT_EQ(first.find_first_not_of("0123456789abcdef"), std::string::npos);
+  // Not of the path, the time, or how it is cut.
+  std::filesystem::create_directory(folder.path() + "/elsewhere");
+  EXPECT_EQ(fingerprint(folder.write("elsewhere/b.txt", "0123456789abcdef")), first);
+  EXPECT_EQ(fingerprint(text, {.context = 7, .vocab = 300, .seed = 5, .bytes = true}), first);
+  // Of every byte, of the size and of how bytes are read.
+  std::set<std::string> all = {first};
+  const auto is_new = [&](const std::string& found) { return all.insert(found).second; };
+  for (std::size_t i = 0; i < 16; ++i) {
+    std::string other = "0123456789abcdef";
+    other[i] = '!';
+    EXPECT_TRUE(is_new(fingerprint(folder.write("c.txt", other)))) << i;
+  }
+  EXPECT_TRUE(is_new(fingerprint(folder.write("c.txt", "0123456789abcdef0"))));
+  const std::string tokens = folder.write("d.bin", "0123456789abcdef");
+  EXPECT_TRUE(is_new(fingerprint(tokens)));
+  EXPECT_TRUE(is_new(fingerprint(tokens + ":uint32", {.context = 2, .vocab = 1 << 30})));
+  // Documents: of names, sizes and bytes.
+  const auto documents = [&](const std::vector<std::pair<std::string, std::string>>& files) {
+    const Folder own;
+    for (const auto& [name, contents] : files) own.write(name, contents);
+    return fingerprint(own.path());
+  };
+  const std::string some = documents({{"a", "0123"}, {"b", "456789"}});
+  EXPECT_TRUE(is_new(some));
+  EXPECT_EQ(documents({{"b", "456789"}, {"a", "0123"}}), some);
+  EXPECT_TRUE(is_new(documents({{"a", "0123"}, {"c", "456789"}})));
+  EXPECT_TRUE(is_new(documents({{"a", "01234"}, {"b", "56789"}})));
+  EXPECT_TRUE(is_new(documents({{"a", "0123"}, {"b", "45678!"}})));
+  EXPECT_TRUE(is_new(documents({{"a", "0123"}})));
+  // Recall: of its sizes.
+  EXPECT_TRUE(is_new(fingerprint("recall", {.context = 64})));
+  EXPECT_EQ(fingerprint("recall:keys=4,values=4", {.context = 32, .seed = 1}),
+            fingerprint("recall", {.context = 64}));
+  EXPECT_TRUE(is_new(fingerprint("recall:keys=3", {.context = 64})));
+  EXPECT_TRUE(is_new(fingerprint("recall:values=3", {.context = 64})));
+  // A change of these digits makes every saved run's data another's.
+  EXPECT_EQ(first, "fc3fa0e842d3119e");
+  EXPECT_EQ(some, "4c804cdb280c069e");
+}
+
+TEST(Data, TheFingerprintReadsDocumentsOneAfterAnother) {
+  const Folder folder;
+  std::string all;
+  for (const auto& [name, bytes] : {std::pair{"a", 700'001}, {"b", 1}, {"c", 300'000}, {"d", 5}}) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(' ' + i % 89);
+    folder.write(name, text);
+    all += text;
+  }
+  const std::string fingerprint = Data::open(folder.path(), {.context = 4}).fingerprint();
+  EXPECT_EQ(fingerprint.substr(8), fmt::format("{:08x}", crc32c(std::as_bytes(std::span(all)))));
+}
+
+// A file without blocks. Of what is larger than 256 MiB pieces are read, both ends among them.
+TEST(Data, TheFingerprintOfLargeDataIsThatOfPieces) {
+  const Folder folder;
+  const std::string path = folder.write("large.bin", "");
+  constexpr std::int64_t kBytes = 300 * kMiB;
+  std::filesystem::resize_file(path, kBytes);
+  const auto fingerprint = [&] { return Data::open(path, {.context = 4}).fingerprint(); };
+  const std::string before = fingerprint();
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(kBytes - 1).put('x');
+  EXPECT_NE(fingerprint(), before);
+}
+
+TEST(Data, PiecesOfALargeFileAreSpreadOverIt) {
+  using Piece = std::pair<std::int64_t, std::int64_t>;
+  const auto pieces = [](std::int64_t total) {
+    std::vector<Piece> found;
+    for_each_piece(total, {.count = 4, .bytes = 10},
+                   [&](std::int64_t begin, std::int64_t bytes) { found.emplace_back(begin, bytes); });
+    return found;
+  };
+  EXPECT_EQ(pieces(0), std::vector<Piece>{});
+  EXPECT_EQ(pieces(7), (std::vector<Piece>{{0, 7}}));
+  EXPECT_EQ(pieces(40), (std::vector<Piece>{{0, 10}, {10, 10}, {20, 10}, {30, 10}}));
+  EXPECT_EQ(pieces(41), (std::vector<Piece>{{0, 10}, {10, 10}, {20, 10}, {31, 10}}));
+  EXPECT_EQ(pieces(310), (std::vector<Piece>{{0, 10}, {100, 10}, {200, 10}, {300, 10}}));
 }
 
 TEST(Data, WhatMayNotBeReadIsRefused) {

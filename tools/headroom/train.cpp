@@ -33,6 +33,7 @@ struct Options {
   std::int64_t max_documents = 256;
   std::optional<std::string> budget;
   std::string attention = "causal";
+  bool bytes = false;
   std::optional<std::string> dtype;
   OptimizerSettings optimizer;
   std::optional<std::int64_t> warmup;
@@ -253,7 +254,8 @@ void train(const Options& options, std::ostream& out) {
   const Data data = Data::open(options.data, {.context = options.context,
                                               .vocab = config.vocab,
                                               .seed = options.seed,
-                                              .max_documents = options.max_documents});
+                                              .max_documents = options.max_documents,
+                                              .bytes = options.bytes});
   DeviceDescription description = listed.description;
   if (options.threads > 0) description.cores = options.threads;
   const TrainingSetup setup = make_setup(options, data, config, description);
@@ -317,6 +319,8 @@ void add_train(CLI::App& app, std::ostream& out) {
   app.add_option("--warmup", options->warmup, "Steps (default: a tenth, at most 100)");
   app.add_option("--final-fraction", options->optimizer.final_fraction,
                  "Of the learning rate, at the end of the cosine")
+  app.add_flag("--bytes", options->bytes,
+               "Take the bytes of --data for tokens 0 to 255: of any file, for a model of any vocabulary");
       ->capture_default_str();
   app.add_option("--weight-decay", options->optimizer.weight_decay, "Of matrices")->capture_default_str();
   app.add_option("--clip", options->optimizer.max_norm, "Largest norm of the gradients")
@@ -339,8 +343,8 @@ void add_train(CLI::App& app, std::ostream& out) {
   app.footer(
       "Examples:\n"
       "  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run\n"
-      "  headroom train --model qwen3-0.6b --data book.txt --context 8192 --steps 1000 --out run "
-      "--save-every 100\n"
+      "  headroom train --model demo --data book.txt --context 8192 --steps 1000 --out run --save-every 100\n"
+      "  headroom train --model qwen3-0.6b --data tokens.bin --context 8192 --steps 1000 --out run\n"
       "Ctrl-C saves and leaves; the same command with --resume goes on.");
   app.callback([options, &out] { train(*options, out); });
 }

@@ -20,6 +20,7 @@ struct DataOptions {
   std::int64_t vocab = 0;            // of the model; 0: not known yet, as large as the source needs
   std::uint64_t seed = 0;            // of every order and every draw
   std::int64_t max_documents = 256;  // pieces of documents in a sequence, where the source has boundaries
+  bool bytes = false;                // bytes are tokens 0 to 255: of any file, for a model of any vocabulary
 };
 
 // One sequence in host memory. Dense.
@@ -34,10 +35,12 @@ class Data {
  public:
   // The spec says what the source is:
   //   recall, recall:keys=K,values=V  the built-in long-range recall task
-  //   directory                       every file in it is a document, bytes are tokens
+  //   directory                       every file in it is a document of text, bytes are tokens
   //   file.bin, file.bin:uint32       tokens of 16 bits, or as said
-  //   any other file                  bytes are tokens
-  // Throws where it names nothing of that kind, and where the options do not suit the source.
+  //   any other file                  text, bytes are tokens
+  // Text has to be UTF-8 without control characters, as far as pieces of it show, and the model's vocabulary
+  // at most 256, unless options.bytes is set. Throws where the spec names nothing of that kind, and where the
+  // options do not suit the source.
   [[nodiscard]] static Data open(std::string_view spec, const DataOptions& options);
 
   Data(Data&&) noexcept;
@@ -54,6 +57,10 @@ class Data {
   // Mean loss, in nats, of the best model that does not see what it would have to look up; where it is known.
   // A lower one proves that attention reaches.
   [[nodiscard]] std::optional<double> floor() const;
+  // 16 hexadecimal digits that depend on the contents alone: on every byte of up to 256 MiB, on 1,024 pieces
+  // of 256 KiB of more, on all sizes and on documents' names; not on path, time, context or seed. Reads the
+  // source.
+  [[nodiscard]] std::string fingerprint() const;
   // One line for people.
   [[nodiscard]] std::string describe() const;
 
