@@ -33,14 +33,17 @@ void sum_of_squares(Context& context, const TensorView& view, const TensorView& 
               [&](const Stream& stream) { cpu::sum_of_squares(view, result, store, workspace, stream); });
 }
 
-void clip_factor(Context& context, const ClipFactor& views, double max_norm) {
+void clip_factor(Context& context, const ClipFactor& views, const Clipping& clipping) {
   const Arguments arguments(context, "clip_factor");
   check_sum(arguments, views.sum_of_squares, "sum_of_squares");
   arguments.vector(views.norm, DType::f32, {1}, "norm");
   arguments.vector(views.factor, DType::f32, {1}, "factor");
   arguments.vector(views.finite, DType::i32, {1}, "finite");
-  check(max_norm > 0, "clip_factor: max_norm is {}; it has to be above 0, infinity clips nothing", max_norm);
-  context.run(moves("clip factor", {}), [&](const Stream&) { cpu::clip_factor(views, max_norm); });
+  check(clipping.max_norm > 0, "clip_factor: max_norm is {}; it has to be above 0, infinity clips nothing",
+        clipping.max_norm);
+  check(clipping.scale > 0 && std::isfinite(clipping.scale),
+        "clip_factor: scale is {}; it has to be above 0 and finite", clipping.scale);
+  context.run(moves("clip factor", {}), [&](const Stream&) { cpu::clip_factor(views, clipping); });
 }
 
 namespace cpu {
@@ -64,11 +67,12 @@ void sum_of_squares(const TensorView& view, const TensorView& result, Store stor
   write_element(result, 0, sum);
 }
 
-void clip_factor(const ClipFactor& views, double max_norm) {
-  const double norm = std::sqrt(read_element(views.sum_of_squares, 0));
+void clip_factor(const ClipFactor& views, const Clipping& clipping) {
+  const double norm = clipping.scale * std::sqrt(read_element(views.sum_of_squares, 0));
   const bool finite = std::isfinite(norm);
   write_element(views.norm, 0, norm);
-  write_element(views.factor, 0, finite ? std::min(1.0, max_norm / (norm + 1e-6)) : 0.0);
+  const double clipped = std::min(1.0, clipping.max_norm / (norm + 1e-6));
+  write_element(views.factor, 0, finite ? clipping.scale * clipped : 0.0);
   *views.finite.data<std::int32_t>() = finite ? 1 : 0;
 }
 

@@ -249,6 +249,7 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
 
 TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
                          std::int64_t budget_bytes, const CostModel& costs) {
+  validate(problem);
   PlanRequest request{
       .problem = problem, .device = device, .budget_bytes = budget_bytes, .host_budget_bytes = 0, .pins = {}};
   request.problem.sizes.batch *= problem.accumulation;

@@ -11,18 +11,31 @@
 namespace headroom {
 namespace {
 
-std::int64_t tokens_of(const TrainingProblem& problem) {
-  return problem.sizes.batch * problem.sizes.seq;
-}
-
 std::int64_t needed(const Layout& layout) {
   return layout.reserved(Space::device) + layout.reserved(Space::host);
 }
 
 }  // namespace
 
+void validate(const TrainingProblem& problem) {
+  const StepSizes& sizes = problem.sizes;
+  check(sizes.batch >= 1 && sizes.seq >= 1 && problem.accumulation >= 1,
+        "batch {}, context {} and accumulation {} have to be at least 1", sizes.batch, sizes.seq,
+        problem.accumulation);
+  std::int64_t tokens = 0;
+  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) &&
+            !__builtin_mul_overflow(tokens, problem.accumulation, &tokens),
+        "batch {} x context {} x accumulation {} is a step of more than 2^63 tokens", sizes.batch, sizes.seq,
+        problem.accumulation);
+}
+
+std::int64_t step_tokens(const TrainingProblem& problem) {
+  validate(problem);
+  return problem.sizes.batch * problem.sizes.seq * problem.accumulation;
+}
+
 LossProblem loss_problem(const TrainingProblem& problem) {
-  return {.tokens = tokens_of(problem),
+  return {.tokens = problem.sizes.batch * problem.sizes.seq,
           .hidden = problem.config.hidden,
           .vocab = problem.config.vocab,
           .dtype = problem.compute_dtype};
@@ -30,6 +43,7 @@ LossProblem loss_problem(const TrainingProblem& problem) {
 
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device) {
+  validate(problem);
   Context context(device);
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
@@ -37,8 +51,8 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
     trainer.load(context, [&] {
       if (updates) trainer.initialize(context, 0);
     });
-    trainer.micro_step(context, {});
-    if (updates) trainer.update(context, 1);
+    const LossSum loss = trainer.micro_step(context, {});
+    if (updates) trainer.update(context, 1, loss.labels);
     trainer.evaluate(context, {});
     trainer.save(context, [] {});
   }
@@ -84,7 +98,6 @@ std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDe
   const Strategy everything{.layers = {.keep_all = problem.config.layers},
                             .loss_chunk_tokens = 1,
                             .loss_chunk_vocab = 1,
-                            .accumulation = problem.accumulation,
                             .compute_dtype = problem.compute_dtype};
   std::int64_t bytes = needed(rehearse_training(problem, everything, device));
   const LossProblem loss = loss_problem(problem);

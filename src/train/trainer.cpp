@@ -1,10 +1,12 @@
 #include "headroom/train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
 
 #include "headroom/ops.h"
+#include "headroom/train/data.h"
 #include "train/optimizer_update.h"
 
 namespace headroom {
@@ -120,9 +122,20 @@ StepBatch Trainer::DeviceBatch::views() const {
   return {.tokens = tokens, .labels = labels, .positions = positions, .document_starts = document_starts};
 }
 
-Trainer::DeviceBatch Trainer::send(Context& context, const FillBatch& fill) const {
-  context.synchronize();  // the host's buffers are free to be written
-  context.run([&](const Stream&) { fill(host_batch_.views()); });
+// Before the phase, so that a batch without labels needs none. The buffers are free to be written: every
+// phase that copies from them ends in a read-back.
+std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) const {
+  const TensorView labels = host_batch_.labels;
+  std::int64_t counted = labels.elements();
+  context.run([&](const Stream&) {
+    fill(host_batch_.views());
+    const auto* values = labels.data<std::int32_t>();
+    counted -= std::count(values, values + labels.elements(), kIgnore);
+  });
+  return counted;
+}
+
+Trainer::DeviceBatch Trainer::send(Context& context) const {
   const auto copied = [&](std::string_view name, const Tensor& host) {
     Tensor device = context.allocate(
         {.name = name, .category = Category::activations, .dtype = DType::i32, .shape = host.view().shape()});
@@ -147,23 +160,33 @@ double Trainer::read_back(Context& context, const Tensor& value) const {
   return result;
 }
 
-double Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
-  double loss_value = 0;
+double Trainer::gradient_scale(std::int64_t labels) const {
+  const StepSizes& sizes = decoder_.sizes();
+  return static_cast<double>(sizes.batch * sizes.seq) / static_cast<double>(labels);
+}
+
+LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
+  const std::int64_t labels = fill_host_batch(context, fill_batch);
+  if (labels == 0) return {};
+  double mean = 0;
   context.phase("micro-step", [&] {
-    const DeviceBatch batch = send(context, fill_batch);
+    const DeviceBatch batch = send(context);
     const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
     const Tensor loss_gradient =
         context.allocate({.name = "loss gradient", .category = Category::activations, .shape = {1}});
-    fill(context, loss_gradient, 1.0F / static_cast<float>(decoder_.strategy().accumulation));
+    // Every label weighs the same in the gradients, whatever the number of labels beside it; how many there
+    // are in all is known at the update.
+    fill(context, loss_gradient, static_cast<float>(1 / gradient_scale(labels)));
     decoder_.train(context, batch.views(), {.weights = weights_, .gradients = gradients_}, loss,
                    loss_gradient);
-    loss_value = read_back(context, loss);
+    mean = read_back(context, loss);
   });
-  return loss_value;
+  return {.sum = mean * static_cast<double>(labels), .labels = labels};
 }
 
-double Trainer::update(Context& context, std::int64_t step) {
+double Trainer::update(Context& context, std::int64_t step, std::int64_t labels) {
   check(optimizer_.kind != OptimizerKind::none, "a trainer without an optimizer has no update");
+  check(labels > 0, "an update of {} labels is impossible; a step without a label has no gradient", labels);
   double norm_value = 0;
   context.phase("update", [&] {
     const auto value = [&](std::string_view name, DType dtype) {
@@ -175,7 +198,7 @@ double Trainer::update(Context& context, std::int64_t step) {
     const Tensor finite = value("finite", DType::i32);
     sum_of_squares(context, gradients_, sum, Store::overwrite);
     clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
-                optimizer_.max_norm);
+                {.max_norm = optimizer_.max_norm, .scale = gradient_scale(labels)});
     const OptimizerUpdate update{.table = decoder_.parameters(),
                                  .settings = {.learning_rate = learning_rate(optimizer_, step),
                                               .beta1 = optimizer_.beta1,
@@ -206,15 +229,17 @@ void Trainer::save(Context& context, const std::function<void()>& body) {
   });
 }
 
-double Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Decoder::Inspect& inspect) {
-  double loss_value = 0;
+LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Decoder::Inspect& inspect) {
+  const std::int64_t labels = fill_host_batch(context, fill_batch);
+  if (labels == 0) return {};
+  double mean = 0;
   context.phase("evaluate", [&] {
-    const DeviceBatch batch = send(context, fill_batch);
+    const DeviceBatch batch = send(context);
     const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
     decoder_.evaluate(context, batch.views(), weights_, loss, inspect);
-    loss_value = read_back(context, loss);
+    mean = read_back(context, loss);
   });
-  return loss_value;
+  return {.sum = mean * static_cast<double>(labels), .labels = labels};
 }
 
 }  // namespace headroom

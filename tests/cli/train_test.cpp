@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
+#include <tuple>
 
 #include "cli/run.h"
 #include "headroom/core/files.h"
@@ -20,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 
 class Train : public testing::Test {
  protected:
@@ -109,8 +112,8 @@ TEST_F(Train, PlansTrainsAndLeavesAModel) {
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line);
     EXPECT_EQ(json["step"], ++step);
-    for (const char* key : {"loss", "learning_rate", "grad_norm", "tokens", "seconds", "tokens_per_second",
-                            "live_peak_bytes"}) {
+    for (const char* key : {"loss", "labels", "learning_rate", "grad_norm", "tokens", "seconds",
+                            "tokens_per_second", "live_peak_bytes"}) {
       EXPECT_TRUE(json[key].is_number()) << key;
     }
   }
@@ -180,6 +183,95 @@ TEST_F(Train, CtrlCSavesAndLeaves) {
   EXPECT_EQ(read_train_state(*latest).step, json["last_step"]);
 }
 
+// The same sequences in one batch or in several: documents leave them different numbers of labels, and every
+// label counts the same.
+TEST_F(Train, TheLossIsTheMeanOverAllLabelsOfAStep) {
+  fs::create_directories(folder_ / "documents");
+  for (int i = 0; i < 40; ++i) {
+    const std::size_t bytes = i % 4 == 0 ? 90 : 1;  // most documents are one byte, which predicts nothing
+    std::ofstream(folder_ / "documents" / fmt::format("{}", i))
+        << std::string(bytes, static_cast<char>('a' + i % 26));
+  }
+  const auto metrics = [&](std::string_view out, const char* batch, const char* accumulation) {
+    const CliResult result = train(out, {"--data", path("documents"), "--context", "30", "--steps", "4",
+                                         "--batch", batch, "--accumulation", accumulation, "--dtype", "f32"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::vector<nlohmann::json> lines;
+    std::ifstream file(folder_ / out / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  };
+  const auto whole = metrics("whole", "6", "1");
+  ASSERT_EQ(whole.size(), 4U);
+  std::set<std::int64_t> labels;
+  for (const auto& [out, batch, accumulation] :
+       {std::tuple{"halves", "3", "2"}, std::tuple{"thirds", "2", "3"}, std::tuple{"sixths", "1", "6"}}) {
+    const auto parts = metrics(out, batch, accumulation);
+    ASSERT_EQ(parts.size(), 4U);
+    for (std::size_t i = 0; i < 4; ++i) {
+      SCOPED_TRACE(fmt::format("{}, step {}", out, i + 1));
+      EXPECT_EQ(parts[i]["labels"], whole[i]["labels"]);
+      EXPECT_NEAR(parts[i]["loss"].get<double>(), whole[i]["loss"].get<double>(), 1e-4);
+      EXPECT_NEAR(parts[i]["grad_norm"].get<double>(), whole[i]["grad_norm"].get<double>(), 1e-3);
+      labels.insert(parts[i]["labels"].get<std::int64_t>());
+    }
+  }
+  EXPECT_GT(labels.size(), 1U);  // they do differ
+}
+
+TEST_F(Train, AStepWithoutALabelIsPassedOverAndSaid) {
+  fs::create_directories(folder_ / "bytes");
+  for (int i = 0; i < 16; ++i) std::ofstream(folder_ / "bytes" / fmt::format("{}", i)) << "x";
+  const std::vector<std::string> data = {"--data", path("bytes"), "--context", "8"};
+  const auto run = [&](std::string_view out, std::vector<std::string> more) {
+    more.insert(more.end(), data.begin(), data.end());
+    return train(out, more);
+  };
+  const CliResult result = run("run", {"--steps", "3", "--html", path("page.html")});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("note    step 1 has no labelled token, so nothing was updated"));
+  EXPECT_THAT(result.out, Not(HasSubstr("step 2 has no labelled token")));  // once is enough
+  EXPECT_THAT(result.out, HasSubstr("step 3 of 3  loss none"));
+  EXPECT_THAT(result.out, HasSubstr("done after step 3: loss none -> none"));
+  EXPECT_THAT(result.out, HasSubstr("passed over: 3 of 3 steps had no label and changed nothing"));
+  EXPECT_THAT(read(folder_ / "page.html"), HasSubstr("no step had a label, after step 3"));
+  std::ifstream lines(folder_ / "run" / "metrics.jsonl");
+  std::int64_t step = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json["step"], ++step);
+    EXPECT_EQ(json["tokens"], 8 * step);
+    EXPECT_EQ(json["labels"], 0);
+    EXPECT_TRUE(json["loss"].is_null());
+    EXPECT_TRUE(json["grad_norm"].is_null());
+  }
+  EXPECT_EQ(step, 3);
+  const CliResult again = run("again", {"--steps", "1", "--json"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  const auto json = nlohmann::json::parse(again.out);
+  EXPECT_TRUE(json["first_loss"].is_null());
+  EXPECT_TRUE(json["last_loss"].is_null());
+  EXPECT_EQ(json["steps_without_labels"], 1);
+  // The weights are those that the run began with, and moments there are none.
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_EQ(read(folder_ / "run" / "step-00000003" / file),
+              read(folder_ / "again" / "step-00000001" / file));
+}
+
+TEST_F(Train, BytesOfATextAreTokensOfAModelOfWordsOnlyWhereThatIsSaid) {
+  std::ofstream(folder_ / "book.txt") << std::string(1000, 'x');
+  const std::vector<std::string> arguments = {
+      "train",   "--model", "qwen3-0.6b", "--data", path("book.txt"), "--context", "256",
+      "--steps", "1",       "--budget",   "1MiB",   "--out",          path("run")};
+  CliResult result = run_command(arguments);
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("a model with 151,936 words; give the tokens as a .bin, or --bytes"));
+  std::vector<std::string> with_bytes = arguments;
+  with_bytes.emplace_back("--bytes");
+  result = run_command(with_bytes);
+  EXPECT_EQ(result.code, 3) << result.err;  // it is the budget now
+}
+
 TEST_F(Train, TooSmallABudgetAllocatesNothing) {
   const CliResult result = train("run", {"--steps", "1", "--budget", "1MiB"});
   EXPECT_EQ(result.code, 3);
@@ -230,6 +322,12 @@ TEST_F(Train, BadInputIsOneLine) {
       {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
         path("x"), "--clip", "0"},
        "above 0"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--bytes"},
+       "has tokens of its own"},
+      {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
+        path("x"), "--batch", "4294967296", "--accumulation", "8388608"},
+       "batch 4294967296 x context 256 x accumulation 8388608 is a step of more than 2^63 tokens"},
   };
   for (const auto& [arguments, part] : cases) {
     const CliResult result = run_command(arguments);

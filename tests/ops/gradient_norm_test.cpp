@@ -53,7 +53,7 @@ struct Clip {
   int finite;
 };
 
-Clip clip(double sum, double max_norm, DType dtype = DType::f64) {
+Clip clip(double sum, const Clipping& clipping, DType dtype = DType::f64) {
   Clip result{};
   run_phase(1, [&](Context& context) {
     const Placed squared(context, {1}, dtype, Values{sum});
@@ -62,7 +62,7 @@ Clip clip(double sum, double max_norm, DType dtype = DType::f64) {
     const PlacedIds finite(context, {-1});
     clip_factor(context,
                 {.sum_of_squares = squared.view, .norm = norm.view, .factor = factor.view, .finite = finite},
-                max_norm);
+                clipping);
     const Values norms = norm.read(context);
     const Values factors = factor.read(context);
     const TensorView& flag = finite;
@@ -73,27 +73,42 @@ Clip clip(double sum, double max_norm, DType dtype = DType::f64) {
 
 TEST(ClipFactor, AsTorch) {
   for (const DType dtype : {DType::f64, DType::f32}) {
-    const Clip clipped = clip(16, 1, dtype);
+    const Clip clipped = clip(16, {.max_norm = 1}, dtype);
     EXPECT_EQ(clipped.norm, 4);
     EXPECT_EQ(clipped.factor, static_cast<float>(1 / (4 + 1e-6)));
     EXPECT_EQ(clipped.finite, 1);
   }
-  EXPECT_EQ(clip(16, 5).factor, 1);
-  EXPECT_EQ(clip(0, 1).factor, 1);
-  EXPECT_EQ(clip(16, kInfinity).factor, 1);
+  EXPECT_EQ(clip(16, {.max_norm = 5}).factor, 1);
+  EXPECT_EQ(clip(0, {.max_norm = 1}).factor, 1);
+  EXPECT_EQ(clip(16, {.max_norm = kInfinity}).factor, 1);
+}
+
+// Gradients times a scale have that much of the norm, and are clipped by it.
+TEST(ClipFactor, Scaled) {
+  const Clip within = clip(16, {.max_norm = 1, .scale = 0.125});
+  EXPECT_EQ(within.norm, 0.5);
+  EXPECT_EQ(within.factor, 0.125);
+  const Clip clipped = clip(16, {.max_norm = 1, .scale = 3});
+  EXPECT_EQ(clipped.norm, 12);
+  EXPECT_EQ(clipped.factor, static_cast<float>(3 / (12 + 1e-6)));
+  EXPECT_EQ(clip(0, {.max_norm = 1, .scale = 0.25}).factor, 0.25);
+  EXPECT_EQ(clip(16, {.max_norm = kInfinity, .scale = 0.25}).factor, 0.25);
 }
 
 TEST(ClipFactor, NotFinite) {
   for (const double sum : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     for (const double max_norm : {1.0, kInfinity}) {
-      const Clip clipped = clip(sum, max_norm);
+      const Clip clipped = clip(sum, {.max_norm = max_norm, .scale = 0.5});
       EXPECT_EQ(clipped.factor, 0);
       EXPECT_EQ(clipped.finite, 0);
       EXPECT_FALSE(std::isfinite(clipped.norm));
     }
   }
-  EXPECT_THROW(clip(1, 0), Error);
-  EXPECT_THROW(clip(1, std::numeric_limits<double>::quiet_NaN()), Error);
+  for (const double wrong : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(clip(1, {.max_norm = wrong}), Error);
+    EXPECT_THROW(clip(1, {.max_norm = 1, .scale = wrong}), Error);
+  }
+  EXPECT_THROW(clip(1, {.max_norm = 1, .scale = kInfinity}), Error);
 }
 
 // One element that is not finite, and the update leaves everything: no host in between.
@@ -115,7 +130,7 @@ TEST_P(GradientNorm, UpdateAfterAGradientThatIsNotFinite) {
       sum_of_squares(context, gradient.view, sum.view, Store::overwrite);
       clip_factor(context,
                   {.sum_of_squares = sum.view, .norm = norm.view, .factor = factor.view, .finite = finite},
-                  1);
+                  {.max_norm = 1});
       adamw(context,
             {.master = master.view,
              .gradient = gradient.view,

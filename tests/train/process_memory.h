@@ -57,8 +57,8 @@ MemoryOfRun train_and_watch(const ModelConfig& config, const Strategy& strategy,
       [&](Context& context) {
         Trainer trainer(Decoder(config, strategy, sizes, mask), optimizer);
         trainer.load(context, [&] { trainer.initialize(context, 1); });
-        static_cast<void>(trainer.micro_step(context, fill));
-        static_cast<void>(trainer.update(context, 1));
+        const LossSum loss = trainer.micro_step(context, fill);
+        static_cast<void>(trainer.update(context, 1, loss.labels));
       },
       backend.description());
   MemoryOfRun memory{.planned_bytes = layout.reserved(Space::device) + layout.reserved(Space::host),
@@ -73,9 +73,10 @@ MemoryOfRun train_and_watch(const ModelConfig& config, const Strategy& strategy,
   trainer.load(context, [&] { trainer.initialize(context, 1); });
   watch();
   for (std::int64_t step = 1; step <= steps; ++step) {
-    EXPECT_TRUE(std::isfinite(trainer.micro_step(context, fill)));
+    const LossSum loss = trainer.micro_step(context, fill);
+    EXPECT_TRUE(std::isfinite(loss.sum));
     watch();
-    EXPECT_TRUE(std::isfinite(trainer.update(context, step)));
+    EXPECT_TRUE(std::isfinite(trainer.update(context, step, loss.labels)));
     watch();
     after_step(step);
   }

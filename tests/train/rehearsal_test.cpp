@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "headroom/train.h"
@@ -21,8 +22,8 @@ Ledger training_ledger(const ModelConfig& config, const Strategy& strategy, cons
   {
     Trainer trainer(Decoder(config, strategy, sizes, {.causal = true}), {});
     trainer.load(context, [&] { trainer.initialize(context, 1); });
-    static_cast<void>(trainer.micro_step(context, {}));
-    static_cast<void>(trainer.update(context, 1));
+    const LossSum loss = trainer.micro_step(context, {});
+    static_cast<void>(trainer.update(context, 1, loss.labels));
     static_cast<void>(trainer.evaluate(context, {}));
   }
   return std::move(context).take_ledger();
@@ -53,6 +54,33 @@ TEST(StepRehearsal, EventsDoNotDependOnTokens) {
     EXPECT_EQ(few.events.size(), 4U);
     EXPECT_GT(many.device_bytes, few.device_bytes);
   }
+}
+
+TEST(StepRehearsal, AStepOfTooManyTokensIsRefused) {
+  TrainingProblem problem;
+  problem.config = small_model(true, true);
+  problem.mask.causal = true;
+  const auto refuses = [&](const StepSizes& sizes, std::int64_t accumulation) {
+    problem.sizes = sizes;
+    problem.accumulation = accumulation;
+    const DeviceDescription device{.name = "made up", .cores = 8};
+    EXPECT_THROW(validate(problem), Error);
+    EXPECT_THROW(static_cast<void>(step_tokens(problem)), Error);
+    EXPECT_THROW(static_cast<void>(rehearse(problem, {.layers = {.recompute = 5}}, device)), Error);
+  };
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  refuses({.batch = kMost, .seq = 2}, 1);
+  refuses({.batch = 2, .seq = kMost}, 1);
+  refuses({.batch = kMost / 2, .seq = 2}, 2);
+  refuses({.batch = 1, .seq = 2}, kMost);
+  refuses({.batch = std::int64_t{1} << 32, .seq = std::int64_t{1} << 20}, std::int64_t{1} << 11);
+  refuses({.batch = 0, .seq = 2}, 1);
+  refuses({.batch = 1, .seq = 0}, 1);
+  refuses({.batch = 1, .seq = 2}, 0);
+  refuses({.batch = -1, .seq = -2}, 1);
+  problem.sizes = {.batch = std::int64_t{1} << 32, .seq = std::int64_t{1} << 20};
+  problem.accumulation = std::int64_t{1} << 10;
+  EXPECT_EQ(step_tokens(problem), std::int64_t{1} << 62);
 }
 
 TEST(StepRehearsal, ALongContextIsPlannedAtOnce) {

@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <utility>
 
+#include "headroom/core/elements.h"
 #include "headroom/train.h"
 #include "model/small_models.h"
 
@@ -26,27 +28,36 @@ ModelConfig tiny_model() {
 // A trainer that was rehearsed and loaded, at step 0.
 class TrainingRun {
  public:
-  explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32,
-                       std::int64_t accumulation = 1, std::int64_t batch = 2, bool offload_optimizer = false)
-      : trainer_(make(optimizer, dtype, accumulation, batch, offload_optimizer)) {
+  explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32, std::int64_t batch = 2,
+                       bool offload_optimizer = false)
+      : trainer_(make(optimizer, dtype, batch, offload_optimizer)) {
     Context phantom(backend_.description());
-    Trainer rehearsed = make(optimizer, dtype, accumulation, batch, offload_optimizer);
+    Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer);
     rehearsed.load(phantom, [&] { rehearsed.initialize(phantom, 7); });
-    static_cast<void>(rehearsed.micro_step(phantom, {}));
-    static_cast<void>(rehearsed.update(phantom, 1));
+    const LossSum loss = rehearsed.micro_step(phantom, {});
+    static_cast<void>(rehearsed.update(phantom, 1, loss.labels));
     static_cast<void>(rehearsed.evaluate(phantom, {}));
     context_.emplace(backend_, make_layout(phantom.ledger()));
     trainer_.load(*context_, [&] { trainer_.initialize(*context_, 7); });
   }
 
   Trainer& trainer() { return trainer_; }
-  double micro_step(const HostBatch& batch) {
-    return trainer_.micro_step(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+  [[nodiscard]] const Trainer& trainer() const { return trainer_; }
+  // The mean loss of the batch; nothing where it has no label.
+  std::optional<double> micro_step(const HostBatch& batch) {
+    const LossSum loss =
+        trainer_.micro_step(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+    step_loss_ += loss;
+    return loss.mean();
   }
-  double evaluate(const HostBatch& batch) {
-    return trainer_.evaluate(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+  std::optional<double> evaluate(const HostBatch& batch) {
+    return trainer_.evaluate(*context_, [&](const StepBatch& views) { batch.copy_to(views); }).mean();
   }
-  double update(std::int64_t step) { return trainer_.update(*context_, step); }
+  // Of the micro-steps since the last update.
+  [[nodiscard]] const LossSum& step_loss() const { return step_loss_; }
+  double update(std::int64_t step) {
+    return trainer_.update(*context_, step, std::exchange(step_loss_, {}).labels);
+  }
   [[nodiscard]] HostBatch batch(std::uint64_t seed) const {
     return random_batch(trainer_.decoder().config(), trainer_.decoder().sizes(), seed);
   }
@@ -62,16 +73,20 @@ class TrainingRun {
     }
     return bytes;
   }
+  // Of the mean loss since the last update.
   [[nodiscard]] std::vector<float> gradients() const {
     const TensorView view = trainer_.gradients();
-    return {view.data<float>(), view.data<float>() + view.elements()};
+    std::vector<float> result(view.data<float>(), view.data<float>() + view.elements());
+    if (step_loss_.labels == 0) return result;
+    const double scale = trainer_.gradient_scale(step_loss_.labels);
+    for (float& gradient : result) gradient = static_cast<float>(scale * gradient);
+    return result;
   }
 
  private:
-  static Trainer make(const OptimizerSettings& optimizer, DType dtype, std::int64_t accumulation,
-                      std::int64_t batch, bool offload_optimizer) {
+  static Trainer make(const OptimizerSettings& optimizer, DType dtype, std::int64_t batch,
+                      bool offload_optimizer) {
     const Strategy strategy{.layers = {.keep_attention = 1, .recompute = 1},
-                            .accumulation = accumulation,
                             .offload_optimizer = offload_optimizer,
                             .compute_dtype = dtype};
     return {Decoder(tiny_model(), strategy, {.batch = batch, .seq = 35}, {.causal = true}), optimizer};
@@ -80,7 +95,21 @@ class TrainingRun {
   CpuBackend backend_{2};
   std::optional<Context> context_;
   Trainer trainer_;
+  LossSum step_loss_;
 };
+
+// One row of a batch of rows of 35.
+HostBatch row_of(const HostBatch& batch, std::ptrdiff_t row) {
+  const auto part = [&](const std::vector<std::int32_t>& values) {
+    return std::vector<std::int32_t>(values.begin() + 35 * row, values.begin() + 35 * (row + 1));
+  };
+  return {part(batch.tokens), part(batch.labels), part(batch.positions), {}};
+}
+
+HostBatch without_labels(HostBatch batch) {
+  std::ranges::fill(batch.labels, kIgnore);
+  return batch;
+}
 
 TEST(LearningRate, RisesInALineAndFallsAsHalfACosine) {
   const OptimizerSettings settings{.learning_rate = 2, .final_fraction = 0.1, .warmup_steps = 4, .steps = 14};
@@ -221,21 +250,63 @@ TEST(Trainer, ClipsTheNormOfAllGradientsTogether) {
   EXPECT_NEAR(std::sqrt(clipped), 0.25, 1e-5);
 }
 
-TEST(Trainer, MicroStepsAddUpToTheMeanOfTheirLosses) {
-  TrainingRun two({.max_norm = kNone}, DType::f32, 2, 1);
-  TrainingRun one({.max_norm = kNone}, DType::f32, 1, 2);
-  const HostBatch both = one.batch(5);  // 35 tokens a row, 5 labels of each do not count
-  double loss = 0;
-  for (const std::ptrdiff_t row : {0, 35}) {
-    const auto part = [&](const std::vector<std::int32_t>& values) {
-      return std::vector<std::int32_t>(values.begin() + row, values.begin() + row + 35);
+// However the labels are shared among them: the same rows in one batch give the same loss and the same
+// gradients, up to the order of the sums.
+TEST(Trainer, MicroStepsAddUpToTheMeanOverAllTheirLabels) {
+  for (const std::ptrdiff_t labels_of_first : {30, 3, 1, 0}) {
+    SCOPED_TRACE(labels_of_first);
+    const OptimizerSettings optimizer{.weight_decay = 0, .max_norm = 0.25};
+    TrainingRun two(optimizer, DType::f32, 1);
+    TrainingRun one(optimizer, DType::f32, 2);
+    HostBatch both = one.batch(5);  // 35 tokens a row, 5 labels of each do not count
+    std::ptrdiff_t left = labels_of_first;
+    for (std::size_t i = 0; i < 35; ++i) {
+      if (both.labels[i] != kIgnore && left-- <= 0) both.labels[i] = kIgnore;
+    }
+    for (const std::ptrdiff_t row : {0, 1}) static_cast<void>(two.micro_step(row_of(both, row)));
+    const double loss = one.micro_step(both).value();
+    EXPECT_EQ(two.step_loss().labels, labels_of_first + 30);
+    EXPECT_NEAR(two.step_loss().mean().value(), loss, 1e-6 * loss);
+    const WorstDifference worst = worst_difference(tiny_model(), two.gradients(), one.gradients());
+    EXPECT_LT(worst.relative, 2e-5) << worst.parameter;
+    // And what the update makes of them: the norm that is clipped is that of the mean loss.
+    const double norm = one.update(1);
+    ASSERT_GT(norm, 0.5);
+    EXPECT_NEAR(two.update(1), norm, 1e-5 * norm);
+    const auto moments = [](const TrainingRun& run) {
+      const TensorView view = run.trainer().buffers().first_moment;
+      return std::vector<float>(view.data<float>(), view.data<float>() + view.elements());
     };
-    loss += 0.5 * two.micro_step({part(both.tokens), part(both.labels), part(both.positions), {}});
+    const WorstDifference moved = worst_difference(tiny_model(), moments(two), moments(one));
+    EXPECT_LT(moved.relative, 2e-5) << moved.parameter;
   }
-  EXPECT_NEAR(one.micro_step(both), loss, 1e-6 * loss);
-  const WorstDifference worst = worst_difference(tiny_model(), two.gradients(), one.gradients());
-  EXPECT_LT(worst.relative, 2e-5) << worst.parameter;
-  EXPECT_NEAR(two.update(1), one.update(1), 1e-5);
+}
+
+TEST(Trainer, ABatchWithoutALabelIsPassedOver) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    TrainingRun run({.learning_rate = 1e-2, .steps = 10}, dtype);
+    TrainingRun other({.learning_rate = 1e-2, .steps = 10}, dtype);
+    const HostBatch empty = without_labels(run.batch(9));
+    EXPECT_EQ(run.evaluate(empty), std::nullopt);
+    // Between others it adds nothing, to the bit.
+    EXPECT_EQ(run.micro_step(empty), std::nullopt);
+    EXPECT_EQ(run.micro_step(run.batch(1)), other.micro_step(other.batch(1)));
+    EXPECT_EQ(run.micro_step(empty), std::nullopt);
+    EXPECT_EQ(run.micro_step(run.batch(2)), other.micro_step(other.batch(2)));
+    EXPECT_EQ(run.step_loss().labels, other.step_loss().labels);
+    EXPECT_EQ(run.gradients(), other.gradients());
+    EXPECT_EQ(run.update(1), other.update(1));
+    EXPECT_EQ(run.state(), other.state());
+    // A step of such batches alone has no update, and the gradients stay empty whatever the weights are.
+    const auto before = run.state();
+    EXPECT_EQ(run.micro_step(empty), std::nullopt);
+    EXPECT_THROW(static_cast<void>(run.update(2)), Error);
+    EXPECT_EQ(run.state(), before);
+    const TensorView weights = run.trainer().buffers().weights;
+    write_element(weights, 1234, std::numeric_limits<float>::infinity());
+    EXPECT_EQ(run.micro_step(empty), std::nullopt);
+    for (const float gradient : run.gradients()) EXPECT_EQ(gradient, 0);
+  }
 }
 
 TEST(Trainer, SixteenBitWeightsAreTheMastersRounded) {
@@ -261,14 +332,14 @@ TEST(Trainer, LearnsABatchByHeart) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     TrainingRun run({.learning_rate = 1e-2, .warmup_steps = 3, .steps = 30}, dtype);
     const HostBatch batch = run.batch(1);
-    const double first = run.evaluate(batch);
+    const double first = run.evaluate(batch).value();
     EXPECT_NEAR(first, std::log(67), 1);
     for (std::int64_t step = 1; step <= 30; ++step) {
-      const double before = run.evaluate(batch);
+      const std::optional<double> before = run.evaluate(batch);
       EXPECT_EQ(run.micro_step(batch), before);  // to the bit
       EXPECT_TRUE(std::isfinite(run.update(step)));
     }
-    EXPECT_LT(run.evaluate(batch), first / 2);
+    EXPECT_LT(run.evaluate(batch).value(), first / 2);
   }
 }
 
@@ -276,8 +347,8 @@ TEST(Trainer, LearnsABatchByHeart) {
 TEST(Trainer, AnOptimizerOnTheHostGivesTheSameBits) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const OptimizerSettings optimizer{.learning_rate = 1e-2, .steps = 6};
-    TrainingRun device(optimizer, dtype, 2, 2, false);
-    TrainingRun host(optimizer, dtype, 2, 2, true);
+    TrainingRun device(optimizer, dtype, 2, false);
+    TrainingRun host(optimizer, dtype, 2, true);
     EXPECT_EQ(host.state(), device.state());
     for (std::int64_t step = 1; step <= 6; ++step) {
       for (const std::uint64_t part : {0, 1}) {
@@ -322,12 +393,12 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     };
     TrainingRun whole(optimizer, dtype);
     steps(whole, 1, 10);
-    TrainingRun first(optimizer, dtype, 1, 2, from_host);
+    TrainingRun first(optimizer, dtype, 2, from_host);
     steps(first, 1, 5);
     const TrainState state{.step = 5, .tokens = 350, .samples = 10, .seed = 7, .settings = "lr 0.01"};
     const auto folder =
         write_checkpoint(root.path(), first.trainer().decoder().config(), state, first.trainer().buffers());
-    TrainingRun second(optimizer, dtype, 1, 2, to_host);
+    TrainingRun second(optimizer, dtype, 2, to_host);
     EXPECT_NE(second.state(), first.state());
     EXPECT_EQ(read_checkpoint(folder, second.trainer().decoder().config(), second.trainer().buffers()),
               state);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "headroom/plan.h"
@@ -23,21 +24,22 @@ class StepProgram {
 
   // Random tokens, each to predict the next.
   void micro_step() {
-    trainer_.micro_step(context_, [&](const StepBatch& batch) {
+    const LossSum loss = trainer_.micro_step(context_, [&](const StepBatch& batch) {
       const Random random(1);
       const std::int64_t seq = batch.tokens.extent(1);
-      auto* tokens = batch.tokens.data<std::int32_t>();
-      auto* labels = batch.labels.data<std::int32_t>();
-      for (std::int64_t i = 0; i < batch.tokens.elements(); ++i) {
-        tokens[i] = static_cast<std::int32_t>(
+      const auto token = [&](std::int64_t i) {
+        return static_cast<std::int32_t>(
             random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(vocab_)));
+      };
+      for (std::int64_t i = 0; i < batch.tokens.elements(); ++i) {
+        batch.tokens.data<std::int32_t>()[i] = token(i);
+        batch.labels.data<std::int32_t>()[i] = token(i + 1);
         batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % seq);
-        labels[i] = kIgnore;
-        if (i % seq > 0) labels[i - 1] = tokens[i];
       }
     });
+    labels_ += loss.labels;
   }
-  void update() { trainer_.update(context_, ++updates_); }
+  void update() { trainer_.update(context_, ++updates_, std::exchange(labels_, 0)); }
 
   // What was run until now does not count.
   void warmed_up() {
@@ -63,6 +65,7 @@ class StepProgram {
   Context context_;
   Trainer trainer_;
   std::int64_t updates_ = 0;
+  std::int64_t labels_ = 0;  // since the last update
   std::vector<WorkRecord> warm_;
 };
 

@@ -10,11 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
+#include <utility>
 
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
+#include "json_or_null.h"
 #include "rates.h"
 #include "training_page.h"
 #include "training_run.h"
@@ -31,9 +33,9 @@ struct Options {
   std::int64_t batch = 1;
   std::int64_t accumulation = 1;
   std::int64_t max_documents = 256;
+  bool bytes = false;
   std::optional<std::string> budget;
   std::string attention = "causal";
-  bool bytes = false;
   std::optional<std::string> dtype;
   OptimizerSettings optimizer;
   std::optional<std::int64_t> warmup;
@@ -147,6 +149,10 @@ std::string duration(double seconds) {
   return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
 }
 
+std::string loss_text(const std::optional<double>& loss) {
+  return loss ? fmt::format("{:.4f}", *loss) : "none";
+}
+
 // A live line on a terminal; elsewhere about twenty plain lines.
 class Narrator {
  public:
@@ -168,10 +174,15 @@ class Narrator {
     const double left = report.seconds / static_cast<double>(report.step - begun_ + 1) *
                         static_cast<double>(steps_ - report.step);
     const std::string line = fmt::format(
-        "step {} of {}  loss {:.4f}  {} tokens/s  memory {} now, {} peak, {} budget  {} left", report.step,
-        steps_, report.loss, format_count(static_cast<std::int64_t>(report.tokens_per_second)),
+        "step {} of {}  loss {}  {} tokens/s  memory {} now, {} peak, {} budget  {} left", report.step,
+        steps_, loss_text(report.loss), format_count(static_cast<std::int64_t>(report.tokens_per_second)),
         format_bytes(report.live_bytes), format_bytes(report.live_peak_bytes), format_bytes(budget_bytes_),
         duration(left));
+    if (!report.loss && !std::exchange(told_of_no_labels_, true)) {
+      if (terminal_) std::fputs("\r\033[K", stderr);
+      out_ << "note    step " << report.step
+           << " has no labelled token, so nothing was updated; the end counts such steps" << std::endl;
+    }
     if (terminal_) {
       std::fprintf(stderr, "\r\033[K%s", line.c_str());
     } else if (report.step == begun_ || report.step == steps_ ||
@@ -187,12 +198,18 @@ class Narrator {
   bool quiet_;
   bool terminal_;
   std::int64_t begun_ = 0;
+  bool told_of_no_labels_ = false;
 };
 
 void print_result(const TrainingResult& result, const Data& data, std::ostream& out) {
-  fmt::print(out, "{} after step {}: loss {:.4f} -> {:.4f} in {}, live peak {}\n",
-             result.interrupted ? "stopped" : "done", result.last_step, result.first_loss, result.last_loss,
-             duration(result.seconds), format_bytes(result.live_peak_bytes));
+  fmt::print(out, "{} after step {}: loss {} -> {} in {}, live peak {}\n",
+             result.interrupted ? "stopped" : "done", result.last_step, loss_text(result.first_loss),
+             loss_text(result.last_loss), duration(result.seconds), format_bytes(result.live_peak_bytes));
+  if (result.steps_without_labels > 0) {
+    fmt::print(out, "passed over: {} of {} steps had no label and changed nothing\n",
+               format_count(result.steps_without_labels),
+               format_count(result.last_step - result.first_step + 1));
+  }
   if (result.held_out_loss) {
     fmt::print(out, "held out: loss {:.4f}", *result.held_out_loss);
     if (const std::optional<double> floor = data.floor()) {
@@ -217,16 +234,15 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
                                  {"strategy", describe(plan.fit.strategy)},
                                  {"first_step", result.first_step},
                                  {"last_step", result.last_step},
-                                 {"first_loss", result.first_loss},
-                                 {"last_loss", result.last_loss},
-                                 {"held_out_loss", nullptr},
-                                 {"floor", nullptr},
+                                 {"first_loss", json_or_null(result.first_loss)},
+                                 {"last_loss", json_or_null(result.last_loss)},
+                                 {"steps_without_labels", result.steps_without_labels},
+                                 {"held_out_loss", json_or_null(result.held_out_loss)},
+                                 {"floor", json_or_null(plan.data.floor())},
                                  {"seconds", result.seconds},
                                  {"live_peak_bytes", result.live_peak_bytes},
                                  {"interrupted", result.interrupted},
                                  {"checkpoint", result.checkpoint.string()}};
-  if (result.held_out_loss) json["held_out_loss"] = *result.held_out_loss;
-  if (const std::optional<double> floor = plan.data.floor()) json["floor"] = *floor;
   if (plan.warning) json["warning"] = *plan.warning;
   return json;
 }
@@ -303,6 +319,8 @@ void add_train(CLI::App& app, std::ostream& out) {
   app.add_option("--data", options->data,
                  "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
       ->required();
+  app.add_flag("--bytes", options->bytes,
+               "Take the bytes of --data for tokens 0 to 255: of any file, for a model of any vocabulary");
   app.add_option("--context", options->context, "Tokens of a sequence")->required()->check(positive);
   app.add_option("--steps", options->optimizer.steps, "Updates")->required()->check(positive);
   app.add_option("--out", options->out, "Folder for checkpoints and metrics.jsonl")->required();
@@ -319,8 +337,6 @@ void add_train(CLI::App& app, std::ostream& out) {
   app.add_option("--warmup", options->warmup, "Steps (default: a tenth, at most 100)");
   app.add_option("--final-fraction", options->optimizer.final_fraction,
                  "Of the learning rate, at the end of the cosine")
-  app.add_flag("--bytes", options->bytes,
-               "Take the bytes of --data for tokens 0 to 255: of any file, for a model of any vocabulary");
       ->capture_default_str();
   app.add_option("--weight-decay", options->optimizer.weight_decay, "Of matrices")->capture_default_str();
   app.add_option("--clip", options->optimizer.max_norm, "Largest norm of the gradients")

@@ -24,9 +24,14 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
                    format_count(sizes.seq))}};
   if (!result) return figures;
   figures.figures.push_back({"live peak", bytes_cell(result->live_peak_bytes), "as the run measured itself"});
-  figures.figures.push_back({"loss", fmt::format("{:.4f}", result->last_loss),
-                             fmt::format("from {:.4f}, after step {}{}", result->first_loss,
-                                         result->last_step, result->interrupted ? ", stopped" : "")});
+  const std::string after =
+      fmt::format("after step {}{}", result->last_step, result->interrupted ? ", stopped" : "");
+  if (result->last_loss) {
+    figures.figures.push_back({"loss", fmt::format("{:.4f}", *result->last_loss),
+                               fmt::format("from {:.4f}, {}", *result->first_loss, after)});
+  } else {
+    figures.figures.push_back({"loss", "none", fmt::format("no step had a label, {}", after)});
+  }
   if (result->held_out_loss) {
     figures.figures.push_back(
         {"held-out loss", fmt::format("{:.4f}", *result->held_out_loss), "on samples never trained on"});
@@ -40,8 +45,8 @@ LineChart loss_chart(const TrainingPlan& plan) {
   std::ifstream lines(plan.setup.out / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object()) continue;
-    loss.points.push_back({json.value("step", 0.0), json.value("loss", 0.0)});
+    if (!json.is_object() || !json.contains("loss") || !json["loss"].is_number()) continue;
+    loss.points.push_back({json.value("step", 0.0), json["loss"].get<double>()});
   }
   if (const std::optional<double> floor = plan.data.floor()) {
     chart.levels.push_back({"guessing", *floor});

@@ -10,6 +10,7 @@
 #include "headroom/core/elements.h"
 #include "headroom/core/files.h"
 #include "headroom/model.h"
+#include "json_or_null.h"
 
 namespace headroom {
 namespace {
@@ -37,9 +38,10 @@ class Metrics {
 
   void add(const StepReport& report) {
     const nlohmann::ordered_json line = {{"step", report.step},
-                                         {"loss", report.loss},
+                                         {"loss", json_or_null(report.loss)},
+                                         {"labels", report.labels},
                                          {"learning_rate", report.learning_rate},
-                                         {"grad_norm", report.grad_norm},
+                                         {"grad_norm", json_or_null(report.grad_norm)},
                                          {"tokens", report.tokens},
                                          {"seconds", report.seconds},
                                          {"tokens_per_second", report.tokens_per_second},
@@ -87,10 +89,11 @@ class TrainingRun {
     while (state_.step < setup_.problem.optimizer.steps && !result.interrupted) {
       StepReport report = step();
       report.seconds = seconds();
-      report.tokens_per_second = static_cast<double>(step_tokens()) / (report.seconds - before);
+      report.tokens_per_second = static_cast<double>(step_tokens(setup_.problem)) / (report.seconds - before);
       before = report.seconds;
-      if (state_.step == result.first_step) result.first_loss = report.loss;
-      result.last_loss = report.loss;
+      if (!report.loss) ++result.steps_without_labels;
+      if (!result.first_loss) result.first_loss = report.loss;
+      if (report.loss) result.last_loss = report.loss;
       metrics.add(report);
       listen(report);
       result.interrupted = stop();
@@ -127,10 +130,6 @@ class TrainingRun {
     });
   }
 
-  [[nodiscard]] std::int64_t step_tokens() const {
-    return setup_.problem.sizes.batch * setup_.problem.sizes.seq * setup_.problem.accumulation;
-  }
-
   // The batch that begins with the sample.
   [[nodiscard]] Trainer::FillBatch batch_from(std::int64_t sample) const {
     return [this, sample](const StepBatch& batch) {
@@ -145,25 +144,29 @@ class TrainingRun {
     };
   }
 
+  // The mean loss is over all labels of the step, however its batches share them. Without one there is
+  // nothing to learn from: weights and moments stay as they are, and the step counts.
   StepReport step() {
     const std::int64_t number = state_.step + 1;
     const std::int64_t batch = setup_.problem.sizes.batch;
     const std::int64_t accumulation = setup_.problem.accumulation;
-    double loss = 0;
+    LossSum loss;
     for (std::int64_t i = 0; i < accumulation; ++i) {
       const auto fill = batch_from(state_.samples + i * batch);
-      const double part = trainer_.micro_step(context_, fill);
-      if (!std::isfinite(part)) stop_at_loss(number, part, fill);
-      loss += part / static_cast<double>(accumulation);
+      const LossSum part = trainer_.micro_step(context_, fill);
+      if (!std::isfinite(part.sum)) stop_at_loss(number, *part.mean(), fill);
+      loss += part;
     }
-    const double norm = trainer_.update(context_, number);
-    if (!std::isfinite(norm)) stop_at_gradient(number, norm);
+    std::optional<double> norm;
+    if (loss.labels > 0) norm = trainer_.update(context_, number, loss.labels);
+    if (norm && !std::isfinite(*norm)) stop_at_gradient(number, *norm);
     state_.step = number;
     state_.samples += batch * accumulation;
-    state_.tokens += step_tokens();
+    state_.tokens += step_tokens(setup_.problem);
     const Usage& usage = context_.ledger().usage(Space::device);
     return {.step = number,
-            .loss = loss,
+            .loss = loss.mean(),
+            .labels = loss.labels,
             .learning_rate = learning_rate(setup_.problem.optimizer, number),
             .grad_norm = norm,
             .tokens = state_.tokens,
@@ -222,12 +225,12 @@ class TrainingRun {
     return checkpoint;
   }
 
-  double held_out_loss() {
-    double sum = 0;
+  std::optional<double> held_out_loss() {
+    LossSum loss;
     for (std::int64_t i = 0; i < kHeldOutBatches; ++i) {
-      sum += trainer_.evaluate(context_, batch_from(kHeldOut + i * setup_.problem.sizes.batch));
+      loss += trainer_.evaluate(context_, batch_from(kHeldOut + i * setup_.problem.sizes.batch));
     }
-    return sum / static_cast<double>(kHeldOutBatches);
+    return loss.mean();
   }
 
   const TrainingSetup& setup_;

@@ -26,11 +26,13 @@ struct TrainingSetup {
 
 struct StepReport {
   std::int64_t step = 0;
-  double loss = 0;
+  std::optional<double>
+      loss;  // the mean over the labels; nothing where the step has none, which changes nothing
+  std::int64_t labels = 0;  // of this step
   double learning_rate = 0;
-  double grad_norm = 0;
-  std::int64_t tokens = 0;  // since the run first began
-  double seconds = 0;       // since this process began to train
+  std::optional<double> grad_norm;  // nothing where there is no loss
+  std::int64_t tokens = 0;          // since the run first began
+  double seconds = 0;               // since this process began to train
   double tokens_per_second = 0;
   std::int64_t live_bytes = 0;
   std::int64_t live_peak_bytes = 0;
@@ -39,8 +41,9 @@ struct StepReport {
 struct TrainingResult {
   std::int64_t first_step = 1;  // of this process
   std::int64_t last_step = 0;
-  double first_loss = 0;
-  double last_loss = 0;
+  std::optional<double> first_loss;  // of the first and the last step that had a label
+  std::optional<double> last_loss;
+  std::int64_t steps_without_labels = 0;
   std::optional<double> held_out_loss;  // on samples that were not trained on, where the source never ends
   double seconds = 0;
   std::int64_t live_peak_bytes = 0;

@@ -12,15 +12,19 @@ namespace headroom {
 //   result  [1] f64 or f32
 void sum_of_squares(Context& context, const TensorView& view, const TensorView& result, Store store);
 
-// norm <- sqrt(sum); factor <- min(1, max_norm / (norm + 1e-6)). Where the sum is not finite, factor and
-// finite are 0, and adamw leaves everything as it is.
+// norm <- scale * sqrt(sum); factor <- scale * min(1, max_norm / (norm + 1e-6)): the norm of the gradients
+// times scale, and what to multiply the gradients by so that they are scaled and clipped. Where the sum is
+// not finite, factor and finite are 0, and adamw leaves everything as it is.
 struct ClipFactor {
   TensorView sum_of_squares;  // [1] f64 or f32
   TensorView norm;            // [1] f32
   TensorView factor;          // [1] f32
   TensorView finite;          // [1] i32: 1 or 0
 };
-// max_norm is positive; infinity clips nothing.
-void clip_factor(Context& context, const ClipFactor& views, double max_norm);
+struct Clipping {
+  double max_norm = 1;  // positive; infinity clips nothing
+  double scale = 1;     // positive and finite
+};
+void clip_factor(Context& context, const ClipFactor& views, const Clipping& clipping);
 
 }  // namespace headroom

@@ -20,6 +20,12 @@ struct TrainingProblem {
   std::int64_t accumulation = 1;
 };
 
+// Throws with the value that is wrong.
+void validate(const TrainingProblem& problem);
+
+// Tokens between two updates.
+[[nodiscard]] std::int64_t step_tokens(const TrainingProblem& problem);
+
 // The loss of its batch, not yet cut into chunks.
 [[nodiscard]] LossProblem loss_problem(const TrainingProblem& problem);
 

@@ -39,6 +39,24 @@ void validate(const OptimizerSettings& settings);
 // ends with the last step.
 [[nodiscard]] double learning_rate(const OptimizerSettings& settings, std::int64_t step);
 
+// The loss of a batch, or of several together: summed, so that batches of different numbers of labels add up
+// to the mean over all their labels.
+struct LossSum {
+  double sum = 0;           // over the labels
+  std::int64_t labels = 0;  // tokens that are to predict something
+
+  LossSum& operator+=(const LossSum& other) {
+    sum += other.sum;
+    labels += other.labels;
+    return *this;
+  }
+  // Nothing where there is no label.
+  [[nodiscard]] std::optional<double> mean() const {
+    if (labels == 0) return std::nullopt;
+    return sum / static_cast<double>(labels);
+  }
+};
+
 class Trainer {
  public:
   Trainer(Decoder decoder, const OptimizerSettings& optimizer);
@@ -51,21 +69,26 @@ class Trainer {
   void initialize(Context& context, std::uint64_t seed) const;
   // In host memory; valid after load, on devices whose memory the host can read.
   [[nodiscard]] TrainBuffers buffers() const;
+  // Of the sum of the losses since the last update, divided by the tokens of one batch.
   [[nodiscard]] TensorView gradients() const { return gradients_; }
+  // What gradients() are multiplied by to be those of the mean loss over this many labels.
+  [[nodiscard]] double gradient_scale(std::int64_t labels) const;
 
-  // One batch: body(views in host memory) fills it. Adds the gradients of its mean loss over `accumulation`
-  // (the strategy's) and returns the loss.
+  // One batch: fill(views in host memory) writes it. Adds to the gradients and returns the loss. A batch
+  // without a label is passed over: nothing is computed, nothing changes. A rehearsal counts every token.
   using FillBatch = std::function<void(const StepBatch& batch)>;
-  double micro_step(Context& context, const FillBatch& fill);
+  LossSum micro_step(Context& context, const FillBatch& fill);
 
-  // Clips, updates the weights unless the norm is not finite, clears the gradients; returns the norm.
-  double update(Context& context, std::int64_t step);
+  // Ends a step of so many labels, at least one: makes the gradients those of the mean loss over all of
+  // them, clips, updates the weights unless the norm is not finite, and clears the gradients. Returns the
+  // norm.
+  double update(Context& context, std::int64_t step, std::int64_t labels);
 
   // Phase save: body() writes what buffers() holds.
   void save(Context& context, const std::function<void()>& body);
 
-  // The mean loss of a batch.
-  double evaluate(Context& context, const FillBatch& fill, const Decoder::Inspect& inspect = {});
+  // The loss of a batch; one without a label is passed over.
+  LossSum evaluate(Context& context, const FillBatch& fill, const Decoder::Inspect& inspect = {});
 
  private:
   [[nodiscard]] Tensor take(Context& context, std::string_view name, Category category, DType dtype,
@@ -76,7 +99,9 @@ class Trainer {
 
     [[nodiscard]] StepBatch views() const;
   };
-  [[nodiscard]] DeviceBatch send(Context& context, const FillBatch& fill) const;
+  [[nodiscard]] DeviceBatch send(Context& context) const;
+  // Fills the host's buffers and counts the labels.
+  [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
   // A value that the device made, on the host.
   double read_back(Context& context, const Tensor& value) const;
 

@@ -39,7 +39,7 @@ void convert(const TensorView& from, const TensorView& to, const Stream& stream)
 [[nodiscard]] Shape sum_of_squares_workspace(const Shape& view);
 void sum_of_squares(const TensorView& view, const TensorView& result, Store store,
                     const TensorView& workspace, const Stream& stream);
-void clip_factor(const ClipFactor& views, double max_norm);
+void clip_factor(const ClipFactor& views, const Clipping& clipping);
 
 void adamw(const AdamWViews& views, const AdamW& settings, const Stream& stream);
 
