@@ -25,7 +25,7 @@ void validate(const TrainingProblem& problem) {
   std::int64_t tokens = 0;
   check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) &&
             !__builtin_mul_overflow(tokens, problem.accumulation, &tokens),
-        "batch {} x context {} x accumulation {} is a step of more than 2^63 tokens", sizes.batch, sizes.seq,
+        "batch {} x context {} x accumulation {} is a step of 2^63 tokens or more", sizes.batch, sizes.seq,
         problem.accumulation);
 }
 
