@@ -30,8 +30,8 @@ bool lists(std::string_view controllers, std::string_view controller) {
 }
 
 // Where the process is in a hierarchy: "0::/path" (version 2) or "4:memory:/path" (version 1).
-std::string group_path(std::string_view controller) {
-  std::ifstream file("/proc/self/cgroup");
+std::string group_path(const fs::path& memberships, std::string_view controller) {
+  std::ifstream file(memberships);
   std::string line;
   while (std::getline(file, line)) {
     const std::size_t first = line.find(':');
@@ -82,20 +82,19 @@ void tighten_cores(ControlGroupLimits& limits, std::optional<std::int64_t> quota
 
 }  // namespace
 
-ControlGroupLimits control_group_limits() {
+ControlGroupLimits control_group_limits(const fs::path& root, const fs::path& memberships) {
   ControlGroupLimits limits;
-  const fs::path root = "/sys/fs/cgroup";
-  visit_groups(root, group_path(""), [&](const fs::path& group) {
+  visit_groups(root, group_path(memberships, ""), [&](const fs::path& group) {
     tighten_memory(limits, group, "memory.max", "memory.current");
     std::ifstream cpu(group / "cpu.max");  // "quota period" or "max period"
     std::int64_t quota = 0;
     std::int64_t period = 0;
     if (cpu >> quota >> period) tighten_cores(limits, quota, period);
   });
-  visit_groups(root / "memory", group_path("memory"), [&](const fs::path& group) {
+  visit_groups(root / "memory", group_path(memberships, "memory"), [&](const fs::path& group) {
     tighten_memory(limits, group, "memory.limit_in_bytes", "memory.usage_in_bytes");
   });
-  visit_groups(root / "cpu", group_path("cpu"), [&](const fs::path& group) {
+  visit_groups(root / "cpu", group_path(memberships, "cpu"), [&](const fs::path& group) {
     tighten_cores(limits, read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us"));
   });
   return limits;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 
 namespace headroom {
@@ -16,6 +17,9 @@ struct ControlGroupLimits {
   std::optional<int> cores;      // a quota of processor time, rounded up
 };
 
-[[nodiscard]] ControlGroupLimits control_group_limits();
+// Reads the groups under `root` that `memberships` names; the defaults are the kernel's, for this process.
+[[nodiscard]] ControlGroupLimits control_group_limits(
+    const std::filesystem::path& root = "/sys/fs/cgroup",
+    const std::filesystem::path& memberships = "/proc/self/cgroup");
 
 }  // namespace headroom
