@@ -29,6 +29,24 @@ TEST(CachingAllocator, RoundsAndChoosesSegments) {
   EXPECT_EQ(simulate_caching_allocator(Blocks{{0, 1, 0}}).reserved_peak_bytes, 0);
 }
 
+TEST(CachingAllocator, SplitsOffWhatIsLeftAsPyTorchDoes) {
+  // In the large pool what is left has to be over 1 MiB (should_split: remaining > kSmallSize). Exactly 1 MiB
+  // stays with the block, which counts whole.
+  const auto exact = simulate_caching_allocator(Blocks{{0, 1, 11 * kMiB}});
+  EXPECT_EQ(exact.allocated_peak_bytes, 12 * kMiB);
+  EXPECT_EQ(exact.reserved_peak_bytes, 12 * kMiB);
+  // 512 bytes more are left: they are split off, and a later request finds them.
+  const auto over = simulate_caching_allocator(Blocks{{0, 1, 11 * kMiB - 512}});
+  EXPECT_EQ(over.allocated_peak_bytes, 11 * kMiB - 512);
+  const auto reused = simulate_caching_allocator(Blocks{{0, 9, 11 * kMiB - 512}, {1, 9, kMiB + 512}});
+  EXPECT_EQ(reused.segments, 1);
+  EXPECT_EQ(simulate_caching_allocator(Blocks{{0, 9, 11 * kMiB}, {1, 9, kMiB + 512}}).segments, 2);
+  // In the small pool 512 bytes are enough (remaining >= kMinBlockSize).
+  const auto small = simulate_caching_allocator(Blocks{{0, 9, kMiB}, {1, 9, kMiB - 512}, {2, 9, 512}});
+  EXPECT_EQ(small.allocated_peak_bytes, 2 * kMiB);
+  EXPECT_EQ(small.reserved_peak_bytes, 2 * kMiB);
+}
+
 TEST(CachingAllocator, TakesTheBestFitAndMerges) {
   // Two freed blocks beside each other become one piece that a larger request can use.
   const auto merged = simulate_caching_allocator(
