@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -94,6 +95,50 @@ TEST(AttentionProblem, CountsArithmeticAndBytes) {
   const std::int64_t lse = 16384LL * 16 * 4;
   EXPECT_EQ(minimum_bytes(p, Pass::forward), 4 * tensor + lse);
   EXPECT_EQ(minimum_bytes(p, Pass::backward), 8 * tensor + lse);
+}
+
+// Pairs of all heads and patterns, by asking the mask about every one.
+double count_attending(const AttentionProblem& p) {
+  double pairs = 0;
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    for (int pattern = 0; pattern < p.mask.patterns_per_head(); ++pattern) {
+      const MaskView mask = mask_view(p, {}, 0, h, pattern);
+      for (std::int64_t q = 0; q < p.seq_q; ++q) {
+        for (std::int64_t k = 0; k < p.seq_k; ++k) pairs += mask.attends(q, k) ? 1 : 0;
+      }
+    }
+  }
+  return pairs;
+}
+
+TEST(AttentionProblem, ArithmeticOfDilationIsThatOfThePairsItLeaves) {
+  // Segments that end with the sequence and inside it, longer than it, and shorter than the rate; patterns
+  // dealt to the heads, and mixed.
+  const std::vector<std::vector<Dilation>> patterns = {
+      {{15, 2}}, {{14, 3}}, {{100, 4}}, {{3, 5}}, {{9, 1}, {45, 4}}};
+  for (const std::vector<Dilation>& pattern : patterns) {
+    for (const bool mixed : {false, true}) {
+      for (const bool causal : {false, true}) {
+        for (const std::int64_t left : {std::int64_t{0}, std::int64_t{5}, Mask::kUnlimited}) {
+          for (const std::int64_t right : {std::int64_t{0}, std::int64_t{7}, Mask::kUnlimited}) {
+            AttentionProblem p{
+                .batch = 3, .seq_q = 45, .seq_k = 45, .heads_q = 4, .heads_kv = 2, .head_dim = 8};
+            p.mask.causal = causal;
+            p.mask.window_left = left;
+            p.mask.window_right = right;
+            p.mask.dilation_count = static_cast<int>(pattern.size());
+            std::copy(pattern.begin(), pattern.end(), p.mask.dilations.begin());
+            p.mask.mix_dilations = mixed;
+            validate(p);
+            const double pairs = 3 * count_attending(p);
+            EXPECT_DOUBLE_EQ(flops(p, Pass::forward), 4 * 8 * pairs)
+                << pattern[0].segment << "/" << pattern[0].rate << " " << mixed << causal << left << right;
+            EXPECT_DOUBLE_EQ(flops(p, Pass::backward), 10 * 8 * pairs);
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
