@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,38 @@ TEST_P(AttentionCases, WithinThePlainComputation) {
     EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.group << ": " << c.name;
   }
   EXPECT_GT(served, 8);
+}
+
+// What a slice might miss: each of these groups is small, and whole.
+TEST_P(AttentionCases, PaddedDilationUnevenBlocksAndOddStrides) {
+  std::map<std::string, int> served;
+  for (const AttentionCase& c : attention_cases()) {
+    if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides") continue;
+    if (!serves(c, GetParam())) continue;
+    ++served[c.group];
+    EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.group << ": " << c.name;
+  }
+  EXPECT_THAT(served, testing::UnorderedElementsAre(testing::Pair("padded dilation", 10),
+                                                    testing::Pair("uneven blocks", 8),
+                                                    testing::Pair("odd strides", 8)));
+}
+
+// Rows of 16-bit types at odd addresses, which the shared list leaves out for the sake of Hopper's copies.
+TEST_P(AttentionCases, OddStridesIn16Bits) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    AttentionCase c{
+        .group = "odd strides", .name = std::string(name(dtype)), .problem = {}, .document_lengths = {}};
+    c.problem = {.batch = 2,
+                 .seq_q = 75,
+                 .seq_k = 90,
+                 .heads_q = 6,
+                 .heads_kv = 3,
+                 .head_dim = 24,
+                 .dtype = dtype,
+                 .mask = {.causal = true}};
+    c.strided = c.odd = c.lse_gradient = true;
+    EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Implementations, AttentionCases,

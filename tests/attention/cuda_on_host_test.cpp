@@ -53,6 +53,17 @@ TEST(CudaOnHost, PortableWithinThePlainComputation) {
   EXPECT_GT(run_cases(on_host<kPortable>("portable"), 9, 0, 7), 50);
 }
 
+// What a slice of the list might miss.
+TEST(CudaOnHost, PaddedDilationUnevenBlocksAndOddStrides) {
+  const AttentionImplementation row = on_host<kPortable>("portable");
+  const CaseDevice gpu{
+      .description = {.kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0}};
+  for (const AttentionCase& c : attention_cases()) {
+    if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides") continue;
+    EXPECT_LE(run_attention_case(c, row, 2, gpu).worst(), 1) << c.group << ": " << c.name;
+  }
+}
+
 // Rounds towards zero where tensor cores are known to; 8.6 has smaller tiles.
 TEST(CudaOnHost, Tf32x3WithinThePlainComputation) {
   EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 9, 0, 11), 10);

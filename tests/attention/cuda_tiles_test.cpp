@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 #include <vector>
 
@@ -171,6 +172,22 @@ TEST(CudaTiles, NoListLeadsOutOfRange) {
   }
   KeyTiles tiles({0, 100}, kTileKeys, {blocks, 4, 64});
   for (std::int32_t tile = tiles.next(); tile >= 0; tile = tiles.next()) EXPECT_LT(tile, 2);
+}
+
+TEST(CudaViews, FourNeighboursMoveAsOneOnlyWhereEveryRowStartsSo) {
+  alignas(16) static float data[64];
+  const auto aligned = [&](std::int64_t offset, std::array<std::int64_t, 4> strides, DType dtype) {
+    auto* start = reinterpret_cast<std::byte*>(data) + offset * size_bytes(dtype);
+    return heads_view(TensorView(start, dtype, {2, 3, 4, 8}, strides)).aligned;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    EXPECT_TRUE(aligned(0, {1000, 96, 24, 1}, dtype));
+    EXPECT_TRUE(aligned(4, {1000, 96, 24, 1}, dtype));
+    EXPECT_FALSE(aligned(2, {1000, 96, 24, 1}, dtype));  // where the tensor starts
+    EXPECT_FALSE(aligned(0, {1002, 96, 24, 1}, dtype));  // sequences
+    EXPECT_FALSE(aligned(0, {1000, 98, 24, 1}, dtype));  // rows
+    EXPECT_FALSE(aligned(0, {1000, 96, 23, 1}, dtype));  // heads: rows of four are at multiples of 4 again
+  }
 }
 
 TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {

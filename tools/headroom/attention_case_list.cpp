@@ -280,6 +280,60 @@ void add_larger_heads(CaseList& list) {
   list.add("large", sized(1023, 1024, 64, DType::f32, causal()));
 }
 
+// Dilation where rows follow the last document: they are one more document, with segments of its own.
+void add_padded_dilation(CaseList& list) {
+  const std::vector<std::vector<Dilation>> patterns = {{{16, 2}}, {{50, 3}}, {{7, 9}}, {{32, 1}, {128, 4}}};
+  for (const std::vector<Dilation>& pattern : patterns) {
+    for (const bool is_causal : {false, true}) {
+      AttentionProblem problem = sized(160, 160, is_causal ? 64 : 16, is_causal ? DType::f32 : DType::bf16,
+                                       is_causal ? causal() : Mask{});
+      problem.batch = 2;
+      problem.heads_q = 4;
+      problem.heads_kv = 2;
+      problem.mask.dilation_count = static_cast<int>(pattern.size());
+      std::copy(pattern.begin(), pattern.end(), problem.mask.dilations.begin());
+      list.add("padded dilation", problem, {50, 0, 71, 1});
+      if (pattern.size() < 2) continue;
+      problem.mask.mix_dilations = true;
+      list.add("padded dilation", problem, {50, 0, 71, 1});
+    }
+  }
+}
+
+// Blocks one row over a tile of queries: the tiles that a block is cut into are not equal.
+void add_uneven_blocks(CaseList& list) {
+  for (const std::int64_t rows : {65, 129}) {
+    for (const auto& [head_dim, dtype] : {std::pair{32, DType::f32}, std::pair{64, DType::f32},
+                                          std::pair{64, DType::bf16}, std::pair{128, DType::f16}}) {
+      const bool is_causal = dtype != DType::bf16;
+      AttentionProblem problem = sized(200, 260, head_dim, dtype, is_causal ? causal() : Mask{});
+      problem.heads_q = 2;
+      problem.mask.block_rows = rows;
+      problem.mask.block_columns = head_dim == 32 ? 50 : 64;
+      problem.mask.max_blocks_per_row = 3;
+      list.add("uneven blocks", problem);
+    }
+  }
+}
+
+// In f32: kernels that copy 16 bytes at a time refuse such views of 16-bit types.
+void add_odd_strides(CaseList& list) {
+  const std::array<std::pair<std::int64_t, std::int64_t>, 4> heads = {{{8, 1}, {8, 2}, {6, 3}, {4, 4}}};
+  for (const auto& [heads_q, heads_kv] : heads) {
+    for (const std::int64_t head_dim : {24, 64}) {
+      AttentionProblem problem = sized(75, 75, head_dim, DType::f32, head_dim == 24 ? causal() : Mask{});
+      problem.batch = 2;
+      problem.heads_q = heads_q;
+      problem.heads_kv = heads_kv;
+      if (heads_q == 4) problem.mask.dilations[0] = {30, 2};
+      problem.mask.dilation_count = heads_q == 4 ? 1 : 0;
+      list.add("odd strides", problem);
+      list.last().strided = true;
+      list.last().odd = true;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<AttentionCase> attention_cases() {
@@ -294,6 +348,9 @@ std::vector<AttentionCase> attention_cases() {
   add_blocks(list);
   add_blocks_in_16_bits(list);
   add_larger_heads(list);
+  add_padded_dilation(list);
+  add_uneven_blocks(list);
+  add_odd_strides(list);
   return list.take();
 }
 

@@ -21,7 +21,8 @@ namespace headroom {
 class Guarded {
  public:
   Guarded() = default;
-  // Strided: the heads of a fused projection; odd: rows at no multiple of 16 bytes.
+  // Strided: the heads of a fused projection, with padding behind heads, rows and sequences, so that no
+  // stride follows from another; odd: rows at no multiple of 16 bytes.
   Guarded(DType dtype, const Shape& shape, bool strided, bool odd = false) {
     constexpr std::int64_t kGuard = 64;
     std::vector<std::int64_t> strides(static_cast<std::size_t>(shape.rank()));
@@ -29,7 +30,7 @@ class Guarded {
     for (int i = shape.rank() - 1; i >= 0; --i) {
       strides[static_cast<std::size_t>(i)] = reach;
       reach *= std::max<std::int64_t>(shape[i], 1);
-      if (strided && i == shape.rank() - 1) reach = reach * 3 + (odd ? 7 : 8);
+      if (strided) reach = (i == shape.rank() - 1 ? 3 * reach : reach) + (odd ? 7 : 8);
     }
     bytes_.assign(static_cast<std::size_t>((reach + 2 * kGuard) * size_bytes(dtype)), kCanary);
     view_ = TensorView(bytes_.data() + kGuard * size_bytes(dtype), dtype, shape, strides);
