@@ -115,6 +115,30 @@ TEST(EagerStep, MatchesTheH200) {
   }
 }
 
+// EmbeddingBackwardKernel.cu: f32 rows for the partial sums, numel / 10 + min(numel, num_weights) of them.
+// With few tokens and every layer's gradients there, that is the moment of the peak.
+TEST(EagerStep, TheEmbeddingsPartialSumsAreInThePeakOfShortContexts) {
+  struct Row {
+    std::string_view model;
+    std::int64_t seq, vocab;  // vocab 0: the model's own
+    std::int64_t partial_rows;
+    bool is_peak;
+  };
+  for (const Row& row :
+       {Row{"qwen3-4b", 512, 0, 51 + 512, true}, Row{"qwen3-4b", 4096, 0, 409 + 4096, true},
+        Row{"llama3-8b", 4096, 0, 409 + 4096, true}, Row{"llama3-8b", 16384, 2000, 1638 + 2000, false}}) {
+    SCOPED_TRACE(fmt::format("{}, {} tokens, {} words", row.model, row.seq, row.vocab));
+    ModelConfig config = built_in_model(row.model);
+    if (row.vocab > 0) config.vocab = row.vocab;
+    const EagerMemory memory = eager_memory(rehearse_eager(config, {.seq = row.seq}, kCompiled, h200()));
+    const StageUsage& embedding = memory.stage("backward/embedding");
+    EXPECT_EQ(embedding.peak_bytes == memory.stage("").peak_bytes, row.is_peak);
+    // Tied, the embedding's own gradient goes too: it is added to that of the loss.
+    const std::int64_t gradient = config.tied_embeddings ? config.vocab * config.hidden * 2 : 0;
+    EXPECT_EQ(embedding.peak_bytes - embedding.live_bytes, row.partial_rows * config.hidden * 4 + gradient);
+  }
+}
+
 TEST(EagerStep, OptionsTradeAsTheyShould) {
   const auto live = [](const EagerOptions& options) { return qwen3_4b(4096, options).live_peak_bytes; };
   const std::int64_t usual = live({});
