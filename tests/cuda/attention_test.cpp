@@ -52,6 +52,40 @@ TEST_F(CudaAttention, WithinThePlainComputation) {
   }
 }
 
+// What a slice might miss: each of these groups is small, and whole.
+TEST_F(CudaAttention, PaddedDilationUnevenBlocksAndOddStrides) {
+  CudaBackend gpu(0);
+  const CaseDevice device{.description = gpu.description(), .backend = &gpu};
+  for (const AttentionCase& c : attention_cases()) {
+    if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides") continue;
+    for (const AttentionImplementation& row : attention_implementations()) {
+      if (!row.supports(c.problem, gpu.description())) continue;
+      EXPECT_LE(run_attention_case(c, row, 8, device).worst(), 1)
+          << row.name << ", " << c.group << ": " << c.name;
+    }
+  }
+}
+
+// Rows that start at no multiple of 16 bytes: the portable kernels take them, Hopper's copies cannot.
+TEST_F(CudaAttention, OddStridesIn16BitsAreServedOrRefused) {
+  CudaBackend gpu(0);
+  const CaseDevice device{.description = gpu.description(), .backend = &gpu};
+  AttentionCase c{.group = "odd strides", .name = "bf16", .problem = {}, .document_lengths = {}};
+  c.problem = {.batch = 2,
+               .seq_q = 75,
+               .seq_k = 90,
+               .heads_q = 6,
+               .heads_kv = 3,
+               .head_dim = 64,
+               .dtype = DType::bf16,
+               .mask = {.causal = true}};
+  c.strided = c.odd = true;
+  EXPECT_LE(run_attention_case(c, find_attention("portable"), 8, device).worst(), 1);
+  const AttentionImplementation& sm90 = find_attention("sm90");
+  if (!sm90.supports(c.problem, gpu.description())) return;
+  EXPECT_THROW(static_cast<void>(run_attention_case(c, sm90, 8, device)), Error);
+}
+
 // Forward and backward in a Context; what they leave behind, as bytes.
 class Step {
  public:
