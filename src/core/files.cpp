@@ -53,6 +53,14 @@ void sync_path(const fs::path& path) {
   sync(file, path);
 }
 
+void write_all(const Descriptor& file, std::span<const std::byte> bytes, const fs::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = retried([&] { return ::write(file.number(), bytes.data(), bytes.size()); });
+    if (written < 0) fail_to("write", path, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
 struct stat status_of(const Descriptor& file, const fs::path& path) {
   struct stat status {};
   if (::fstat(file.number(), &status) != 0) fail_to("read", path, errno);
@@ -121,11 +129,7 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = retried([&] { return ::write(file_.number(), bytes.data(), bytes.size()); });
-    if (written < 0) fail_to("write", path_, errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
+  write_all(file_, bytes, path_);
 }
 
 void FileWriter::commit() {
@@ -139,6 +143,67 @@ void write_file(const fs::path& path, std::string_view text) {
   FileWriter file(path);
   file.write(text);
   file.commit();
+}
+
+AppendedFile::AppendedFile(fs::path path) : path_(std::move(path)) {
+  check(path_.has_filename(), "'{}' names no file", path_.string());
+  const fs::path folder = folder_of(path_);
+  folder_ = open_file(folder, O_RDONLY | O_DIRECTORY);
+  if (!folder_) fail_to("open", folder, errno);
+  open();
+}
+
+void AppendedFile::check_kind(const fs::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return;
+  check(S_ISREG(status.st_mode), "cannot write {}: it is not a regular file", path.string());
+}
+
+void AppendedFile::open() {
+  check_kind(path_);  // before it is opened: devices may do something then
+  file_ = open_file(path_, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  if (!file_) fail_to("write", path_, errno);
+  check(S_ISREG(status_of(file_, path_).st_mode), "cannot write {}: it is not a regular file",
+        path_.string());
+}
+
+std::int64_t AppendedFile::size_bytes() const {
+  return status_of(file_, path_).st_size;
+}
+
+std::string_view AppendedFile::read(std::int64_t offset, std::span<char> buffer) const {
+  std::size_t done = 0;
+  while (done < buffer.size()) {
+    const ssize_t got = retried([&] {
+      return ::pread(file_.number(), buffer.data() + done, buffer.size() - done,
+                     offset + static_cast<std::int64_t>(done));
+    });
+    if (got < 0) fail_to("read", path_, errno);
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  return {buffer.data(), done};
+}
+
+void AppendedFile::cut(std::int64_t size_bytes) {
+  if (retried([&] { return ::ftruncate(file_.number(), size_bytes); }) != 0) fail_to("write", path_, errno);
+}
+
+void AppendedFile::append(std::string_view text) {
+  check_folder();
+  if (!still_named(file_, path_)) open();
+  write_all(file_, std::as_bytes(std::span(text)), path_);
+}
+
+void AppendedFile::sync() const {
+  headroom::sync(file_, path_);
+}
+
+void AppendedFile::check_folder() const {
+  const fs::path folder = folder_of(path_);
+  if (still_named(folder_, folder / ".")) return;  // the name itself may be a link
+  fail(ErrorKind::runtime, "{} is gone: it was removed, renamed or replaced while this run was writing there",
+       folder.string());
 }
 
 FolderWriter::FolderWriter(fs::path path) : path_(std::move(path)), folder_(temporary_path(path_)) {

@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <csignal>
 #include <functional>
 
@@ -84,6 +86,93 @@ TEST(WriteFile, NamesPathAndReason) {
   EXPECT_EQ(error_of([&] { write_file(folder / "no/such/file", "x"); }),
             fmt::format("cannot write {}: No such file or directory", (folder / "no/such/file").string()));
   EXPECT_THAT(error_of([&] { write_file(folder.path() / "", "x"); }), HasSubstr("names no file"));
+}
+
+TEST(AppendedFile, GrowsAtItsEndAndIsCut) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "log";
+  {
+    AppendedFile file(path);
+    file.append("one\n");
+    EXPECT_EQ(content(path), "one\n");  // without waiting for the end
+    file.append("two\n");
+  }
+  AppendedFile file(path);
+  EXPECT_EQ(file.size_bytes(), 8);
+  std::array<char, 64> buffer{};
+  EXPECT_EQ(file.read(2, std::span(buffer).first(3)), "e\nt");
+  EXPECT_EQ(file.read(4, buffer), "two\n");
+  file.cut(4);
+  file.append("three\n");
+  EXPECT_EQ(content(path), "one\nthree\n");
+  const ArmedDisk disk;
+  file.sync();
+  EXPECT_THAT(faulty_disk().log, ElementsAre("fsync"));
+}
+
+TEST(AppendedFile, OpensRegularFilesAlone) {
+  const TemporaryFolder folder;
+  put(folder / "target", "text");
+  fs::create_symlink(folder / "target", folder / "link");
+  fs::create_symlink("/dev/null", folder / "device");
+  fs::create_directory(folder / "folder");
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const char* name : {"link", "device", "folder", "pipe"}) {
+    const std::string message =
+        fmt::format("cannot write {}: it is not a regular file", (folder / name).string());
+    EXPECT_EQ(error_of([&] { AppendedFile file(folder / name); }), message);
+    EXPECT_EQ(error_of([&] { AppendedFile::check_kind(folder / name); }), message);
+  }
+  EXPECT_EQ(content(folder / "target"), "text");
+  AppendedFile::check_kind(folder / "target");
+  AppendedFile::check_kind(folder / "missing");
+  EXPECT_FALSE(fs::exists(folder / "missing"));
+  EXPECT_THAT(error_of([&] { AppendedFile file(folder / "no/log"); }),
+              HasSubstr("No such file or directory"));
+}
+
+TEST(AppendedFile, ErrorsNamePathAndReason) {
+  const TemporaryFolder folder;
+  AppendedFile file(folder / "log");
+  const auto message = [&](auto call) {
+    return error_of([&] {
+      const ArmedDisk disk(1, ENOSPC);
+      call();
+    });
+  };
+  const std::string wrote =
+      fmt::format("cannot write {}: No space left on device", (folder / "log").string());
+  EXPECT_EQ(message([&] { file.append("x"); }), wrote);
+  EXPECT_EQ(message([&] { file.cut(0); }), wrote);
+  EXPECT_THAT(message([&] { file.sync(); }), HasSubstr("cannot sync"));
+}
+
+TEST(AppendedFile, SeesThatItsFolderIsGone) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "real");
+  fs::create_symlink(folder / "real", folder / "run");  // the name may be a link
+  AppendedFile file(folder / "run/log");
+  file.append("one\n");
+  file.check_folder();
+  fs::rename(folder / "real", folder / "away");
+  const std::string gone =
+      fmt::format("{} is gone: it was removed, renamed or replaced while this run was writing there",
+                  (folder / "run").string());
+  EXPECT_EQ(error_of([&] { file.append("two\n"); }), gone);
+  fs::create_directory(folder / "real");  // another folder of that name
+  EXPECT_EQ(error_of([&] { file.check_folder(); }), gone);
+  EXPECT_EQ(content(folder / "away/log"), "one\n");
+  EXPECT_THAT(names(folder / "real"), ElementsAre());
+}
+
+TEST(AppendedFile, BeginsAnewWhereTheFileAloneIsMovedAway) {
+  const TemporaryFolder folder;
+  AppendedFile file(folder / "log");
+  file.append("one\n");
+  fs::rename(folder / "log", folder / "log.1");
+  file.append("two\n");
+  EXPECT_EQ(content(folder / "log.1"), "one\n");
+  EXPECT_EQ(content(folder / "log"), "two\n");
 }
 
 void write_pair(const fs::path& path, std::string_view text) {

@@ -57,6 +57,35 @@ class FileWriter {
 
 void write_file(const std::filesystem::path& path, std::string_view text);
 
+// A file that grows at its end while others read it, as a log does. What is appended is there for readers at
+// once, and on the disk after sync(). Only a regular file is appended to; a link in its place is not
+// followed.
+class AppendedFile {
+ public:
+  explicit AppendedFile(std::filesystem::path path);  // made where it is missing
+
+  // Refuses what the constructor would refuse, without opening anything.
+  static void check_kind(const std::filesystem::path& path);
+
+  [[nodiscard]] std::int64_t size_bytes() const;
+  // The bytes from the offset on, as many as the buffer holds and the file has.
+  [[nodiscard]] std::string_view read(std::int64_t offset, std::span<char> buffer) const;
+  void cut(std::int64_t size_bytes);  // keeps so many bytes of it
+  // Where the file alone was moved away, the text begins a new one. The folder has to be there.
+  void append(std::string_view text);
+  void sync() const;
+
+  // A runtime error unless the folder's name still leads to the folder that the file was opened in.
+  void check_folder() const;
+
+ private:
+  void open();
+
+  std::filesystem::path path_;
+  Descriptor folder_;
+  Descriptor file_;
+};
+
 // One folder in the making: files go into folder() and appear together. A folder that has the name already is
 // exchanged for the new one in a single step, then removed.
 class FolderWriter {
