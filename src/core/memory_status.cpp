@@ -46,6 +46,10 @@ std::int64_t process_resident_bytes() {
   return kernel_figure("/proc/self/status", "RssAnon") + kernel_figure("/proc/self/status", "RssShmem");
 }
 
+std::int64_t process_mapped_bytes() {
+  return kernel_figure("/proc/self/status", "RssFile");
+}
+
 std::string describe_holders(const MemoryStatus& memory) {
   std::string text = fmt::format("held by others {}", format_bytes(memory.held_by_others_bytes));
   for (std::size_t i = 0; i < memory.holders.size(); ++i) {

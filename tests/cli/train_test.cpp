@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +14,8 @@
 #include <tuple>
 
 #include "cli/run.h"
+#include "core/temporary_folder.h"
+#include "headroom/core/bytes.h"
 #include "headroom/core/files.h"
 #include "headroom/cpu.h"
 #include "headroom/train/checkpoint.h"
@@ -89,6 +93,118 @@ TEST_F(Train, TheOptimizerOnTheHostIsTheSameRun) {
   const fs::path halves = run("halves", false, 4);
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
     EXPECT_EQ(read(halves / file), read(whole / file)) << file;
+}
+
+// A run of a few small steps that calls back, without a command line around it.
+class SmallRun {
+ public:
+  explicit SmallRun(std::int64_t accumulation = 1) {
+    setup.problem.config = find_model("demo");
+    setup.problem.sizes = {.batch = 1, .seq = 64};
+    setup.problem.mask = parse_mask("causal");
+    setup.problem.optimizer.steps = 4;
+    setup.problem.accumulation = accumulation;
+  }
+
+  TrainingResult run(
+      const fs::path& out, const std::function<void(const StepReport&)>& listen = [](const StepReport&) {},
+      const std::function<bool()>& stop = [] { return false; }) {
+    setup.out = out;
+    setup.resume = latest_checkpoint(out).has_value();
+    fs::create_directories(out);
+    const Data data = Data::open("recall", {.context = 64, .vocab = setup.problem.config.vocab});
+    const Strategy strategy{.layers = {.recompute = setup.problem.config.layers},
+                            .accumulation = setup.problem.accumulation};
+    const TrainingFit fit{.strategy = strategy,
+                          .layout = rehearse_training(setup.problem, strategy, backend.description()),
+                          .fits = true};
+    return run_training(setup, fit, data, backend, listen, stop);
+  }
+
+  TrainingSetup setup;
+  CpuBackend backend{2};
+};
+
+// Stopped before each micro-step of a run, one after the other, and gone on from there.
+TEST_F(Train, StoppedInTheMiddleOfAnAccumulationItContinuesWithTheSameBits) {
+  SmallRun run(3);
+  const TrainingResult whole = run.run(folder_ / "whole");
+  EXPECT_FALSE(whole.interrupted);
+  for (int micro_step = 0; micro_step < 12; ++micro_step) {
+    SCOPED_TRACE(micro_step);
+    const fs::path out = folder_ / fmt::format("stopped-{}", micro_step);
+    int asked = 0;
+    const TrainingResult stopped = run.run(
+        out, [](const StepReport&) {}, [&] { return asked++ == micro_step; });
+    EXPECT_TRUE(stopped.interrupted);
+    EXPECT_FALSE(stopped.held_out_loss.has_value());
+    EXPECT_EQ(stopped.last_step, micro_step / 3);
+    EXPECT_EQ(stopped.finished_a_step(), micro_step >= 3);
+    EXPECT_EQ(std::isnan(stopped.last_loss), micro_step < 3);
+    EXPECT_EQ(stopped.checkpoint,
+              micro_step < 3 ? fs::path() : out / fmt::format("step-{:08}", micro_step / 3));
+    const TrainingResult rest = run.run(out);
+    EXPECT_EQ(rest.first_step, micro_step / 3 + 1);
+    EXPECT_EQ(rest.held_out_loss, whole.held_out_loss);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+      EXPECT_TRUE(read(rest.checkpoint / file) == read(whole.checkpoint / file)) << file;
+    EXPECT_EQ(std::ranges::count(read(out / "metrics.jsonl"), '\n'), 4);
+  }
+}
+
+// A run that is resumed and stopped at once still says where its checkpoint is.
+TEST_F(Train, ARunThatFinishesNoStepSaysWhereItGoesOn) {
+  SmallRun run;
+  std::int64_t step = 0;
+  const auto listen = [&](const StepReport& report) { step = report.step; };
+  const TrainingResult first = run.run(folder_ / "run", listen, [&] { return step == 2; });
+  const TrainingResult second = run.run(folder_ / "run", listen, [] { return true; });
+  EXPECT_FALSE(second.finished_a_step());
+  EXPECT_EQ(second.checkpoint, first.checkpoint);
+  EXPECT_EQ(second.checkpoint.filename(), "step-00000002");
+}
+
+// Whoever listens takes 0.2 seconds, and so may saving: none of the step's business.
+TEST_F(Train, TokensPerSecondAreOverTheStepsOwnTime) {
+  constexpr double kPause = 0.2;
+  SmallRun run(2);
+  run.setup.save_every = 1;
+  std::vector<StepReport> reports;
+  static_cast<void>(run.run(folder_ / "run", [&](const StepReport& report) {
+    reports.push_back(report);
+    std::this_thread::sleep_for(std::chrono::duration<double>(kPause));
+  }));
+  ASSERT_EQ(reports.size(), 4U);
+  for (std::size_t i = 1; i < reports.size(); ++i) {
+    const double own = 2 * 64 / reports[i].tokens_per_second;
+    EXPECT_GT(own, 0);
+    EXPECT_LE(own, reports[i].seconds - reports[i - 1].seconds - kPause);
+  }
+}
+
+TEST_F(Train, SaysThatTheFolderIsGoneBeforeItSaves) {
+  SmallRun run;
+  run.setup.save_every = 2;
+  const auto remove_after = [&](std::int64_t step) {
+    return [=, this](const StepReport& report) {
+      if (report.step == step) fs::remove_all(folder_ / "run");
+    };
+  };
+  for (const std::int64_t step : {1, 2, 4}) {  // noticed at the next line, at a save, at the last save
+    EXPECT_THAT(error_of([&] { static_cast<void>(run.run(folder_ / "run", remove_after(step))); }),
+                HasSubstr("run is gone"))
+        << step;
+    EXPECT_FALSE(fs::exists(folder_ / "run")) << step;
+  }
+}
+
+TEST_F(Train, TheBudgetLineSaysWhatItCovers) {
+  const CliResult text = train("text", {"--steps", "1", "--budget", "64MiB"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, testing::ContainsRegex("budget 64 MiB for the arena and host staging; the process "
+                                               "itself holds [0-9.]+ MiB besides\n"));
+  const auto json = nlohmann::json::parse(train("json", {"--steps", "1", "--budget", "64MiB", "--json"}).out);
+  EXPECT_GT(json["process_bytes"], kMiB);
 }
 
 TEST_F(Train, RefusesAPageInNoFolderBeforeItTrains) {

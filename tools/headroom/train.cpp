@@ -17,6 +17,7 @@
 #include "headroom/device.h"
 #include "headroom/memory.h"
 #include "json_or_null.h"
+#include "metrics.h"
 #include "rates.h"
 #include "training_page.h"
 #include "training_run.h"
@@ -50,7 +51,8 @@ struct Options {
   std::optional<std::string> html;
 };
 
-// Ctrl-C asks the loop to save and leave; a second one ends the process as usual.
+// Ctrl-C, a request to end, and a terminal that goes away ask the loop to save and leave; the same signal a
+// second time ends the process as usual.
 volatile std::sig_atomic_t stop_asked = 0;
 
 class StopOnSignal {
@@ -60,7 +62,12 @@ class StopOnSignal {
     struct sigaction action {};
     action.sa_handler = [](int) { stop_asked = 1; };
     action.sa_flags = SA_RESETHAND;
-    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before_[i]);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      // nohup: the run is to outlive its terminal.
+      if (kSignals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(kSignals[i], &action, nullptr);
+    }
   }
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
@@ -69,8 +76,8 @@ class StopOnSignal {
   }
 
  private:
-  static constexpr std::array kSignals = {SIGINT, SIGTERM};
-  std::array<struct sigaction, 2> before_{};
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
 };
 
 TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
@@ -130,8 +137,9 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
   fmt::print(out, "data    {}\n", plan.data.describe());
   fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(plan.fit.needed_bytes),
              format_count(problem.sizes.batch * problem.sizes.seq), describe(plan.fit.strategy));
-  fmt::print(out, "        budget {}; with scores and logits held it would take {}\n",
-             format_bytes(plan.budget_bytes), format_bytes(plan.naive_bytes));
+  fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
+             format_bytes(plan.budget_bytes), format_bytes(plan.process_bytes));
+  fmt::print(out, "        with scores and logits held it would take {}\n", format_bytes(plan.naive_bytes));
   if (const std::optional<double> floor = plan.data.floor()) {
     fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
   }
@@ -153,7 +161,8 @@ std::string loss_text(const std::optional<double>& loss) {
   return loss ? fmt::format("{:.4f}", *loss) : "none";
 }
 
-// A live line on a terminal; elsewhere about twenty plain lines.
+// A live line on a terminal; elsewhere about twenty plain lines. Output that is lost, such as a pipe whose
+// reader has gone, is remembered and not tried again: the run has to be saved before that is an error.
 class Narrator {
  public:
   Narrator(std::ostream& out, std::int64_t steps, std::int64_t budget_bytes, bool quiet)
@@ -168,8 +177,10 @@ class Narrator {
     if (terminal_) std::fputs("\r\033[K", stderr);
   }
 
+  [[nodiscard]] const std::optional<std::string>& lost_output() const { return lost_output_; }
+
   void at(const StepReport& report) {
-    if (quiet_) return;
+    if (quiet_ || lost_output_) return;
     if (begun_ == 0) begun_ = report.step;
     const double left = report.seconds / static_cast<double>(report.step - begun_ + 1) *
                         static_cast<double>(steps_ - report.step);
@@ -180,18 +191,27 @@ class Narrator {
         duration(left));
     if (!report.loss && !std::exchange(told_of_no_labels_, true)) {
       if (terminal_) std::fputs("\r\033[K", stderr);
-      out_ << "note    step " << report.step
-           << " has no labelled token, so nothing was updated; the end counts such steps" << std::endl;
+      say(fmt::format("note    step {} has no labelled token, so nothing was updated; the end counts such steps",
+                      report.step));
     }
     if (terminal_) {
       std::fprintf(stderr, "\r\033[K%s", line.c_str());
     } else if (report.step == begun_ || report.step == steps_ ||
                report.step % std::max<std::int64_t>(steps_ / 20, 1) == 0) {
-      out_ << line << std::endl;
+      say(line);
     }
   }
 
  private:
+  void say(const std::string& line) {
+    if (lost_output_) return;
+    try {
+      out_ << line << std::endl;
+    } catch (const Error& error) {
+      lost_output_ = error.what();
+    }
+  }
+
   std::ostream& out_;
   std::int64_t steps_;
   std::int64_t budget_bytes_;
@@ -199,9 +219,29 @@ class Narrator {
   bool terminal_;
   std::int64_t begun_ = 0;
   bool told_of_no_labels_ = false;
+  std::optional<std::string> lost_output_;
 };
 
+// How a run that was stopped can go on.
+std::string how_to_go_on(const TrainingResult& result) {
+  if (result.checkpoint.empty()) return "there is no checkpoint, because no step was finished";
+  return fmt::format("the same command with --resume goes on from {}", result.checkpoint.string());
+}
+
+[[noreturn]] void fail_lost_output(const std::string& reason, const TrainingResult& result) {
+  if (!result.interrupted) {
+    fail(ErrorKind::runtime, "{}; training is done, its checkpoint is {}", reason,
+         result.checkpoint.string());
+  }
+  fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason, result.last_step,
+       how_to_go_on(result));
+}
+
 void print_result(const TrainingResult& result, const Data& data, std::ostream& out) {
+  if (!result.finished_a_step()) {
+    fmt::print(out, "stopped before step {} was finished; {}\n", result.first_step, how_to_go_on(result));
+    return;
+  }
   fmt::print(out, "{} after step {}: loss {} -> {} in {}, live peak {}\n",
              result.interrupted ? "stopped" : "done", result.last_step, loss_text(result.first_loss),
              loss_text(result.last_loss), duration(result.seconds), format_bytes(result.live_peak_bytes));
@@ -230,6 +270,7 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
                                  {"budget_bytes", plan.budget_bytes},
                                  {"planned_bytes", plan.fit.layout.reserved(Space::device)},
                                  {"planned_host_bytes", plan.fit.layout.reserved(Space::host)},
+                                 {"process_bytes", plan.process_bytes},
                                  {"naive_bytes", plan.naive_bytes},
                                  {"strategy", describe(plan.fit.strategy)},
                                  {"first_step", result.first_step},
@@ -242,7 +283,8 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
                                  {"seconds", result.seconds},
                                  {"live_peak_bytes", result.live_peak_bytes},
                                  {"interrupted", result.interrupted},
-                                 {"checkpoint", result.checkpoint.string()}};
+                                 {"checkpoint", nullptr}};
+  if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
   if (plan.warning) json["warning"] = *plan.warning;
   return json;
 }
@@ -261,9 +303,11 @@ void check_out(const Options& options) {
 }
 
 void train(const Options& options, std::ostream& out) {
+  const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   const Device device = parse_device(options.device);
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
+  AppendedFile::check_kind(metrics_path(options.out));
   const std::int64_t budget_bytes =
       options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
   const ModelConfig config = find_model(options.model);
@@ -285,26 +329,33 @@ void train(const Options& options, std::ostream& out) {
                           .data = data,
                           .budget_bytes = budget_bytes,
                           .naive_bytes = naive_training_bytes(setup.problem, description),
+                          .process_bytes = code_bytes + process_resident_bytes(),
                           .warning = dtype_warning(description, setup.problem.compute_dtype)};
-  if (!options.json) print_plan(plan, out);
+  if (!options.json) {
+    print_plan(plan, out);
+    out.flush();  // to be read while it trains
+  }
   const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
   fs::create_directories(setup.out);
   // Before the first step too: the plan can be looked at while it trains.
   if (options.html) write_html(*options.html, training_page(plan, std::nullopt));
   const StopOnSignal signals;
   TrainingResult result;
+  std::optional<std::string> lost_output;
   {
     Narrator narrator(out, setup.problem.optimizer.steps, budget_bytes, options.json);
     result = run_training(
         setup, fit, data, *backend, [&](const StepReport& report) { narrator.at(report); },
-        [] { return stop_asked != 0; });
+        [&] { return stop_asked != 0 || narrator.lost_output(); });
+    lost_output = narrator.lost_output();
   }
+  if (options.html) write_html(*options.html, training_page(plan, result));
+  if (lost_output) fail_lost_output(*lost_output, result);
   if (options.json) {
     out << to_json(options, plan, result).dump(2) << "\n";
   } else {
     print_result(result, data, out);
   }
-  if (options.html) write_html(*options.html, training_page(plan, result));
 }
 
 }  // namespace
@@ -361,7 +412,7 @@ void add_train(CLI::App& app, std::ostream& out) {
       "  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run\n"
       "  headroom train --model demo --data book.txt --context 8192 --steps 1000 --out run --save-every 100\n"
       "  headroom train --model qwen3-0.6b --data tokens.bin --context 8192 --steps 1000 --out run\n"
-      "Ctrl-C saves and leaves; the same command with --resume goes on.");
+      "Ctrl-C saves and leaves, and so do SIGTERM and SIGHUP; the same command with --resume goes on.");
   app.callback([options, &out] { train(*options, out); });
 }
 

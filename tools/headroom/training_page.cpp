@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "headroom/core/bytes.h"
+#include "metrics.h"
 
 namespace headroom {
 namespace {
@@ -29,7 +30,7 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
   if (result->last_loss) {
     figures.figures.push_back({"loss", fmt::format("{:.4f}", *result->last_loss),
                                fmt::format("from {:.4f}, {}", *result->first_loss, after)});
-  } else {
+  } else if (result->finished_a_step()) {
     figures.figures.push_back({"loss", "none", fmt::format("no step had a label, {}", after)});
   }
   if (result->held_out_loss) {
@@ -42,7 +43,7 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
 LineChart loss_chart(const TrainingPlan& plan) {
   LineChart chart{.title = "Loss", .x = {.label = "step"}, .y = {.label = "nats a token"}};
   LineChart::Series& loss = chart.series.emplace_back(LineChart::Series{.name = "loss"});
-  std::ifstream lines(plan.setup.out / "metrics.jsonl");
+  std::ifstream lines(metrics_path(plan.setup.out));
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("loss") || !json["loss"].is_number()) continue;

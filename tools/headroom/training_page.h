@@ -17,6 +17,7 @@ struct TrainingPlan {
   const Data& data;
   std::int64_t budget_bytes = 0;
   std::int64_t naive_bytes = 0;
+  std::int64_t process_bytes = 0;        // resident when the plan was made, outside the budget
   std::optional<std::string> warning{};  // about the dtype
 };
 

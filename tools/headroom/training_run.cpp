@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "headroom/core/elements.h"
-#include "headroom/core/files.h"
 #include "headroom/model.h"
-#include "json_or_null.h"
+#include "metrics.h"
 
 namespace headroom {
 namespace {
@@ -19,45 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kHeldOut = std::int64_t{1} << 40;  // samples from here on are never trained on
 constexpr std::int64_t kHeldOutBatches = 4;
-
-// metrics.jsonl: a line per step, appended; what a resumed run will do again is cut off first.
-class Metrics {
- public:
-  Metrics(fs::path path, std::int64_t steps_done) : path_(std::move(path)) {
-    std::string kept;
-    if (steps_done > 0 && fs::exists(path_)) {
-      std::ifstream lines(path_);
-      for (std::string line; std::getline(lines, line);) {
-        const auto json = nlohmann::json::parse(line, nullptr, false);
-        if (json.is_object() && json.value("step", steps_done + 1) <= steps_done) kept += line + "\n";
-      }
-    }
-    write_file(path_, kept);
-    file_.open(path_, std::ios::app);
-  }
-
-  void add(const StepReport& report) {
-    const nlohmann::ordered_json line = {{"step", report.step},
-                                         {"loss", json_or_null(report.loss)},
-                                         {"labels", report.labels},
-                                         {"learning_rate", report.learning_rate},
-                                         {"grad_norm", json_or_null(report.grad_norm)},
-                                         {"tokens", report.tokens},
-                                         {"seconds", report.seconds},
-                                         {"tokens_per_second", report.tokens_per_second},
-                                         {"live_peak_bytes", report.live_peak_bytes}};
-    file_ << line.dump() << std::endl;
-    check_written();
-  }
-
- private:
-  void check_written() const {
-    if (!file_) fail(ErrorKind::runtime, "{} cannot be written", path_.string());
-  }
-
-  fs::path path_;
-  std::ofstream file_;
-};
 
 bool finite(const TensorView& view) {
   for (std::int64_t i = 0; i < view.elements(); ++i) {
@@ -78,30 +37,38 @@ class TrainingRun {
   TrainingResult run(const std::function<void(const StepReport&)>& listen,
                      const std::function<bool()>& stop) {
     start();
-    Metrics metrics(setup_.out / "metrics.jsonl", state_.step);
+    Metrics metrics(setup_.out, state_.step);
     TrainingResult result;
     result.first_step = state_.step + 1;
+    result.checkpoint = latest_checkpoint(setup_.out).value_or(fs::path());
+    const auto save_step = [&] {
+      metrics.before_checkpoint();
+      result.checkpoint = save();
+    };
     const auto begin = std::chrono::steady_clock::now();
     const auto seconds = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    double before = 0;
-    while (state_.step < setup_.problem.optimizer.steps && !result.interrupted) {
-      StepReport report = step();
-      report.seconds = seconds();
-      report.tokens_per_second = static_cast<double>(step_tokens(setup_.problem)) / (report.seconds - before);
-      before = report.seconds;
-      if (!report.loss) ++result.steps_without_labels;
-      if (!result.first_loss) result.first_loss = report.loss;
-      if (report.loss) result.last_loss = report.loss;
-      metrics.add(report);
-      listen(report);
-      result.interrupted = stop();
-      if (setup_.save_every > 0 && state_.step % setup_.save_every == 0) result.checkpoint = save();
+    while (state_.step < setup_.problem.optimizer.steps) {
+      const double began = seconds();
+      std::optional<StepReport> report = step(stop);
+      if (!report) {
+        result.interrupted = true;
+        break;
+      }
+      report->seconds = seconds();
+      report->tokens_per_second =
+          static_cast<double>(step_tokens(setup_.problem)) / (report->seconds - began);
+      if (!report->loss) ++result.steps_without_labels;
+      if (!result.first_loss) result.first_loss = report->loss;
+      if (report->loss) result.last_loss = report->loss;
+      metrics.add(*report);
+      listen(*report);
+      if (setup_.save_every > 0 && state_.step % setup_.save_every == 0) save_step();
     }
     result.last_step = state_.step;
-    if (state_.step != saved_step_) result.checkpoint = save();
-    if (!data_.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss();
+    if (state_.step != saved_step_) save_step();
+    if (!data_.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
     return result;
@@ -144,14 +111,17 @@ class TrainingRun {
     };
   }
 
+  // One update; nothing where stop() said so between its micro-steps. What these have added to the gradients
+  // then goes no further: no checkpoint holds gradients, and a resumed run makes the step from its beginning.
   // The mean loss is over all labels of the step, however its batches share them. Without one there is
   // nothing to learn from: weights and moments stay as they are, and the step counts.
-  StepReport step() {
+  std::optional<StepReport> step(const std::function<bool()>& stop) {
     const std::int64_t number = state_.step + 1;
     const std::int64_t batch = setup_.problem.sizes.batch;
     const std::int64_t accumulation = setup_.problem.accumulation;
     LossSum loss;
     for (std::int64_t i = 0; i < accumulation; ++i) {
+      if (stop()) return std::nullopt;
       const auto fill = batch_from(state_.samples + i * batch);
       const LossSum part = trainer_.micro_step(context_, fill);
       if (!std::isfinite(part.sum)) stop_at_loss(number, *part.mean(), fill);
@@ -164,14 +134,14 @@ class TrainingRun {
     state_.samples += batch * accumulation;
     state_.tokens += step_tokens(setup_.problem);
     const Usage& usage = context_.ledger().usage(Space::device);
-    return {.step = number,
-            .loss = loss.mean(),
-            .labels = loss.labels,
-            .learning_rate = learning_rate(setup_.problem.optimizer, number),
-            .grad_norm = norm,
-            .tokens = state_.tokens,
-            .live_bytes = usage.live_bytes,
-            .live_peak_bytes = usage.peak_bytes};
+    return StepReport{.step = number,
+                      .loss = loss.mean(),
+                      .labels = loss.labels,
+                      .learning_rate = learning_rate(setup_.problem.optimizer, number),
+                      .grad_norm = norm,
+                      .tokens = state_.tokens,
+                      .live_bytes = usage.live_bytes,
+                      .live_peak_bytes = usage.peak_bytes};
   }
 
   // The first parameter of a flat buffer that is not finite; empty where all are.
@@ -225,9 +195,11 @@ class TrainingRun {
     return checkpoint;
   }
 
-  std::optional<double> held_out_loss() {
+  // Nothing where stop() said so, or where no batch has a label.
+  std::optional<double> held_out_loss(const std::function<bool()>& stop) {
     LossSum loss;
     for (std::int64_t i = 0; i < kHeldOutBatches; ++i) {
+      if (stop()) return std::nullopt;
       loss += trainer_.evaluate(context_, batch_from(kHeldOut + i * setup_.problem.sizes.batch));
     }
     return loss.mean();

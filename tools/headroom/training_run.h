@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -33,7 +34,7 @@ struct StepReport {
   std::optional<double> grad_norm;  // nothing where there is no loss
   std::int64_t tokens = 0;          // since the run first began
   double seconds = 0;               // since this process began to train
-  double tokens_per_second = 0;
+  double tokens_per_second = 0;     // of the step alone, without saving or reporting
   std::int64_t live_bytes = 0;
   std::int64_t live_peak_bytes = 0;
 };
@@ -48,12 +49,16 @@ struct TrainingResult {
   double seconds = 0;
   std::int64_t live_peak_bytes = 0;
   bool interrupted = false;
-  std::filesystem::path checkpoint;
+  std::filesystem::path checkpoint;  // the last in the folder; empty where there is none
+
+  [[nodiscard]] bool finished_a_step() const { return last_step >= first_step; }
 };
 
-// Trains until the last step or until stop() says so, which is asked between steps; then saves. A loss or
-// gradient that is not finite is an error that names step, layer and tensor, and leaves the last checkpoint
-// as it is.
+// Trains until the last step or until stop() says so, which is asked before every micro-step; then saves. A
+// step that was stopped half way is dropped: the checkpoint is that of the last step that was finished, and
+// a run that goes on from it has the bits of one that was never stopped. A loss or gradient that is not
+// finite is an error that names step, layer and tensor, and leaves the last checkpoint as it is. So is a
+// folder `out` that is removed or replaced meanwhile.
 [[nodiscard]] TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit,
                                           const Data& data, Backend& backend,
                                           const std::function<void(const StepReport&)>& listen,

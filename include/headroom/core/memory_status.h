@@ -27,6 +27,9 @@ struct MemoryStatus {
 // What this process holds that no file backs, as the system counts it: RssAnon and RssShmem.
 [[nodiscard]] std::int64_t process_resident_bytes();
 
+// What it holds of files, as the system counts it (RssFile): its own code, and files that it has mapped.
+[[nodiscard]] std::int64_t process_mapped_bytes();
+
 // "held by others 4.2 GiB; most: python3 [4242] 4 GiB"
 [[nodiscard]] std::string describe_holders(const MemoryStatus& memory);
 
