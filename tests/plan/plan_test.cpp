@@ -206,6 +206,43 @@ TEST(Plan, ChangesSaveWhatTheySay) {
   EXPECT_DOUBLE_EQ(recompute->added_seconds, step.seconds - plan.step.seconds);
 }
 
+// Whatever the plan itself does.
+TEST(Plan, AChangeFitsWhereItsOwnStepFits) {
+  PlanRequest request = small_request(4);
+  int unlike_the_plan = 0;
+  for (std::int64_t budget = 2 * kMiB; budget <= 32 * kMiB; budget += kMiB) {
+    request.budget_bytes = budget;
+    const CostModel costs = costs_of(request);
+    const Plan plan = make_plan(request, costs);
+    for (const Change& change : what_if(request, plan, costs)) {
+      const bool expected = budgeted_bytes(request, plan.step) - change.saved_bytes <= budget;
+      EXPECT_EQ(change.fits, expected) << budget << ": " << change.what;
+      unlike_the_plan += change.fits != plan.fits;
+    }
+  }
+  EXPECT_GT(unlike_the_plan, 0);
+}
+
+// What moves to the host has to fit there too.
+TEST(Plan, AChangeFitsWhereTheHostHasRoom) {
+  PlanRequest request = gpu_request();
+  request.budget_bytes = kGiB;
+  for (const std::int64_t room : {kGiB, 16 * kKiB}) {
+    request.host_budget_bytes = room;
+    request.pins.offload_optimizer = false;
+    request.pins.layers = LayerPolicy{.keep_all = 4};
+    const CostModel costs = costs_of(request);
+    const Plan plan = make_plan(request, costs);
+    ASSERT_TRUE(plan.fits);
+    const std::vector<Change> changes = what_if(request, plan, costs);
+    for (const char* what : {"layer inputs move to the host", "the optimizer's state moves to the host"}) {
+      const auto change = std::ranges::find(changes, what, &Change::what);
+      ASSERT_NE(change, changes.end()) << what;
+      EXPECT_EQ(change->fits, room == kGiB) << what;
+    }
+  }
+}
+
 TEST(Plan, TheOptimizersStateMovesWhereThereIsAHost) {
   PlanRequest request = small_request(4);
   const auto change = [&]() -> std::optional<Change> {
@@ -242,6 +279,54 @@ TEST(Plan, StagesFollowTheLedger) {
   EXPECT_THAT(names, testing::ElementsAre("parameters", "after embedding", "after the first layer",
                                           "after all layers", "loss", "backward", "optimizer step"));
   EXPECT_EQ(highest, plan.step.live_peak_bytes);
+}
+
+// A layer that keeps everything, written out: what its backward holds, by category.
+TEST(Plan, ALayersBackwardByCategory) {
+  PlanRequest request = small_request(2);
+  request.pins.layers = LayerPolicy{.keep_all = 2};
+  const ModelConfig& config = request.problem.config;
+  ASSERT_TRUE(config.qk_norm);
+  const std::int64_t tokens = request.problem.sizes.seq;
+  const std::int64_t query = 4 * tokens * config.heads_q * config.head_dim;
+  const std::int64_t key = 4 * tokens * config.heads_kv * config.head_dim;
+  const std::int64_t hidden = 4 * tokens * config.hidden;
+  const std::int64_t mlp = 4 * tokens * config.mlp;
+  const std::int64_t row = 4 * tokens;
+  // Query before and after its norm, attention's output; keys twice, values; statistics and LSE by head.
+  const std::int64_t kept_attention = 3 * query + 3 * key + row * (2 * config.heads_q + config.heads_kv);
+  // Input, norm 1, the sum after attention, norm 2; gate and up; two rows of statistics.
+  const std::int64_t kept_layer = 4 * hidden + 2 * mlp + 2 * row;
+  const std::int64_t batch = 3 * row + 2 * 4;  // tokens, labels, positions; the loss and its gradient
+  const std::int64_t flat = 4 * ParameterTable(config).elements();
+
+  const Plan plan = make_plan(request, costs_of(request));
+  const std::vector<StageUsage> stages = usage_by_stage(plan.layout.rehearsal, Space::device);
+  const auto at_peak = [&](std::string_view stage, Category category) {
+    const auto found = std::ranges::find_if(
+        stages, [&](const StageUsage& one) { return one.phase == "micro-step" && one.stage == stage; });
+    EXPECT_NE(found, stages.end()) << stage;
+    return found == stages.end() ? -1 : found->at_peak[static_cast<std::size_t>(category)];
+  };
+  for (const std::int64_t layer : {1, 0}) {
+    const std::string backward = fmt::format("backward/layer {}", layer);
+    // The layers before this one, the gradient that flows back, and that of norm 2.
+    EXPECT_EQ(at_peak(backward + "/mlp", Category::activations),
+              (layer + 1) * kept_layer + 2 * hidden + batch);
+    EXPECT_EQ(at_peak(backward + "/mlp", Category::attention), (layer + 1) * kept_attention);
+    // The MLP's are gone; gradients of output, query, key and value have come.
+    EXPECT_EQ(at_peak(backward + "/attention", Category::attention),
+              (layer + 1) * kept_attention + 2 * query + 2 * key);
+    EXPECT_EQ(at_peak(backward + "/attention", Category::activations),
+              layer * kept_layer + 2 * hidden + row + hidden + batch);
+    for (const char* part : {"/mlp", "/attention"}) {
+      EXPECT_EQ(at_peak(backward + part, Category::parameters), flat);
+      EXPECT_EQ(at_peak(backward + part, Category::gradients), flat);
+      EXPECT_EQ(at_peak(backward + part, Category::optimizer), 2 * flat);
+      EXPECT_GT(at_peak(backward + part, Category::workspace), 0);
+      EXPECT_EQ(at_peak(backward + part, Category::logits), 0);
+    }
+  }
 }
 
 TEST(Plan, WithoutAnOptimizerThereIsNoState) {

@@ -3,6 +3,8 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "commit.h"
 #include "headroom/cpu.h"
@@ -35,12 +37,14 @@ void Verification::refused(std::string_view implementation, const std::string& r
 
 void Verification::ran(std::string_view implementation, const std::string& group, const std::string& name,
                        double worst) {
+  // Nothing is worse, and it stays so beside whatever else is compared with it.
+  if (std::isnan(worst)) worst = std::numeric_limits<double>::infinity();
   OfImplementation& result = of(implementation);
   Group& sums = result.groups[group];
   ++result.served;
   ++sums.cases;
-  sums.failed += !(worst <= 1);
-  if (!(worst <= sums.worst)) {
+  sums.failed += worst > 1;
+  if (worst > sums.worst) {
     sums.worst = worst;
     sums.worst_case = name;
   }
