@@ -67,6 +67,8 @@ TEST(Metrics, WhatAKilledWriterLeftIsCut) {
   const std::string torn = line(4).substr(0, 17);
   EXPECT_EQ(kept(lines(1, 3) + torn, 9), lines(1, 3));
   EXPECT_EQ(kept(torn, 9), "");
+  // All of a line but its end: the next line would go on behind it.
+  EXPECT_EQ(kept(lines(1, 3) + line(4).substr(0, line(4).size() - 1), 9), lines(1, 3));
   EXPECT_EQ(kept(lines(1, 3) + std::string(4096, '\0'), 9),
             lines(1, 3));  // blocks that never got to the disk
   EXPECT_EQ(kept(lines(1, 3) + "\n" + torn + "\n", 9), lines(1, 3));
