@@ -10,6 +10,7 @@
 #include "headroom/core/elements.h"
 #include "headroom/core/error.h"
 #include "headroom/core/files.h"
+#include "headroom/core/finite.h"
 #include "headroom/core/kernel_family.h"
 #include "headroom/core/memory_status.h"
 #include "headroom/core/random.h"

@@ -3,5 +3,6 @@
 
 #include "headroom/train/checkpoint.h"
 #include "headroom/train/data.h"
+#include "headroom/train/model_files.h"
 #include "headroom/train/rehearsal.h"
 #include "headroom/train/trainer.h"

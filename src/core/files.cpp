@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <system_error>
 
@@ -73,15 +74,34 @@ bool lock(const Descriptor& file) {
   return retried([&] { return ::flock(file.number(), LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
 }
 
-bool still_named(const Descriptor& file, const fs::path& path) {
+bool still_named(const Descriptor& file, const fs::path& path) noexcept {
   struct stat named {};
-  if (::lstat(path.c_str(), &named) != 0) return false;
-  const struct stat held = status_of(file, path);
+  struct stat held {};
+  if (::lstat(path.c_str(), &named) != 0 || ::fstat(file.number(), &held) != 0) return false;
   return named.st_ino == held.st_ino && named.st_dev == held.st_dev;
 }
 
 [[noreturn]] void fail_taken(const fs::path& path) {
   fail(ErrorKind::runtime, "cannot write {}: another process is writing it now", path.string());
+}
+
+// The process and host that a lock file names, for a message.
+std::string holder(const Descriptor& file) {
+  std::array<char, 512> text{};
+  const ssize_t size = retried([&] { return ::pread(file.number(), text.data(), text.size(), 0); });
+  const std::string_view line(text.data(), static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  const auto is_plain = [](char character) { return character >= ' ' && character <= '~'; };
+  // Who has just locked it may not have written its name yet.
+  if (!line.ends_with('\n') || !std::ranges::all_of(line.substr(0, line.size() - 1), is_plain)) {
+    return "another process";
+  }
+  return std::string(line.substr(0, line.size() - 1));
+}
+
+std::string this_process() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return fmt::format("process {} on host {}", ::getpid(), host.data());
 }
 
 void remove_quietly(const fs::path& path) noexcept {
@@ -241,6 +261,26 @@ void FolderWriter::commit() {
   lock_ = Descriptor();
   sync_path(folder_of(path_));
   if (replaces) remove_tree(folder_);
+}
+
+FolderLock::FolderLock(const fs::path& folder) : path_(folder / ".lock") {
+  // The holder removes the file before it lets go: then the lock is of a file without a name, try again.
+  do {
+    file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW);
+    if (!file_) fail_to("write", path_, errno);
+    if (!lock(file_)) {
+      const Descriptor held = std::exchange(file_, Descriptor());
+      fail(ErrorKind::input, "{} is in use by {}; one run at a time may write there", folder.string(),
+           holder(held));
+    }
+  } while (!still_named(file_, path_));
+  if (::ftruncate(file_.number(), 0) != 0) fail_to("write", path_, errno);
+  const std::string line = this_process() + "\n";
+  write_all(file_, std::as_bytes(std::span(line)), path_);
+}
+
+FolderLock::~FolderLock() {
+  if (file_ && still_named(file_, path_)) ::unlink(path_.c_str());
 }
 
 void remove_folder(const fs::path& path) {

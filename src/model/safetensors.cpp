@@ -5,13 +5,17 @@
 #include <set>
 
 #include "headroom/core/checked.h"
+#include "headroom/core/checksum.h"
 #include "headroom/core/error.h"
+#include "headroom/core/finite.h"
 #include "model/json.h"
 
 namespace headroom {
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 20;
+// Of a tensor on its way to a file: it is still in the L2 cache when its checksum has been made.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
 
 // In a file nothing is aligned, so elements are copied out before they are looked at.
 template <class From, class To>
@@ -106,6 +110,10 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
                                static_cast<std::size_t>(entry.end - entry.begin));
 }
 
+std::span<const std::byte> SafetensorsFile::header_bytes() const {
+  return file_.bytes().first(static_cast<std::size_t>(header_.data_offset));
+}
+
 void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView& destination) const {
   const std::string source = file_.path().string();
   check(entry.shape == destination.shape(), "{}: tensor {} has shape {}, expected {}", source,
@@ -134,15 +142,29 @@ void SafetensorsFile::read_into(std::string_view name, const TensorView& destina
   read_into(*entry, destination);
 }
 
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors) {
+SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
+                                       AllowedValues values) {
   const std::string header = header_text(tensors);
+  SafetensorsChecksums checksums{.header = crc32c(std::as_bytes(std::span(header))), .tensors = {}};
   FileWriter file(path);
   file.write(header);
-  for (const NamedView& tensor : tensors) {
-    file.write(
-        {static_cast<const std::byte*>(tensor.view.raw()), static_cast<std::size_t>(tensor.view.bytes())});
+  for (const auto& [name, view] : tensors) {
+    std::span<const std::byte> bytes(static_cast<const std::byte*>(view.raw()),
+                                     static_cast<std::size_t>(view.bytes()));
+    std::uint32_t checksum = 0;
+    while (!bytes.empty()) {
+      const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
+      if (values == AllowedValues::finite && !all_finite(piece, view.dtype())) {
+        fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved", in_quotes(name));
+      }
+      checksum = crc32c(piece, checksum);
+      file.write(piece);
+      bytes = bytes.subspan(piece.size());
+    }
+    checksums.tensors.push_back(checksum);
   }
   file.commit();
+  return checksums;
 }
 
 }  // namespace headroom

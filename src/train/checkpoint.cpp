@@ -1,13 +1,16 @@
 #include "headroom/train/checkpoint.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
+#include <iterator>
+#include <string_view>
 #include <system_error>
-#include <vector>
 
 #include "headroom/core/bytes.h"
+#include "headroom/core/checksum.h"
 #include "headroom/core/error.h"
 #include "headroom/core/files.h"
 #include "headroom/model/safetensors.h"
@@ -19,25 +22,34 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::array<std::string_view, 4> kFiles = {"config.json", "model.safetensors",
-                                                    "optimizer.safetensors", "state.json"};
+constexpr std::string_view kConfig = "config.json";
+constexpr std::string_view kModel = "model.safetensors";
+constexpr std::string_view kOptimizer = "optimizer.safetensors";
+constexpr std::string_view kState = "state.json";
+constexpr std::array kFiles = {kConfig, kModel, kOptimizer, kState};
 constexpr std::int64_t kMaxTextBytes = 16 * kMiB;
-constexpr std::int64_t kFormat = 1;  // of state.json
+constexpr std::uint64_t kFormat = 2;  // of state.json
 
-// The step of a checkpoint's name, of at least eight digits; nothing for any other name.
+std::string folder_name(std::int64_t step) {
+  return fmt::format("{}{:08}", kPrefix, step);
+}
+
+// The step of a checkpoint's name; nothing for any other name.
 std::optional<std::int64_t> step_of(std::string_view name) {
-  if (!name.starts_with(kPrefix) || name.size() < kPrefix.size() + 8) return std::nullopt;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
   std::int64_t step = 0;
   const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
+  if (error != std::errc() || step < 0 || name != folder_name(step)) return std::nullopt;
   return step;
 }
 
-bool is_complete(const fs::path& folder) {
-  return std::ranges::all_of(kFiles, [&](std::string_view file) {
+// The first file that a checkpoint lacks; empty where it is complete.
+std::string_view missing_file(const fs::path& folder) {
+  const auto missing = std::ranges::find_if_not(kFiles, [&](std::string_view file) {
     std::error_code ignored;
     return fs::is_regular_file(folder / file, ignored);
   });
+  return missing == kFiles.end() ? std::string_view() : *missing;
 }
 
 // Names in a folder; none where there is no folder.
@@ -53,11 +65,18 @@ std::vector<std::string> names_in(const fs::path& root) {
   return names;
 }
 
-std::map<std::int64_t, fs::path> checkpoints(const fs::path& root) {
+// Everything that has the name of a checkpoint.
+std::map<std::int64_t, fs::path> named_checkpoints(const fs::path& root) {
   std::map<std::int64_t, fs::path> found;
   for (const std::string& name : names_in(root)) {
-    if (const auto step = step_of(name); step && is_complete(root / name)) found[*step] = root / name;
+    if (const auto step = step_of(name)) found[*step] = root / name;
   }
+  return found;
+}
+
+std::map<std::int64_t, fs::path> complete_checkpoints(const fs::path& root) {
+  auto found = named_checkpoints(root);
+  std::erase_if(found, [](const auto& entry) { return !missing_file(entry.second).empty(); });
   return found;
 }
 
@@ -88,6 +107,15 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
   }
 }
 
+// Views without memory, for their shapes and dtypes.
+TrainBuffers phantom_buffers(const ParameterTable& table, DType weights) {
+  const auto flat = [&](DType dtype) { return TensorView(nullptr, dtype, {table.elements()}); };
+  return {.weights = flat(weights),
+          .master = weights == DType::f32 ? TensorView() : flat(DType::f32),
+          .first_moment = flat(DType::f32),
+          .second_moment = flat(DType::f32)};
+}
+
 std::vector<NamedView> views_of(const ParameterTable& table, const TensorView& flat,
                                 std::string_view prefix) {
   std::vector<NamedView> views;
@@ -95,6 +123,11 @@ std::vector<NamedView> views_of(const ParameterTable& table, const TensorView& f
     views.push_back({fmt::format("{}{}", prefix, parameter.name), table.view(flat, parameter)});
   }
   return views;
+}
+
+// What model.safetensors holds, in the order of the file.
+std::vector<NamedView> model_views(const ParameterTable& table, const TrainBuffers& buffers) {
+  return views_of(table, buffers.weights, "");
 }
 
 // What optimizer.safetensors holds, in the order of the file.
@@ -109,17 +142,109 @@ std::vector<NamedView> optimizer_views(const ParameterTable& table, const TrainB
   return views;
 }
 
-std::string state_text(const TrainState& state) {
-  const nlohmann::ordered_json json = {{"format", kFormat},      {"step", state.step},
-                                       {"tokens", state.tokens}, {"samples", state.samples},
-                                       {"seed", state.seed},     {"settings", state.settings}};
-  return to_text(json, "state.json");
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+std::span<const std::byte> bytes_of(const TensorView& view) {
+  return {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())};
 }
 
-void check_state(const TrainState& state) {
+std::string hexadecimal(std::uint32_t checksum) {
+  return fmt::format("{:08x}", checksum);
+}
+
+// Of an object of state.json, whatever the order of its keys and the spaces between them.
+std::string checksum_of(const Json& object) {
+  return hexadecimal(crc32c(bytes_of(object.dump())));
+}
+
+nlohmann::ordered_json to_json(const SafetensorsChecksums& checksums, std::span<const NamedView> tensors) {
+  nlohmann::ordered_json json = {{"header", hexadecimal(checksums.header)},
+                                 {"tensors", nlohmann::ordered_json::object()}};
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    json["tensors"][tensors[i].name] = hexadecimal(checksums.tensors[i]);
+  }
+  return json;
+}
+
+// state.json; `files` are the checksums of the others.
+std::string state_text(const TrainState& state, const nlohmann::ordered_json& files) {
+  nlohmann::ordered_json json = {{"format", kFormat},          {"step", state.step},
+                                 {"tokens", state.tokens},     {"samples", state.samples},
+                                 {"settings", state.settings}, {"checksums", files}};
+  const std::string text = to_text(json, kState);  // refuses what is no UTF-8
+  json["checksum"] = checksum_of(Json::parse(text));
+  return to_text(json, kState);
+}
+
+void check_counts(const TrainState& state) {
   check(state.step >= 0 && state.tokens >= 0 && state.samples >= 0,
         "a state of step {}, {} tokens, {} samples is impossible; accepted: 0 and more", state.step,
         state.tokens, state.samples);
+}
+
+// state.json as it was read: the state, and the checksums of the other files.
+struct StateFile {
+  fs::path path;
+  TrainState state;
+  Json checksums;
+
+  // Throws where the bytes are not those that were saved. `what` names them in the message.
+  void verify(std::span<const std::byte> bytes, const Json* saved, std::string_view what) const {
+    check(saved != nullptr && saved->is_string(), "{}: the checksum of {} is missing", path.string(), what);
+    const std::string found = hexadecimal(crc32c(bytes));
+    check(found == saved->get_ref<const std::string&>(),
+          "{} is damaged: its checksum is {}, it was saved with {}", what, found,
+          saved->get_ref<const std::string&>());
+  }
+  // The saved checksum below keys; null where there is none.
+  [[nodiscard]] const Json* saved(std::initializer_list<std::string_view> keys) const {
+    const Json* value = &checksums;
+    for (const std::string_view key : keys) {
+      if (!value->is_object()) return nullptr;
+      const auto found = value->find(key);
+      if (found == value->end()) return nullptr;
+      value = &*found;
+    }
+    return value;
+  }
+};
+
+std::map<std::string, std::string> parse_settings(const JsonReader& json) {
+  const Json* object = json.find("settings");
+  if (object == nullptr || !object->is_object()) json.refuse("settings", "an object of texts");
+  std::map<std::string, std::string> settings;
+  for (const auto& [name, value] : object->items()) {
+    check(value.is_string(), "{}: setting {} is {}; accepted: a text", json.source(), in_quotes(name),
+          shown(value));
+    settings[name] = value.get<std::string>();
+  }
+  return settings;
+}
+
+StateFile read_state_file(const fs::path& checkpoint) {
+  StateFile file{.path = checkpoint / kState, .state = {}, .checksums = {}};
+  Json object = parse_json_object(read_small_file(file.path, kMaxTextBytes), file.path.string());
+  const JsonReader json(object, file.path.string());
+  check(json.natural("format") != 1,
+        "{}: format 1 is of an earlier version and cannot be resumed; give the folder as the model of a new "
+        "run",
+        file.path.string());
+  if (json.natural("format") != kFormat) json.refuse("format", fmt::format("{}", kFormat));
+  const std::string saved = json.text("checksum");
+  object.erase("checksum");
+  check(checksum_of(object) == saved, "{} is damaged: its checksum is {}, it was saved with {}",
+        file.path.string(), checksum_of(object), in_quotes(saved));
+  file.state = {.step = json.integer("step"),
+                .tokens = json.integer("tokens"),
+                .samples = json.integer("samples"),
+                .settings = parse_settings(json)};
+  check_counts(file.state);
+  const auto named = step_of(checkpoint.filename().string());
+  check(!named || *named == file.state.step, "{} is of step {}, its folder is named after step {}",
+        file.path.string(), file.state.step, named.value_or(0));
+  if (const Json* checksums = json.find("checksums")) file.checksums = *checksums;
+  return file;
 }
 
 // The first setting in which two models differ, by its key in config.json.
@@ -135,102 +260,174 @@ void check_same_model(const ModelConfig& found, const ModelConfig& expected, con
   fail(ErrorKind::input, "{} is of another model", path.string());
 }
 
-void check_same_dtype(const SafetensorsFile& file, const TensorView& weights, const fs::path& path) {
-  for (const SafetensorsEntry& entry : file.entries()) {
-    check(entry.dtype == weights.dtype(), "{}: tensor {} holds {}, this run's weights are {}", path.string(),
-          in_quotes(entry.name), entry.type, name(weights.dtype()));
+// One of the two files of tensors, opened with everything checked but the data.
+class TensorFile {
+ public:
+  TensorFile(const StateFile& state, std::string_view name, std::vector<NamedView> tensors)
+      : state_(state),
+        name_(name),
+        path_(state.path.parent_path() / name),
+        file_(path_),
+        tensors_(std::move(tensors)) {
+    state.verify(file_.header_bytes(), state.saved({name, "header"}),
+                 fmt::format("{}: the header", path_.string()));
+    for (const auto& [tensor, view] : tensors_) {
+      const SafetensorsEntry* entry = file_.find(tensor);
+      check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", path_.string(),
+            in_quotes(tensor), view.shape());
+      check(entry->dtype == view.dtype(), "{}: tensor {} holds {}, this run's is {}", path_.string(),
+            in_quotes(tensor), entry->type, headroom::name(view.dtype()));
+      check(entry->shape == view.shape(), "{}: tensor {} has shape {}, expected {}", path_.string(),
+            in_quotes(tensor), entry->shape, view.shape());
+    }
   }
+
+  // Fills the views that it was opened with.
+  void read() const {
+    for (const auto& [tensor, view] : tensors_) {
+      file_.read_into(tensor, view);
+      state_.verify(bytes_of(view), state_.saved({name_, "tensors", tensor}),
+                    fmt::format("{}: tensor {}", path_.string(), in_quotes(tensor)));
+    }
+  }
+
+ private:
+  const StateFile& state_;
+  std::string_view name_;
+  fs::path path_;
+  SafetensorsFile file_;
+  std::vector<NamedView> tensors_;
+};
+
+// The state of a checkpoint whose model is that of this run.
+StateFile state_of_model(const fs::path& checkpoint, const ModelConfig& config) {
+  StateFile state = read_state_file(checkpoint);
+  const fs::path path = checkpoint / kConfig;
+  const std::string text = read_small_file(path, kMaxTextBytes);
+  check_same_model(parse_model_config(text, path.string()), config, checkpoint);
+  state.verify(bytes_of(text), state.saved({kConfig}), path.string());
+  return state;
 }
+
+// A checkpoint with everything checked but the tensors' data.
+struct OpenCheckpoint {
+  OpenCheckpoint(const fs::path& folder, const ModelConfig& config, const ParameterTable& table,
+                 const TrainBuffers& buffers)
+      : state(state_of_model(folder, config)),
+        model(state, kModel, model_views(table, buffers)),
+        optimizer(state, kOptimizer, optimizer_views(table, buffers)) {}
+
+  StateFile state;
+  TensorFile model;
+  TensorFile optimizer;
+};
 
 }  // namespace
 
+void validate(const TrainState& state) {
+  check_counts(state);
+  static_cast<void>(state_text(state, {}));
+}
+
 fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const TrainState& state,
-                          const TrainBuffers& buffers) {
+                          const TrainBuffers& buffers, const ModelFiles& files) {
   const ParameterTable table(config);
   check_buffers(buffers, table);
-  check_state(state);
-  const std::string state_json = state_text(state);  // refuses what it cannot hold before anything is written
+  validate(state);  // before anything is written
   std::error_code error;
   fs::create_directories(root, error);
   if (error) fail(ErrorKind::runtime, "cannot write {}: {}", root.string(), error.message());
   remove_leftovers(root);
 
-  fs::path path = root / fmt::format("{}{:08}", kPrefix, state.step);
+  fs::path path = root / folder_name(state.step);
   FolderWriter writer(path);
-  write_file(writer.folder() / "config.json", to_json(config, buffers.weights.dtype()));
-  write_safetensors(writer.folder() / "model.safetensors", views_of(table, buffers.weights, ""));
-  write_safetensors(writer.folder() / "optimizer.safetensors", optimizer_views(table, buffers));
-  write_file(writer.folder() / "state.json", state_json);
+  nlohmann::ordered_json checksums;
+  const std::string config_json = files.complete_config(headroom::to_json(config, buffers.weights.dtype()));
+  write_file(writer.folder() / kConfig, config_json);
+  checksums[std::string(kConfig)] = hexadecimal(crc32c(bytes_of(config_json)));
+  const auto write_tensors = [&](std::string_view name, const std::vector<NamedView>& tensors) {
+    checksums[std::string(name)] =
+        to_json(write_safetensors(writer.folder() / name, tensors, AllowedValues::finite), tensors);
+  };
+  write_tensors(kModel, model_views(table, buffers));
+  write_tensors(kOptimizer, optimizer_views(table, buffers));
+  files.write_to(writer.folder());
+  write_file(writer.folder() / kState, state_text(state, checksums));
   writer.commit();
   return path;
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& root) {
-  const auto found = checkpoints(root);
+  const auto found = complete_checkpoints(root);
   if (found.empty()) return std::nullopt;
   return found.rbegin()->second;
 }
 
+std::vector<IncompleteCheckpoint> incomplete_checkpoints(const fs::path& root) {
+  std::vector<IncompleteCheckpoint> found;
+  for (const auto& [step, path] : named_checkpoints(root)) {
+    const std::string_view missing = missing_file(path);
+    if (!missing.empty()) found.push_back({.path = path, .missing = std::string(missing)});
+  }
+  return found;
+}
+
 TrainState read_train_state(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / "state.json";
-  const Json object = parse_json_object(read_small_file(path, kMaxTextBytes), path.string());
-  const JsonReader json(object, path.string());
-  if (json.integer("format") != kFormat) json.refuse("format", fmt::format("{}", kFormat));
-  TrainState state{.step = json.integer("step"),
-                   .tokens = json.integer("tokens"),
-                   .samples = json.integer("samples"),
-                   .seed = json.natural("seed"),
-                   .settings = json.text("settings")};
-  check_state(state);
-  return state;
+  return read_state_file(checkpoint).state;
+}
+
+TrainState check_checkpoint(const fs::path& checkpoint, const ModelConfig& config, DType weights) {
+  const ParameterTable table(config);
+  return OpenCheckpoint(checkpoint, config, table, phantom_buffers(table, weights)).state.state;
 }
 
 TrainState read_checkpoint(const fs::path& checkpoint, const ModelConfig& config,
                            const TrainBuffers& buffers) {
   const ParameterTable table(config);
   check_buffers(buffers, table);
-  TrainState state = read_train_state(checkpoint);
-  const fs::path config_path = checkpoint / "config.json";
-  const std::string text = read_small_file(config_path, kMaxTextBytes);
-  check_same_model(parse_model_config(text, config_path.string()), config, checkpoint);
-
-  const fs::path model_path = checkpoint / "model.safetensors";
-  const SafetensorsFile model(model_path);
-  check_same_dtype(model, buffers.weights, model_path);
-  for (const NamedView& tensor : views_of(table, buffers.weights, ""))
-    model.read_into(tensor.name, tensor.view);
-  const SafetensorsFile optimizer(checkpoint / "optimizer.safetensors");
-  for (const NamedView& tensor : optimizer_views(table, buffers))
-    optimizer.read_into(tensor.name, tensor.view);
+  const OpenCheckpoint files(checkpoint, config, table, buffers);
+  files.model.read();
+  files.optimizer.read();
   for (const TensorView& flat :
        {buffers.weights, buffers.master, buffers.first_moment, buffers.second_moment}) {
     if (flat.elements() > 0) table.clear_padding(flat);
   }
-  return state;
+  return files.state.state;
 }
 
-void check_same_settings(const TrainState& state, std::string_view settings) {
-  std::string_view saved = state.settings;
-  const auto next_line = [](std::string_view& text) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(line.size() + 1, text.size()));
-    return line;
-  };
-  while (!saved.empty() || !settings.empty()) {
-    const std::string_view before = next_line(saved);
-    const std::string_view now = next_line(settings);
-    check(before == now, "the checkpoint of step {} was made with {}, this run has {}", state.step,
-          in_quotes(before), in_quotes(now));
+std::string compare_settings(const TrainState& state, std::span<const Setting> settings) {
+  constexpr std::string_view kNone = "none";
+  std::vector<std::string> exact;
+  std::vector<std::string> last_bits;
+  std::map<std::string, std::string> unknown = state.settings;
+  for (const Setting& setting : settings) {
+    unknown.erase(setting.name);
+    const auto found = state.settings.find(setting.name);
+    const std::string_view saved = found == state.settings.end() ? kNone : found->second;
+    if (setting.kind == SettingKind::free || saved == setting.value) continue;
+    auto& differences = setting.kind == SettingKind::exact ? exact : last_bits;
+    differences.push_back(fmt::format("{} {} (this run: {})", setting.name, saved, setting.value));
   }
+  for (const auto& [name, value] : unknown) {
+    exact.push_back(fmt::format("{} {} (this run: {})", name, value, kNone));
+  }
+  check(exact.empty(), "the checkpoint of step {} was made with {}", state.step, fmt::join(exact, ", "));
+  if (last_bits.empty()) return {};
+  return fmt::format("the checkpoint of step {} was made with {}: the last bits of results may differ",
+                     state.step, fmt::join(last_bits, ", "));
 }
 
 void remove_old_checkpoints(const fs::path& root, std::int64_t keep_last) {
   check(keep_last >= 1, "keeping {} checkpoints is impossible; accepted: 1 and more", keep_last);
-  const auto found = checkpoints(root);
+  const auto found = complete_checkpoints(root);
   std::int64_t excess = std::ssize(found) - keep_last;
   for (const auto& [step, path] : found) {
     if (excess-- > 0) remove_folder(path);
   }
+}
+
+void remove_checkpoints(const fs::path& root) {
+  for (const auto& [step, path] : named_checkpoints(root)) remove_folder(path);
 }
 
 }  // namespace headroom

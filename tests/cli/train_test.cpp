@@ -74,7 +74,7 @@ TEST_F(Train, TheOptimizerOnTheHostIsTheSameRun) {
   CpuBackend backend(2);
   const auto run = [&](std::string_view out, bool offload, std::int64_t last_step) {
     setup.out = folder_ / out;
-    setup.resume = fs::exists(setup.out);
+    setup.checkpoint = latest_checkpoint(setup.out);
     fs::create_directories(setup.out);
     const Strategy strategy{.layers = {.recompute = setup.problem.config.layers},
                             .offload_optimizer = offload,
@@ -274,7 +274,7 @@ TEST_F(Train, ResumeRefusesAnotherRun) {
   EXPECT_THAT(result.err, HasSubstr("--resume goes on from it"));
   result = train("run", {"--steps", "4", "--resume", "--learning-rate", "0.5"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("learning rate"));
+  EXPECT_THAT(result.err, HasSubstr("learning_rate 0.0003 (this run: 0.5)"));
   result = train("run", {"--steps", "2", "--resume"});
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("nothing is left"));

@@ -8,6 +8,7 @@
 #include <array>
 #include <csignal>
 #include <functional>
+#include <optional>
 
 #include "core/faulty_disk.h"
 #include "core/temporary_folder.h"
@@ -262,6 +263,83 @@ TEST(FolderWriter, LosesNothingWhereverItIsKilled) {
     }
     EXPECT_GT(call, 15);
   }
+}
+
+TEST(FolderLock, OneHolderAtATime) {
+  const TemporaryFolder folder;
+  {
+    FolderLock first(folder.path());
+    const std::string message = error_of([&] { FolderLock second(folder.path()); });
+    EXPECT_THAT(message, HasSubstr(folder.path().string()));
+    EXPECT_THAT(message, HasSubstr(fmt::format("in use by process {} on host ", getpid())));
+    FolderLock moved = std::move(first);
+    EXPECT_THAT(error_of([&] { FolderLock second(folder.path()); }), HasSubstr("in use"));
+    EXPECT_THAT(names(folder.path()), ElementsAre(".lock"));
+  }
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+  EXPECT_THAT(error_of([&] { FolderLock lock(folder / "none"); }), HasSubstr("none/.lock: No such file"));
+}
+
+TEST(FolderLock, EndsWithItsProcess) {
+  const TemporaryFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    const FolderLock lock(folder.path());
+    kill(getpid(), SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_THAT(content(folder / ".lock"), HasSubstr(fmt::format("process {} ", child)));  // left behind
+  const FolderLock lock(folder.path());
+  EXPECT_THAT(content(folder / ".lock"), HasSubstr(fmt::format("process {} ", getpid())));
+}
+
+TEST(FolderLock, DoesNotRemoveTheLockOfAnother) {
+  const TemporaryFolder folder;
+  std::optional<FolderLock> first(folder.path());
+  fs::remove(folder / ".lock");  // by hand, while it is held
+  const FolderLock second(folder.path());
+  first.reset();
+  EXPECT_THAT(error_of([&] { FolderLock third(folder.path()); }), HasSubstr("in use"));
+}
+
+TEST(FolderLock, FollowsNoLinkAndShowsNoControlCharacters) {
+  const TemporaryFolder folder;
+  put(folder / "precious", "text");
+  fs::create_symlink(folder / "precious", folder / ".lock");
+  EXPECT_THAT(error_of([&] { FolderLock lock(folder.path()); }), HasSubstr(".lock"));
+  EXPECT_EQ(content(folder / "precious"), "text");
+  fs::remove(folder / ".lock");
+  const FolderLock lock(folder.path());
+  put(folder / ".lock", "\033[2Jx\n");
+  EXPECT_THAT(error_of([&] { FolderLock second(folder.path()); }), HasSubstr("in use by another process"));
+}
+
+// Each of many processes holds the folder alone, however they come and go.
+TEST(FolderLock, ManyProcessesTakeTurns) {
+  const TemporaryFolder folder;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 8; ++i) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    int held = 0;
+    while (held < 20) {
+      try {
+        const FolderLock lock(folder.path());
+        if (mkdir((folder / "alone").c_str(), 0777) != 0 || rmdir((folder / "alone").c_str()) != 0) _exit(1);
+        ++held;
+      } catch (const Error&) {
+        usleep(50);
+      }
+    }
+    _exit(0);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_THAT(names(folder.path()), ElementsAre());
 }
 
 TEST(RemoveFolder, RemovesLeftoversButNotWorkInProgress) {

@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <set>
 
 #include "core/faulty_disk.h"
 #include "core/temporary_folder.h"
@@ -41,15 +43,15 @@ class Training {
     state = {.step = step,
              .tokens = 100 * step,
              .samples = 3 * step,
-             .seed = ~std::uint64_t{7},
-             .settings = "lr 0.1\nseq 64"};
+             .settings = {{"learning_rate", "0.1"}, {"context", "64"}}};
     std::uint32_t salt = 0;
     for (auto* buffer : {&weights, &master, &first, &second}) {
       ++salt;
       for (std::size_t i = 0; i < buffer->size(); ++i) {
-        // Any bits at all, as long as they say where they belong.
+        // Any bits at all, as long as they say where they belong and are finite in every dtype.
         (*buffer)[i] =
-            static_cast<std::uint32_t>(i * 2654435761u) ^ (salt << 28) ^ static_cast<std::uint32_t>(step);
+            (static_cast<std::uint32_t>(i * 2654435761u) ^ (salt << 28) ^ static_cast<std::uint32_t>(step)) &
+            ~0x4000'4000u;
       }
     }
     const TrainBuffers views = buffers();
@@ -74,7 +76,9 @@ class Training {
             .second_moment = view(second, DType::f32)};
   }
 
-  fs::path save(const fs::path& root) { return write_checkpoint(root, config, state, buffers()); }
+  fs::path save(const fs::path& root, const ModelFiles& files = {}) {
+    return write_checkpoint(root, config, state, buffers(), files);
+  }
   void load(const fs::path& checkpoint) { state = read_checkpoint(checkpoint, config, buffers()); }
   bool operator==(const Training& other) const {
     return state == other.state && weights == other.weights && master == other.master &&
@@ -162,7 +166,7 @@ TEST(Checkpoint, KeepsTheLast) {
 TEST(Checkpoint, ReplacesOneOfTheSameStep) {
   const TemporaryFolder root;
   Training training = at_step(3);
-  training.state.settings = "old";
+  training.state.settings = {{"old", ""}};
   training.save(root.path());
   at_step(3).save(root.path());
   EXPECT_EQ(latest_step(root.path()), 3);
@@ -180,7 +184,7 @@ TEST(Checkpoint, RefusesAnotherModelOrDtype) {
   EXPECT_THAT(error_of([&] { wider.load(path); }),
               HasSubstr("its intermediate_size is 10, this run's is 11"));
   Training single(DType::f32);
-  EXPECT_THAT(error_of([&] { single.load(path); }), HasSubstr("holds BF16, this run's weights are f32"));
+  EXPECT_THAT(error_of([&] { single.load(path); }), HasSubstr("holds BF16, this run's is f32"));
 }
 
 TEST(Checkpoint, RefusesWrongBuffers) {
@@ -202,7 +206,7 @@ TEST(Checkpoint, RefusesWrongBuffers) {
               HasSubstr("weights are i32"));
   training.state.step = -1;
   EXPECT_THAT(message([](auto&) {}), HasSubstr("step -1"));
-  training.state = {.settings = "\xff"};
+  training.state = {.settings = {{"data", "\xff"}}};
   EXPECT_THAT(message([](auto&) {}), HasSubstr("no UTF-8"));
   EXPECT_TRUE(names(root.path()).empty());
 }
@@ -220,33 +224,218 @@ TEST(Checkpoint, RefusesDamage) {
   const auto replaced = [](std::string_view from, std::string_view to) {
     return [=](std::string& text) { text.replace(text.find(from), from.size(), to); };
   };
-  EXPECT_THAT(damaged("state.json", replaced("\"step\": 3", "\"step\": -3")), HasSubstr("step -3"));
-  EXPECT_THAT(damaged("state.json", replaced("\"seed\"", "\"sead\"")), HasSubstr("seed is missing"));
-  EXPECT_THAT(damaged("state.json", replaced("\"format\": 1", "\"format\": 2")),
-              HasSubstr("format is 2; accepted: 1"));
+  EXPECT_THAT(damaged("state.json", replaced("\"tokens\": 300", "\"tokens\": 301")),
+              HasSubstr("state.json is damaged: its checksum is "));
+  EXPECT_THAT(damaged("state.json", replaced("\"checksum\"", "\"checksun\"")),
+              HasSubstr("checksum is missing"));
+  EXPECT_THAT(damaged("state.json", replaced("\"format\": 2", "\"format\": 3")),
+              HasSubstr("format is 3; accepted: 2"));
+  EXPECT_THAT(damaged("state.json", replaced("\"format\": 2", "\"format\": 1")),
+              HasSubstr("format 1 is of an earlier version and cannot be resumed"));
   EXPECT_THAT(damaged("state.json", [](auto& text) { text.resize(10); }), HasSubstr("state.json: not JSON"));
   EXPECT_THAT(damaged("config.json", replaced("qwen3", "gemma")), HasSubstr("model_type is \"gemma\""));
+  EXPECT_THAT(damaged("config.json", replaced("\"architectures\"", "\"architectured\"")),
+              HasSubstr("config.json is damaged"));
   EXPECT_THAT(damaged("model.safetensors", [](auto& text) { text.pop_back(); }),
               HasSubstr("model.safetensors: "));
   EXPECT_THAT(damaged("model.safetensors", replaced("model.norm", "model.nirm")),
-              HasSubstr("\"model.norm.weight\" is missing"));
+              HasSubstr("model.safetensors: the header is damaged"));
   EXPECT_THAT(damaged("optimizer.safetensors", [](auto& text) { text.resize(text.size() / 2); }),
               HasSubstr("optimizer.safetensors: "));
-  EXPECT_THAT(
-      damaged("optimizer.safetensors", replaced("second_moment.model.norm", "second_mument.model.norm")),
-      HasSubstr("\"second_moment.model.norm.weight\" is missing"));
+  EXPECT_THAT(damaged("optimizer.safetensors", [](auto& text) { text.back() ^= 1; }),
+              HasSubstr("optimizer.safetensors: tensor \"second_moment.model.norm.weight\" is damaged"));
   EXPECT_THAT(error_of([&] { Training().load(root / "none"); }), HasSubstr("state.json: No such file"));
 }
 
+TEST(Checkpoint, FindsEveryFlippedBit) {
+  const TemporaryFolder root;
+  const fs::path path = at_step(3).save(root.path());
+  const Random random(5);
+  std::uint64_t draw = 0;
+  for (const std::string_view file :
+       {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string whole = content(path / file);
+    for (int i = 0; i < 100; ++i) {
+      std::string flipped = whole;
+      const std::uint64_t bit = random.below(draw++, 8 * whole.size());
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+      put(path / file, flipped);
+      EXPECT_THAT(error_of([&] { Training().load(path); }), HasSubstr(path.string()))
+          << file << " bit " << bit;
+    }
+    put(path / file, whole);
+  }
+  EXPECT_EQ(latest_step(root.path()), 3);
+}
+
+TEST(Checkpoint, NeverHoldsWhatIsNotFinite) {
+  const TemporaryFolder root;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    fs::remove_all(root / "step-00000001");
+    at_step(1, dtype).save(root.path());
+    Training training(dtype);
+    const auto broken = [&](std::vector<std::uint32_t>& buffer, std::uint32_t bits) {
+      training.advance_to(2);
+      buffer[static_cast<std::size_t>(training.table.at("model.norm.weight").offset)] = bits;
+      try {
+        training.save(root.path());
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::runtime);
+        EXPECT_THAT(names(root.path()), ElementsAre("step-00000001"));
+        return std::string(error.what());
+      }
+      return std::string("saved");
+    };
+    EXPECT_THAT(broken(training.second, 0x7f80'0000),
+                HasSubstr("tensor \"second_moment.model.norm.weight\" is not finite"));
+    EXPECT_THAT(broken(training.first, 0xff80'0000), HasSubstr("\"first_moment.model.norm.weight\""));
+    if (dtype == DType::f32) {
+      EXPECT_THAT(broken(training.weights, 0x7fc0'0001), HasSubstr("tensor \"model.norm.weight\""));
+    } else {
+      EXPECT_THAT(broken(training.master, 0x7fc0'0001), HasSubstr("\"master.model.norm.weight\""));
+      training.advance_to(2);
+      reinterpret_cast<std::uint16_t*>(training.weights.data())[5] = 0x7f80;
+      EXPECT_THAT(error_of([&] { training.save(root.path()); }),
+                  HasSubstr("tensor \"model.embed_tokens.weight\" is not finite"));
+    }
+  }
+}
+
+TEST(Checkpoint, IsOfTheStepThatItsFolderIsNamedAfter) {
+  const TemporaryFolder root;
+  const fs::path path = at_step(3).save(root.path());
+  fs::rename(path, root / "step-00000004");
+  EXPECT_THAT(error_of([&] { static_cast<void>(read_train_state(root / "step-00000004")); }),
+              HasSubstr("is of step 3, its folder is named after step 4"));
+  EXPECT_THAT(error_of([&] { Training().load(root / "step-00000004"); }), HasSubstr("of step 3"));
+  fs::rename(root / "step-00000004", root / "best");  // a name that says nothing of steps
+  EXPECT_EQ(read_train_state(root / "best").step, 3);
+}
+
+TEST(Checkpoint, IsCheckedWithoutMemoryForTheTensors) {
+  const TemporaryFolder root;
+  const Training training = at_step(3);
+  const fs::path path = at_step(3).save(root.path());
+  EXPECT_EQ(check_checkpoint(path, training.config, DType::bf16), training.state);
+  EXPECT_THAT(error_of([&] { check_checkpoint(path, training.config, DType::f32); }),
+              HasSubstr("holds BF16"));
+  ModelConfig huge = training.config;
+  huge.mlp = std::int64_t{1} << 24;
+  huge.layers = 1000;  // of 50 TB
+  EXPECT_THAT(error_of([&] { check_checkpoint(path, huge, DType::bf16); }), HasSubstr("is of another model"));
+}
+
+TEST(Checkpoint, NamesWhatIsIncomplete) {
+  const TemporaryFolder root;
+  EXPECT_TRUE(incomplete_checkpoints(root / "none").empty());
+  for (const std::int64_t step : {3, 4, 5}) at_step(step).save(root.path());
+  EXPECT_TRUE(incomplete_checkpoints(root.path()).empty());
+  fs::remove(root / "step-00000005/optimizer.safetensors");
+  put(root / "step-00000006", "no folder");
+  fs::create_directory(root / "step-000000006");  // nine digits are another name
+  const auto incomplete = incomplete_checkpoints(root.path());
+  ASSERT_EQ(incomplete.size(), 2);
+  EXPECT_EQ(incomplete[0].path, root / "step-00000005");
+  EXPECT_EQ(incomplete[0].missing, "optimizer.safetensors");
+  EXPECT_EQ(incomplete[1].path, root / "step-00000006");
+  EXPECT_EQ(incomplete[1].missing, "config.json");
+  remove_old_checkpoints(root.path(), 1);
+  EXPECT_EQ(incomplete_checkpoints(root.path()).size(), 2);
+  remove_checkpoints(root.path());
+  EXPECT_THAT(names(root.path()), ElementsAre("step-000000006"));
+}
+
 TEST(Checkpoint, ComparesSettings) {
-  const TrainState state{.step = 7, .settings = "lr 0.1\nseq 64"};
-  check_same_settings(state, "lr 0.1\nseq 64");
-  check_same_settings({}, "");
-  EXPECT_EQ(error_of([&] { check_same_settings(state, "lr 0.1\nseq 128"); }),
-            "the checkpoint of step 7 was made with \"seq 64\", this run has \"seq 128\"");
-  EXPECT_THAT(error_of([&] { check_same_settings(state, "lr 0.1"); }), HasSubstr("this run has \"\""));
-  EXPECT_THAT(error_of([&] { check_same_settings(state, "lr 0.1\nseq 64\nmore"); }),
-              HasSubstr("made with \"\""));
+  const TrainState state{.step = 7,
+                         .settings = {{"data", "a"}, {"lr", "0.1"}, {"seq", "64"}, {"simd", "avx2"}}};
+  const auto settings = [](std::string lr, std::string seq, std::string simd) {
+    return std::vector<Setting>{{"data", "b", SettingKind::free},
+                                {"lr", std::move(lr)},
+                                {"seq", std::move(seq)},
+                                {"simd", std::move(simd), SettingKind::last_bits}};
+  };
+  EXPECT_EQ(compare_settings(state, settings("0.1", "64", "avx2")), "");
+  EXPECT_EQ(compare_settings({}, {}), "");
+  EXPECT_EQ(
+      compare_settings(state, settings("0.1", "64", "avx512")),
+      "the checkpoint of step 7 was made with simd avx2 (this run: avx512): the last bits of results may "
+      "differ");
+  EXPECT_EQ(error_of([&] { static_cast<void>(compare_settings(state, settings("0.2", "128", "avx512"))); }),
+            "the checkpoint of step 7 was made with lr 0.1 (this run: 0.2), seq 64 (this run: 128)");
+  auto more = settings("0.1", "64", "avx2");
+  more.push_back({"new", "1"});
+  EXPECT_THAT(error_of([&] { static_cast<void>(compare_settings(state, more)); }),
+              HasSubstr("new none (this run: 1)"));
+  more.erase(more.begin() + 1);
+  EXPECT_THAT(error_of([&] { static_cast<void>(compare_settings(state, more)); }),
+              HasSubstr("lr 0.1 (this run: none)"));
+}
+
+class ModelFolder {
+ public:
+  ModelFolder() {
+    for (const auto& [name, text] : files) put(folder / name, text);
+    put(folder / "config.json",
+        R"({"model_type": "qwen3", "eos_token_id": [151645, 151643], "bos_token_id": 151643, "hidden_size": 1,
+            "auto_map": {"AutoModel": "x.py"}})");
+    put(folder / "README.md", "not carried");
+  }
+
+  std::map<std::string, std::string> files = {{"tokenizer.json", std::string(300'000, 't')},
+                                              {"tokenizer_config.json", "{}"},
+                                              {"merges.txt", ""},
+                                              {"generation_config.json", "{\"top_k\": 20}"},
+                                              {"chat_template.jinja", "{{ messages }}"}};
+  TemporaryFolder folder;
+};
+
+TEST(ModelFiles, AreCarriedIntoCheckpoints) {
+  const TemporaryFolder root;
+  fs::path path;
+  {
+    const ModelFolder model;
+    const ModelFiles files(model.folder.path(), root.path());
+    EXPECT_THAT(names(root.path()), ElementsAre());
+    fs::remove_all(model.folder.path());
+    path = at_step(3).save(root.path(), files);
+    for (const auto& [name, text] : model.files) EXPECT_EQ(content(path / name), text) << name;
+    EXPECT_EQ(names(path).size(), model.files.size() + 4);
+  }
+  Training loaded;
+  loaded.load(path);
+  EXPECT_TRUE(loaded == at_step(3));
+  EXPECT_THAT(content(path / "config.json"), HasSubstr("\"bos_token_id\": 151643"));
+  EXPECT_THAT(content(path / "config.json"), testing::ContainsRegex("\"eos_token_id\": .[ \n]*151645"));
+  EXPECT_THAT(content(path / "config.json"), HasSubstr("\"hidden_size\": 12"));
+  EXPECT_THAT(content(path / "config.json"), testing::Not(HasSubstr("auto_map")));
+  // And from one checkpoint to the next.
+  const ModelFiles again(path, root.path());
+  const std::set<std::string> before = names(path);
+  const std::string config = content(path / "config.json");
+  remove_folder(path);
+  path = at_step(4).save(root.path(), again);
+  EXPECT_EQ(names(path), before);
+  EXPECT_EQ(content(path / "config.json"), config);
+  EXPECT_EQ(content(path / "tokenizer.json"), std::string(300'000, 't'));
+}
+
+TEST(ModelFiles, RefusesWhatIsNoFile) {
+  const TemporaryFolder root;
+  const ModelFolder model;
+  const auto message = [&] { return error_of([&] { ModelFiles files(model.folder.path(), root.path()); }); };
+  fs::create_directory(model.folder / "vocab.json");
+  EXPECT_THAT(message(), HasSubstr("vocab.json"));
+  fs::remove(model.folder / "vocab.json");
+  put(model.folder / "tokenizer.model", "");
+  fs::resize_file(model.folder / "tokenizer.model", (128 << 20) + 1);
+  EXPECT_THAT(message(), HasSubstr("tokenizer.model: it is larger than 128 MiB"));
+  fs::remove(model.folder / "tokenizer.model");
+  // As Hugging Face's cache has them.
+  fs::rename(model.folder / "tokenizer.json", model.folder / "blob");
+  fs::create_symlink("blob", model.folder / "tokenizer.json");
+  const fs::path path = at_step(3).save(root.path(), ModelFiles(model.folder.path(), root.path()));
+  EXPECT_EQ(content(path / "tokenizer.json"), std::string(300'000, 't'));
+  EXPECT_FALSE(fs::is_symlink(path / "tokenizer.json"));
 }
 
 TEST(Checkpoint, LosesNothingWhereverTheDiskFails) {

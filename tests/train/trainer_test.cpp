@@ -396,7 +396,7 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     steps(whole, 1, 10);
     TrainingRun first(optimizer, dtype, 2, from_host);
     steps(first, 1, 5);
-    const TrainState state{.step = 5, .tokens = 350, .samples = 10, .seed = 7, .settings = "lr 0.01"};
+    const TrainState state{.step = 5, .tokens = 350, .samples = 10, .settings = {{"lr", "0.01"}}};
     const auto folder =
         write_checkpoint(root.path(), first.trainer().decoder().config(), state, first.trainer().buffers());
     TrainingRun second(optimizer, dtype, 2, to_host);

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <limits>
@@ -14,6 +16,7 @@
 
 #include "cli.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/files.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
 #include "json_or_null.h"
@@ -45,6 +48,7 @@ struct Options {
   std::int64_t save_every = 0;
   std::int64_t keep_last = 2;
   bool resume = false;
+  bool overwrite = false;
   std::string device = "cpu";
   int threads = 0;
   bool json = false;
@@ -80,8 +84,89 @@ class StopOnSignal {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
+// What --resume goes on from.
+struct Resumed {
+  fs::path checkpoint;
+  TrainState state;
+
+  // A whole number among the settings of the run that saved it.
+  [[nodiscard]] std::int64_t whole_setting(const std::string& name) const {
+    const auto found = state.settings.find(name);
+    std::int64_t value = 0;
+    check(found != state.settings.end() &&
+              std::from_chars(found->second.data(), found->second.data() + found->second.size(), value).ec ==
+                  std::errc(),
+          "{}: the settings have no whole number {}", checkpoint.string(), name);
+    return value;
+  }
+};
+
+bool is_built_in(const std::string& model) {
+  const auto names = built_in_model_names();
+  return std::ranges::find(names, model) != names.end();
+}
+
+std::string model_name(const Options& options) {
+  std::error_code ignored;
+  return is_built_in(options.model) ? options.model : fs::weakly_canonical(options.model, ignored).string();
+}
+
+// The folder of a resumed run's model may be gone: its checkpoint has the same config.json.
+ModelConfig model_of(const Options& options, const std::optional<Resumed>& resumed) {
+  std::error_code ignored;
+  if (resumed && !is_built_in(options.model) && !fs::exists(options.model, ignored)) {
+    const auto saved = resumed->state.settings.find("model");
+    if (saved != resumed->state.settings.end() && saved->second == model_name(options)) {
+      return find_model(resumed->checkpoint.string());
+    }
+  }
+  return find_model(options.model);
+}
+
+// Everything that the next step's bits depend on; the budget and the number of threads are not among it.
+std::vector<Setting> settings_of(const Options& options, const Data& data, const TrainingProblem& problem,
+                                 const DeviceDescription& device) {
+  std::vector<Setting> settings;
+  const auto add = [&](SettingKind kind, std::string_view name, const auto& value) {
+    settings.push_back({.name = std::string(name), .value = fmt::format("{}", value), .kind = kind});
+  };
+  const OptimizerSettings& optimizer = problem.optimizer;
+  // Data and models are compared by what they hold: they may have moved.
+  add(SettingKind::free, "model", model_name(options));
+  add(SettingKind::free, "data", options.data);
+  add(SettingKind::exact, "data_fingerprint", data.describe());
+  add(SettingKind::exact, "context", options.context);
+  add(SettingKind::exact, "batch", options.batch);
+  add(SettingKind::exact, "accumulation", options.accumulation);
+  add(SettingKind::exact, "max_documents", problem.sizes.max_documents);
+  add(SettingKind::exact, "attention", options.attention);
+  add(SettingKind::exact, "dtype", name(problem.compute_dtype));
+  add(SettingKind::exact, "seed", options.seed);
+  add(SettingKind::free, "steps", optimizer.steps);  // may grow
+  add(SettingKind::exact, "learning_rate", optimizer.learning_rate);
+  add(SettingKind::exact, "warmup", optimizer.warmup_steps);
+  add(SettingKind::exact, "final_fraction", optimizer.final_fraction);
+  add(SettingKind::exact, "beta1", optimizer.beta1);
+  add(SettingKind::exact, "beta2", optimizer.beta2);
+  add(SettingKind::exact, "epsilon", optimizer.epsilon);
+  add(SettingKind::exact, "weight_decay", optimizer.weight_decay);
+  add(SettingKind::exact, "clip", optimizer.max_norm);
+  add(SettingKind::last_bits, "version", HEADROOM_VERSION);
+  add(SettingKind::last_bits, "device", options.device);
+  add(SettingKind::last_bits, "simd", name(device.simd));
+  add(SettingKind::last_bits, "ranks", 1);
+  return settings;
+}
+
+std::int64_t warmup_steps(const Options& options, const std::optional<Resumed>& resumed) {
+  if (options.warmup) return *options.warmup;
+  if (resumed)
+    return resumed->whole_setting("warmup");  // the default depends on --steps, which may have grown
+  return std::min<std::int64_t>(options.optimizer.steps / 10, 100);
+}
+
 TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
-                         const DeviceDescription& device) {
+                         const DeviceDescription& device, const std::optional<Resumed>& resumed) {
   TrainingSetup setup;
   setup.problem = {.config = config,
                    .sizes = {.batch = options.batch,
@@ -92,8 +177,7 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
                    .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
                    .accumulation = options.accumulation};
   OptimizerSettings& optimizer = setup.problem.optimizer;
-  optimizer.warmup_steps =
-      options.warmup ? *options.warmup : std::min<std::int64_t>(optimizer.steps / 10, 100);
+  optimizer.warmup_steps = warmup_steps(options, resumed);
   validate(optimizer);
   check(setup.problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
         options.attention);
@@ -104,17 +188,43 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
   setup.seed = options.seed;
   setup.save_every = options.save_every;
   setup.keep_last = options.keep_last;
-  setup.resume = options.resume;
-  // Everything that the next step's bits depend on; the budget is not among it.
-  setup.settings = fmt::format(
-      "data {}\ncontext {}\nbatch {}\naccumulation {}\nattention {}\ndtype {}\nseed {}\nsteps {}\nlearning "
-      "rate "
-      "{}\nwarm-up {}\nfinal fraction {}\nbetas {} {}\nepsilon {}\nweight decay {}\nclip {}\n",
-      options.data, options.context, options.batch, options.accumulation, options.attention,
-      name(setup.problem.compute_dtype), options.seed, optimizer.steps, optimizer.learning_rate,
-      optimizer.warmup_steps, optimizer.final_fraction, optimizer.beta1, optimizer.beta2, optimizer.epsilon,
-      optimizer.weight_decay, optimizer.max_norm);
+  if (resumed) setup.checkpoint = resumed->checkpoint;
+  setup.overwrite = options.overwrite;
+  setup.settings = settings_of(options, data, setup.problem, device);
   return setup;
+}
+
+// Throws where the run that is resumed was another one. Returns what its owner has to know, a line each.
+std::vector<std::string> compare(const Resumed& resumed, const TrainingSetup& setup, const Options& options) {
+  const TrainState& state = resumed.state;
+  const auto saved = [&](const std::string& name) {
+    const auto found = state.settings.find(name);
+    return found == state.settings.end() ? std::string() : found->second;
+  };
+  const auto fingerprint = std::ranges::find(setup.settings, "data_fingerprint", &Setting::name);
+  check(saved("data_fingerprint") == fingerprint->value,
+        "--resume: the data is not that of {}: it was made with '{}' of fingerprint {}, and '{}' has {}",
+        resumed.checkpoint.string(), saved("data"), saved("data_fingerprint"), options.data,
+        fingerprint->value);
+  std::vector<std::string> notes;
+  const std::string last_bits = compare_settings(state, setup.settings);
+  if (!last_bits.empty()) notes.push_back(last_bits);
+  OptimizerSettings before = setup.problem.optimizer;
+  before.steps = resumed.whole_setting("steps");
+  if (const std::int64_t steps = setup.problem.optimizer.steps; steps != before.steps) {
+    const std::int64_t next = state.step + 1;
+    notes.push_back(
+        fmt::format("--steps is {} and was {}: from here on the learning rate is that of a run of {} steps "
+                    "(step {}: {:.3g} "
+                    "instead of {:.3g})",
+                    format_count(steps), format_count(before.steps), format_count(steps), format_count(next),
+                    learning_rate(setup.problem.optimizer, next), learning_rate(before, next)));
+  }
+  for (const IncompleteCheckpoint& incomplete : incomplete_checkpoints(options.out)) {
+    notes.push_back(fmt::format("{} is not complete ({} is missing) and is not resumed from",
+                                incomplete.path.string(), incomplete.missing));
+  }
+  return notes;
 }
 
 [[noreturn]] void fail_shortfall(const TrainingFit& fit, std::int64_t budget_bytes) {
@@ -144,6 +254,7 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
     fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
   }
   if (plan.warning) fmt::print(out, "note    {}\n", *plan.warning);
+  for (const std::string& note : plan.notes) fmt::print(out, "note    {}\n", note);
   if (problem.sizes.seq > problem.config.max_positions) {
     fmt::print(out, "note    the model was made for {} positions; this context has {}\n",
                format_count(problem.config.max_positions), format_count(problem.sizes.seq));
@@ -286,31 +397,72 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
                                  {"checkpoint", nullptr}};
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
   if (plan.warning) json["warning"] = *plan.warning;
+  if (!plan.notes.empty()) json["notes"] = plan.notes;
   return json;
 }
 
-void check_out(const Options& options) {
+// What --resume goes on from. Without it the folder must not hold what a run would replace.
+std::optional<Resumed> find_run(const Options& options) {
   const auto latest = latest_checkpoint(options.out);
-  if (!options.resume) {
-    if (!latest) return;
-    fail(ErrorKind::input, "{} has the checkpoint {}; --resume goes on from it, or choose another --out",
-         options.out, latest->filename().string());
+  const auto incomplete = incomplete_checkpoints(options.out);
+  const std::string first_incomplete =
+      incomplete.empty()
+          ? std::string()
+          : fmt::format("{}, which is not complete ({} is missing)",
+                        incomplete.front().path.filename().string(), incomplete.front().missing);
+  if (options.resume) {
+    check(latest.has_value(), "--resume: {} has no checkpoint{}", options.out,
+          incomplete.empty() ? "" : " but " + first_incomplete);
+    Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
+    check(resumed.state.step < options.optimizer.steps,
+          "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",
+          latest->string(), resumed.state.step, options.optimizer.steps);
+    return resumed;
   }
-  if (!latest) fail(ErrorKind::input, "--resume: {} has no checkpoint", options.out);
-  check(read_train_state(*latest).step < options.optimizer.steps,
-        "--resume: {} is at the last of {} steps, so nothing is left to do", latest->string(),
-        options.optimizer.steps);
+  if (options.overwrite) return std::nullopt;
+  check(!latest,
+        "{} has the checkpoint {}; --resume goes on from it, --overwrite removes it, or choose another --out",
+        options.out, latest ? latest->filename().string() : "");
+  check(incomplete.empty(), "{} has {}; --overwrite removes it, or choose another --out", options.out,
+        first_incomplete);
+  return std::nullopt;
+}
+
+// What is to be printed and saved as JSON at the end has to be text from the beginning.
+void check_text(std::string_view option, const std::string& value) {
+  using Json = nlohmann::json;
+  try {
+    static_cast<void>(Json(value).dump());
+  } catch (const Json::exception&) {
+    fail(ErrorKind::input, "{} {} is no UTF-8; rename it", option,
+         Json(value).dump(-1, ' ', true, Json::error_handler_t::replace));
+  }
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail(ErrorKind::runtime, "cannot make the folder {}: {}", path.string(), error.message());
 }
 
 void train(const Options& options, std::ostream& out) {
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
+  check_text("--model", options.model);
+  check_text("--data", options.data);
+  check_text("--out", options.out);
+  check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
   const Device device = parse_device(options.device);
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
   AppendedFile::check_kind(metrics_path(options.out));
   const std::int64_t budget_bytes =
       options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
-  const ModelConfig config = find_model(options.model);
+  // Nothing in the folder is read or written by two runs at a time.
+  std::optional<FolderLock> lock;
+  std::error_code ignored;  // what cannot be looked at is refused below
+  if (fs::is_directory(options.out, ignored)) lock.emplace(options.out);
+  const std::optional<Resumed> resumed = find_run(options);
+  const ModelConfig config = model_of(options, resumed);
   const Data data = Data::open(options.data, {.context = options.context,
                                               .vocab = config.vocab,
                                               .seed = options.seed,
@@ -318,8 +470,12 @@ void train(const Options& options, std::ostream& out) {
                                               .bytes = options.bytes});
   DeviceDescription description = listed.description;
   if (options.threads > 0) description.cores = options.threads;
-  const TrainingSetup setup = make_setup(options, data, config, description);
-  check_out(options);
+  const TrainingSetup setup = make_setup(options, data, config, description, resumed);
+  std::vector<std::string> notes;
+  if (resumed) {
+    notes = compare(*resumed, setup, options);
+    static_cast<void>(check_checkpoint(resumed->checkpoint, config, setup.problem.compute_dtype));
+  }
   const TrainingFit fit = fit_training(setup.problem, description, budget_bytes,
                                        this_machine(description, setup.problem.compute_dtype).costs);
   if (!fit.fits) fail_shortfall(fit, budget_bytes);
@@ -330,13 +486,18 @@ void train(const Options& options, std::ostream& out) {
                           .budget_bytes = budget_bytes,
                           .naive_bytes = naive_training_bytes(setup.problem, description),
                           .process_bytes = code_bytes + process_resident_bytes(),
-                          .warning = dtype_warning(description, setup.problem.compute_dtype)};
+                          .warning = dtype_warning(description, setup.problem.compute_dtype),
+                          .notes = notes};
   if (!options.json) {
     print_plan(plan, out);
     out.flush();  // to be read while it trains
   }
   const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
-  fs::create_directories(setup.out);
+  if (!lock) {
+    make_folder(setup.out);
+    lock.emplace(setup.out);
+    static_cast<void>(find_run(options));  // another run may have been here before the lock
+  }
   // Before the first step too: the plan can be looked at while it trains.
   if (options.html) write_html(*options.html, training_page(plan, std::nullopt));
   const StopOnSignal signals;
@@ -402,6 +563,7 @@ void add_train(CLI::App& app, std::ostream& out) {
       ->check(positive)
       ->capture_default_str();
   app.add_flag("--resume", options->resume, "Go on from the last checkpoint in --out, with the same bits");
+  app.add_flag("--overwrite", options->overwrite, "Begin anew: remove the checkpoints in --out first");
   app.add_option("--device", options->device, "Where to train: cpu")->capture_default_str();
   app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
       ->check(CLI::Range(1, 4096));

@@ -66,6 +66,7 @@ Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>
                             format_count(ParameterTable(problem.config).parameters()),
                             name(problem.compute_dtype), plan.data.describe(), describe(plan.fit.strategy))};
   if (plan.warning) page.notes.push_back(*plan.warning);
+  page.notes.insert(page.notes.end(), plan.notes.begin(), plan.notes.end());
   page.sections.emplace_back(figures(plan, result));
   if (result) page.sections.emplace_back(loss_chart(plan));
   for (const char* phase : {"micro-step", "update"}) {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "headroom/core/elements.h"
+#include "headroom/core/finite.h"
 #include "headroom/model.h"
 #include "metrics.h"
 
@@ -18,11 +18,17 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kHeldOut = std::int64_t{1} << 40;  // samples from here on are never trained on
 constexpr std::int64_t kHeldOutBatches = 4;
 
-bool finite(const TensorView& view) {
-  for (std::int64_t i = 0; i < view.elements(); ++i) {
-    if (!std::isfinite(read_element(view, i))) return false;
-  }
-  return true;
+TrainState first_state(const TrainingSetup& setup) {
+  TrainState state;
+  for (const Setting& setting : setup.settings) state.settings[setting.name] = setting.value;
+  return state;
+}
+
+ModelFiles files_of(const TrainingSetup& setup) {
+  // A run that goes on takes them from its checkpoint: the model's folder may be gone by then.
+  if (setup.checkpoint) return ModelFiles(*setup.checkpoint, setup.out);
+  if (setup.weights) return ModelFiles(*setup.weights, setup.out);
+  return {};
 }
 
 class TrainingRun {
@@ -30,6 +36,8 @@ class TrainingRun {
   TrainingRun(const TrainingSetup& setup, const TrainingFit& fit, const Data& data, Backend& backend)
       : setup_(setup),
         data_(data),
+        files_(files_of(setup)),
+        state_(first_state(setup)),
         context_(backend, fit.layout),
         trainer_(Decoder(setup.problem.config, fit.strategy, setup.problem.sizes, setup.problem.mask),
                  setup.problem.optimizer) {}
@@ -76,25 +84,30 @@ class TrainingRun {
 
  private:
   void start() {
-    state_ = {.seed = setup_.seed, .settings = setup_.settings};
     trainer_.load(context_, [&] {
-      if (!setup_.resume && !setup_.weights) return trainer_.initialize(context_, setup_.seed);
-      context_.run([&](const Stream&) {
-        if (setup_.resume) {
-          const auto latest = latest_checkpoint(setup_.out);
-          check(latest.has_value(), "{} has no checkpoint to resume from", setup_.out.string());
-          check_same_settings(read_train_state(*latest), setup_.settings);
-          state_ = read_checkpoint(*latest, setup_.problem.config, trainer_.buffers());
-          saved_step_ = state_.step;
-          return;
-        }
-        const TrainBuffers buffers = trainer_.buffers();
-        load_weights(*setup_.weights, trainer_.decoder().parameters(), buffers.weights);
-        if (buffers.master.elements() > 0) {
-          load_weights(*setup_.weights, trainer_.decoder().parameters(), buffers.master);
-        }
-      });
+      if (!setup_.checkpoint && !setup_.weights) return trainer_.initialize(context_, setup_.seed);
+      context_.run([&](const Stream&) { setup_.checkpoint ? go_on() : read_weights(); });
     });
+    if (setup_.overwrite && !setup_.checkpoint) remove_checkpoints(setup_.out);
+  }
+
+  void go_on() {
+    const TrainState saved = read_checkpoint(*setup_.checkpoint, setup_.problem.config, trainer_.buffers());
+    state_.step = saved.step;
+    state_.tokens = saved.tokens;
+    state_.samples = saved.samples;
+    saved_step_ = saved.step;
+  }
+
+  void read_weights() {
+    const TrainBuffers buffers = trainer_.buffers();
+    for (const TensorView& flat : {buffers.weights, buffers.master}) {
+      if (flat.elements() == 0) continue;
+      load_weights(*setup_.weights, trainer_.decoder().parameters(), flat);
+      const std::string broken = broken_parameter(flat);
+      check(broken.empty(), "{}: tensor {} is not finite in {}", setup_.weights->string(), broken,
+            name(flat.dtype()));
+    }
   }
 
   // The batch that begins with the sample.
@@ -148,7 +161,7 @@ class TrainingRun {
   [[nodiscard]] std::string broken_parameter(const TensorView& flat) const {
     const ParameterTable& table = trainer_.decoder().parameters();
     for (const Parameter& parameter : table.entries()) {
-      if (!finite(table.view(flat, parameter))) return parameter.name;
+      if (!all_finite(table.view(flat, parameter))) return parameter.name;
     }
     return {};
   }
@@ -166,7 +179,7 @@ class TrainingRun {
     std::string first = "the loss itself";
     bool found = false;
     trainer_.evaluate(context_, fill, [&](std::string_view name, const TensorView& view) {
-      if (found || finite(view)) return;
+      if (found || all_finite(view)) return;
       found = true;
       first = fmt::format("the result of {}", name);
     });
@@ -187,10 +200,15 @@ class TrainingRun {
 
   fs::path save() {
     fs::path checkpoint;
-    trainer_.save(context_, [&] {
-      checkpoint = write_checkpoint(setup_.out, setup_.problem.config, state_, trainer_.buffers());
-      remove_old_checkpoints(setup_.out, setup_.keep_last);
-    });
+    try {
+      trainer_.save(context_, [&] {
+        checkpoint = write_checkpoint(setup_.out, setup_.problem.config, state_, trainer_.buffers(), files_);
+        remove_old_checkpoints(setup_.out, setup_.keep_last);
+      });
+    } catch (const Error& error) {
+      throw Error(error.kind(), fmt::format("step {}: {}; {}", state_.step, error.what(), last_good()),
+                  error.where());
+    }
     saved_step_ = state_.step;
     return checkpoint;
   }
@@ -207,9 +225,10 @@ class TrainingRun {
 
   const TrainingSetup& setup_;
   const Data& data_;
+  ModelFiles files_;
+  TrainState state_;
   Context context_;
   Trainer trainer_;
-  TrainState state_;
   std::int64_t saved_step_ = 0;
 };
 
@@ -218,6 +237,7 @@ class TrainingRun {
 TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit, const Data& data,
                             Backend& backend, const std::function<void(const StepReport&)>& listen,
                             const std::function<bool()>& stop) {
+  validate(first_state(setup));  // nothing that cannot be saved is trained
   return TrainingRun(setup, fit, data, backend).run(listen, stop);
 }
 

@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <optional>
-#include <string>
+#include <vector>
 
 #include "headroom/plan.h"
 #include "headroom/train.h"
@@ -18,11 +17,12 @@ struct TrainingSetup {
   TrainingProblem problem;
   std::optional<std::filesystem::path> weights;  // a Hugging Face folder; without it they are random
   std::filesystem::path out;
-  std::string settings;  // what a resumed run has to agree on, one a line
+  std::vector<Setting> settings;                    // what a resumed run has to agree on
+  std::optional<std::filesystem::path> checkpoint;  // to go on from; without it the run begins at step 1
+  bool overwrite = false;                           // a run that begins removes the checkpoints in `out`
   std::uint64_t seed = 0;
   std::int64_t save_every = 0;  // steps; 0: at the end alone
   std::int64_t keep_last = 2;
-  bool resume = false;
 };
 
 struct StepReport {
@@ -56,9 +56,10 @@ struct TrainingResult {
 
 // Trains until the last step or until stop() says so, which is asked before every micro-step; then saves. A
 // step that was stopped half way is dropped: the checkpoint is that of the last step that was finished, and
-// a run that goes on from it has the bits of one that was never stopped. A loss or gradient that is not
-// finite is an error that names step, layer and tensor, and leaves the last checkpoint as it is. So is a
-// folder `out` that is removed or replaced meanwhile.
+// a run that goes on from it has the bits of one that was never stopped. A loss, a gradient, or a weight to be
+// saved that is not finite is an error that names step and tensor, and leaves the last checkpoint as it is. So
+// is a folder `out` that is removed or replaced meanwhile. `out` has to be there, and nobody else may write to
+// it.
 [[nodiscard]] TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit,
                                           const Data& data, Backend& backend,
                                           const std::function<void(const StepReport&)>& listen,

@@ -104,6 +104,22 @@ class FolderWriter {
   Descriptor lock_;
 };
 
+// Keeps a folder for one process: FOLDER/.lock is locked for as long as this lives, and removed with it.
+// Where another process holds it, that is an input error which names the process and its host. The lock ends
+// with its process, however that ends. It is a flock: Linux passes it on to an NFS server, so hosts exclude
+// each other there too; a file system without locks excludes nobody.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder);  // which has to be there
+  FolderLock(FolderLock&&) noexcept = default;
+  FolderLock& operator=(FolderLock&&) = delete;
+  ~FolderLock();
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+};
+
 // Removes a folder in such an order that no part of it is ever left under its name.
 void remove_folder(const std::filesystem::path& path);
 

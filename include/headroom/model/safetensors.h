@@ -48,6 +48,8 @@ class SafetensorsFile {
   [[nodiscard]] std::span<const SafetensorsEntry> entries() const { return header_.entries; }
   [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const { return header_.find(name); }
   [[nodiscard]] std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+  // What stands before the data: the header and its length.
+  [[nodiscard]] std::span<const std::byte> header_bytes() const;
 
   // Copies a tensor into a dense view of its shape in host memory, f32, bf16 or f16; converts between
   // floating-point types.
@@ -66,9 +68,17 @@ struct NamedView {
   TensorView view;  // dense, in host memory
 };
 
+// CRC-32C of what a file holds.
+struct SafetensorsChecksums {
+  std::uint32_t header = 0;            // of header_bytes()
+  std::vector<std::uint32_t> tensors;  // of the bytes of each, in the order of the data
+};
+
 // Writes the tensors in this order, each straight from its memory, to a file that appears whole or not at
-// all.
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors);
+// all. Where only finite values are allowed, the first tensor with another is a runtime error that names it.
+enum class AllowedValues : std::uint8_t { any, finite };
+SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
+                                       AllowedValues values = AllowedValues::any);
 
 // A model's weights from DIRECTORY/model.safetensors, or from the shards of model.safetensors.index.json,
 // into a flat buffer of the table, f32, bf16 or f16. Every parameter has to be there in its shape; further

@@ -1,30 +1,35 @@
-// A checkpoint is a folder ROOT/step-00000120 with config.json and model.safetensors (what transformers'
-// from_pretrained loads), optimizer.safetensors and state.json. It appears whole or not at all, and holds
-// every bit that the next step depends on. Tensors stream between the given views and the files; nothing is
-// copied.
+// A checkpoint is a folder ROOT/step-00000120 with config.json, model.safetensors and the tokenizer's files
+// (what transformers' from_pretrained loads), optimizer.safetensors and state.json. It appears whole or not
+// at all, and holds every bit that the next step depends on, with checksums. Tensors stream between the given
+// views and the files; nothing is copied.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "headroom/core/tensor_view.h"
 #include "headroom/model/config.h"
 #include "headroom/model/parameters.h"
+#include "headroom/train/model_files.h"
 
 namespace headroom {
 
 struct TrainState {
-  std::int64_t step = 0;     // updates done
-  std::int64_t tokens = 0;   // seen
-  std::int64_t samples = 0;  // seen
-  std::uint64_t seed = 0;
-  std::string settings;  // of the run, one a line; resume compares them
+  std::int64_t step = 0;                        // updates done
+  std::int64_t tokens = 0;                      // seen
+  std::int64_t samples = 0;                     // seen
+  std::map<std::string, std::string> settings;  // of the run, by name
 
   bool operator==(const TrainState&) const = default;
 };
+
+// Throws where state.json could not hold it.
+void validate(const TrainState& state);
 
 // Flat buffers of the model's ParameterTable, [elements()] each, in host memory.
 struct TrainBuffers {
@@ -35,24 +40,56 @@ struct TrainBuffers {
 };
 
 // Writes ROOT/step-<state.step>, replacing one of that name, and makes ROOT where it is missing. What killed
-// writers left in ROOT is removed. Returns the folder.
+// writers left in ROOT is removed. A tensor that is not finite is a runtime error that names it, and no
+// checkpoint appears. Returns the folder.
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const ModelConfig& config,
-                                       const TrainState& state, const TrainBuffers& buffers);
+                                       const TrainState& state, const TrainBuffers& buffers,
+                                       const ModelFiles& files = {});
 
 // The checkpoint of the highest step; nothing where there is none, or no ROOT.
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& root);
 
+// Whatever has the name of a checkpoint in ROOT and lacks a file, in the order of the steps.
+struct IncompleteCheckpoint {
+  std::filesystem::path path;
+  std::string missing;  // the first file that is not there
+};
+[[nodiscard]] std::vector<IncompleteCheckpoint> incomplete_checkpoints(const std::filesystem::path& root);
+
+// The state alone. Throws where state.json was damaged, or tells of another step than the folder's name.
 [[nodiscard]] TrainState read_train_state(const std::filesystem::path& checkpoint);
 
-// Fills the buffers. Throws where the checkpoint is of another model, its weights are of another dtype, or a
-// tensor is missing or has another shape.
+// Checks everything but the tensors' data, without memory for them. Throws where state.json or a header is
+// damaged, the checkpoint is of another model, its weights are of another dtype, or a tensor is missing or
+// has another shape.
+TrainState check_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config,
+                            DType weights);
+
+// Fills the buffers. Throws as check_checkpoint does, and where a tensor does not have the checksum that it
+// was saved with.
 [[nodiscard]] TrainState read_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config,
                                          const TrainBuffers& buffers);
 
-// Throws with the first line in which a run's settings differ from those of the checkpoint.
-void check_same_settings(const TrainState& state, std::string_view settings);
+// What a run depends on, to be compared when it is resumed.
+enum class SettingKind : std::uint8_t {
+  exact,      // data or mathematics: with another value it is another run
+  last_bits,  // with another value the last bits of results differ
+  free        // kept for people
+};
+struct Setting {
+  std::string name;
+  std::string value;
+  SettingKind kind = SettingKind::exact;
+};
 
-// Removes all but the last checkpoints of ROOT; at least one is kept.
+// Throws with every exact setting in which a run differs from a checkpoint's. Returns one line for people
+// about those that change last bits only; empty where there are none.
+[[nodiscard]] std::string compare_settings(const TrainState& state, std::span<const Setting> settings);
+
+// Removes all but the last checkpoints of ROOT; at least one is kept. Incomplete ones stay.
 void remove_old_checkpoints(const std::filesystem::path& root, std::int64_t keep_last);
+
+// Removes every checkpoint of ROOT, also incomplete ones.
+void remove_checkpoints(const std::filesystem::path& root);
 
 }  // namespace headroom
