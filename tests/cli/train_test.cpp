@@ -40,8 +40,12 @@ class Train : public testing::Test {
   [[nodiscard]] std::string path(std::string_view name) const { return (folder_ / name).string(); }
   // A small run with further arguments.
   [[nodiscard]] CliResult train(std::string_view out, const std::vector<std::string>& more) const {
-    std::vector<std::string> arguments = {"train",     "--model", "demo",  "--data", "recall",
-                                          "--context", "256",     "--out", path(out)};
+    return train_on("recall", "256", out, more);
+  }
+  [[nodiscard]] CliResult train_on(const std::string& data, const std::string& context, std::string_view out,
+                                   const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"train",     "--model", "demo",  "--data", data,
+                                          "--context", context,   "--out", path(out)};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_command(arguments);
   }
@@ -309,8 +313,9 @@ TEST_F(Train, TheLossIsTheMeanOverAllLabelsOfAStep) {
         << std::string(bytes, static_cast<char>('a' + i % 26));
   }
   const auto metrics = [&](std::string_view out, const char* batch, const char* accumulation) {
-    const CliResult result = train(out, {"--data", path("documents"), "--context", "30", "--steps", "4",
-                                         "--batch", batch, "--accumulation", accumulation, "--dtype", "f32"});
+    const CliResult result =
+        train_on(path("documents"), "30", out,
+                 {"--steps", "4", "--batch", batch, "--accumulation", accumulation, "--dtype", "f32"});
     EXPECT_EQ(result.code, 0) << result.err;
     std::vector<nlohmann::json> lines;
     std::ifstream file(folder_ / out / "metrics.jsonl");
@@ -338,12 +343,7 @@ TEST_F(Train, TheLossIsTheMeanOverAllLabelsOfAStep) {
 TEST_F(Train, AStepWithoutALabelIsPassedOverAndSaid) {
   fs::create_directories(folder_ / "bytes");
   for (int i = 0; i < 16; ++i) std::ofstream(folder_ / "bytes" / fmt::format("{}", i)) << "x";
-  const std::vector<std::string> data = {"--data", path("bytes"), "--context", "8"};
-  const auto run = [&](std::string_view out, std::vector<std::string> more) {
-    more.insert(more.end(), data.begin(), data.end());
-    return train(out, more);
-  };
-  const CliResult result = run("run", {"--steps", "3", "--html", path("page.html")});
+  const CliResult result = train_on(path("bytes"), "8", "run", {"--steps", "3", "--html", path("page.html")});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("note    step 1 has no labelled token, so nothing was updated"));
   EXPECT_THAT(result.out, Not(HasSubstr("step 2 has no labelled token")));  // once is enough
@@ -362,7 +362,7 @@ TEST_F(Train, AStepWithoutALabelIsPassedOverAndSaid) {
     EXPECT_TRUE(json["grad_norm"].is_null());
   }
   EXPECT_EQ(step, 3);
-  const CliResult again = run("again", {"--steps", "1", "--json"});
+  const CliResult again = train_on(path("bytes"), "8", "again", {"--steps", "1", "--json"});
   ASSERT_EQ(again.code, 0) << again.err;
   const auto json = nlohmann::json::parse(again.out);
   EXPECT_TRUE(json["first_loss"].is_null());
