@@ -1,5 +1,7 @@
 // Chunks of columns of the right operand are packed, by all threads; then the threads take items, tiles of C,
-// that share them. What is packed is bounded, so the workspace is small whatever the sizes.
+// that share them. What is packed is bounded, so the workspace is small whatever the sizes. A depth past
+// kMaxDepth takes several passes; between them the sums stay f32, in C itself or, where C is 16-bit, in the
+// workspace, a block of rows at a time.
 #include "ops/matmul.h"
 
 #include <algorithm>
@@ -27,8 +29,11 @@ using cpu::kGroupColumns;
 using cpu::kTileM;
 
 constexpr std::int64_t kPackedFloats = 4 << 20;  // 16 MiB: one chunk at 2048^3
-constexpr std::int64_t kMaxDepth = 16384;
-constexpr std::int64_t kColumnMultiple = 64;  // of every panel
+constexpr std::int64_t kMaxDepth = 16384;        // of one pass
+constexpr std::int64_t kColumnMultiple = 64;     // of every panel
+// Rows of C whose sums wait in the workspace, in tiles: the right operand is packed once for all of them.
+constexpr std::int64_t kLeastWaitingTiles = 16;
+constexpr std::int64_t kWaitingTilesPerThread = 2;
 
 struct Chunks {
   std::int64_t depth;    // of one pass
@@ -48,15 +53,21 @@ std::int64_t packed_floats(std::int64_t n, std::int64_t k) {
 }
 
 struct MatmulPieces {
-  MatmulPieces(std::int64_t n, std::int64_t k, int threads, std::byte* base) {
+  MatmulPieces(std::int64_t n, std::int64_t k, DType result, int threads, std::byte* base) {
     Pieces pieces(base);
     packed = pieces.take<float>(packed_floats(n, k));
     scratch = pieces.take<float>(threads * cpu::kMatmulScratch);
+    if (k > kMaxDepth && result != DType::f32) {
+      waiting_rows = kTileM * std::max(kLeastWaitingTiles, kWaitingTilesPerThread * threads);
+      waiting = pieces.take<float>(waiting_rows * chunks(n, k).columns);
+    }
     bytes = pieces.bytes();
   }
 
-  float* packed;   // [columns / panel][depth][panel]
-  float* scratch;  // [threads]
+  float* packed;             // [columns / panel][depth][panel]
+  float* scratch;            // [threads]
+  float* waiting = nullptr;  // [waiting_rows, columns], sums between two passes
+  std::int64_t waiting_rows = 0;
   std::int64_t bytes;
 };
 
@@ -87,14 +98,57 @@ void check_product(const TensorView& a, const TensorView& b, const TensorView& c
         "a product of {} and {} does not give {}", a.shape(), b.shape(), c.shape());
   check(c.stride(1) == 1 || c.extent(1) <= 1, "the result of a product has stride {} in its last dimension",
         c.stride(1));
-  check(a.extent(1) <= kMaxDepth || c.dtype() == DType::f32,
-        "a product of depth {} is summed in pieces in its result, which has to be f32, not {}", a.extent(1),
-        name(c.dtype()));
 }
 
-std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device) {
-  return MatmulPieces(n, k, device.cores, nullptr).bytes;
+std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device,
+                                    DType result) {
+  return MatmulPieces(n, k, result, device.cores, nullptr).bytes;
 }
+
+namespace {
+
+// One pass: a part of the depth, for a part of C.
+struct DepthPass {
+  TensorView left;    // [rows, depth]
+  TensorView right;   // [depth, columns]
+  TensorView before;  // [rows, columns], what the sums begin with; empty: with zeros
+  TensorView result;  // [rows, columns]
+};
+
+void run_pass(const DepthPass& pass, const MatmulPieces& pieces, int threads, const Stream& stream) {
+  const cpu::MatmulKernels& kernels = cpu::matmul_kernels(stream.device->simd);
+  const std::int64_t rows = pass.left.extent(0);
+  const std::int64_t depth = pass.left.extent(1);
+  const std::int64_t columns = pass.right.extent(1);
+  parallel_for(stream, divide_up(columns, kernels.panel), [&](std::int64_t panel) {
+    const std::int64_t column = panel * kernels.panel;
+    kernels.pack_panel(matrix(pass.right, 0, column), depth,
+                       static_cast<int>(std::min<std::int64_t>(kernels.panel, columns - column)),
+                       pieces.packed + column * depth);
+  });
+  // Wide items pack the left operand less often; several for each thread end together.
+  const std::int64_t tiles = divide_up(rows, kTileM);
+  std::int64_t group = kGroupColumns;
+  while (group > 2 * kColumnMultiple && tiles * divide_up(columns, group) < 4 * std::int64_t{threads})
+    group /= 2;
+  // Neighbours in the order share a group of panels.
+  cpu::for_each_in_order(
+      stream, threads, divide_up(columns, group) * tiles, [&](std::int64_t i, const cpu::Worker& worker) {
+        const std::int64_t row = i % tiles * kTileM;
+        const std::int64_t column = i / tiles * group;
+        kernels.multiply(
+            {.left = matrix(pass.left, row, 0),
+             .right = pieces.packed + column * depth,
+             .before = pass.before.elements() > 0 ? matrix(pass.before, row, column) : cpu::Matrix{},
+             .result = matrix(pass.result, row, column),
+             .rows = static_cast<int>(std::min<std::int64_t>(kTileM, rows - row)),
+             .columns = static_cast<int>(std::min(group, columns - column)),
+             .depth = depth,
+             .scratch = pieces.scratch + worker.slot * cpu::kMatmulScratch});
+      });
+}
+
+}  // namespace
 
 void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
             const Stream& stream) {
@@ -103,49 +157,39 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool 
   const std::int64_t n = c.extent(1);
   const std::int64_t k = a.extent(1);
   const int threads = stream.pool == nullptr ? 1 : stream.pool->threads();
-  const MatmulPieces pieces(n, k, threads, static_cast<std::byte*>(workspace.raw()));
+  const MatmulPieces pieces(n, k, c.dtype(), threads, static_cast<std::byte*>(workspace.raw()));
   check(workspace.bytes() >= pieces.bytes, "a product on {} threads needs a workspace of {} bytes, not {}",
         threads, pieces.bytes, workspace.bytes());
-  const cpu::MatmulKernels& kernels = cpu::matmul_kernels(stream.device->simd);
   const Chunks sizes = chunks(n, k);
-  const std::int64_t tiles = divide_up(m, kTileM);
-
-  for (std::int64_t depth0 = 0; depth0 < std::max<std::int64_t>(k, 1); depth0 += sizes.depth) {
-    const std::int64_t depth = std::min(sizes.depth, k - depth0);
-    for (std::int64_t column0 = 0; column0 < n; column0 += sizes.columns) {
-      const std::int64_t columns = std::min(sizes.columns, n - column0);
-      const std::int64_t panels = divide_up(columns, kernels.panel);
-      parallel_for(stream, panels, [&](std::int64_t panel) {
-        const std::int64_t column = panel * kernels.panel;
-        kernels.pack_panel(matrix(b, depth0, column0 + column), depth,
-                           static_cast<int>(std::min<std::int64_t>(kernels.panel, columns - column)),
-                           pieces.packed + column * depth);
-      });
-      // Wide items pack the left operand less often; several for each thread end together.
-      std::int64_t group = kGroupColumns;
-      while (group > 2 * kColumnMultiple && tiles * divide_up(columns, group) < 4 * std::int64_t{threads})
-        group /= 2;
-      // Neighbours in the order share a group of panels.
-      cpu::for_each_in_order(
-          stream, threads, divide_up(columns, group) * tiles, [&](std::int64_t i, const cpu::Worker& worker) {
-            const std::int64_t row = i % tiles * kTileM;
-            const std::int64_t column = i / tiles * group;
-            kernels.multiply({.left = matrix(a, row, depth0),
-                              .right = pieces.packed + column * depth,
-                              .result = matrix(c, row, column0 + column),
-                              .rows = static_cast<int>(std::min<std::int64_t>(kTileM, m - row)),
-                              .columns = static_cast<int>(std::min(group, columns - column)),
-                              .depth = depth,
-                              .add = add || depth0 > 0,
-                              .scratch = pieces.scratch + worker.slot * cpu::kMatmulScratch});
-          });
+  const std::int64_t block = pieces.waiting == nullptr ? std::max<std::int64_t>(m, 1) : pieces.waiting_rows;
+  for (std::int64_t row = 0; row < m; row += block) {
+    const std::int64_t rows = std::min(block, m - row);
+    for (std::int64_t column = 0; column < n; column += sizes.columns) {
+      const std::int64_t columns = std::min(sizes.columns, n - column);
+      const TensorView result = c.slice(0, row, rows).slice(1, column, columns);
+      const TensorView between =
+          pieces.waiting == nullptr ? result : TensorView(pieces.waiting, DType::f32, {rows, columns});
+      TensorView before = add ? result : TensorView();
+      std::int64_t depth = 0;
+      do {
+        const std::int64_t step = std::min(sizes.depth, k - depth);
+        const bool last = depth + step == k;
+        run_pass({.left = a.slice(0, row, rows).slice(1, depth, step),
+                  .right = b.slice(0, depth, step).slice(1, column, columns),
+                  .before = before,
+                  .result = last ? result : between},
+                 pieces, threads, stream);
+        before = between;
+        depth += step;
+      } while (depth < k);
     }
   }
 }
 
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, bool add) {
   check_product(a, b, c);
-  const std::int64_t bytes = matmul_workspace_bytes(c.extent(1), a.extent(1), context.description());
+  const std::int64_t bytes =
+      matmul_workspace_bytes(c.extent(1), a.extent(1), context.description(), c.dtype());
   const Tensor workspace = context.allocate(
       {.name = "product workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
   context.run({.kernel = "product",

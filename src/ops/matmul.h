@@ -9,9 +9,10 @@
 
 namespace headroom {
 
-// Enough for every product whose right operand has at most n columns and depth k.
+// Enough for every product whose right operand has at most n columns and depth k, and whose result is f32 or
+// of the given dtype.
 [[nodiscard]] std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k,
-                                                  const DeviceDescription& device);
+                                                  const DeviceDescription& device, DType result = DType::f32);
 
 // Throws where c <- a b is no product that the kernels make; phantoms too.
 void check_product(const TensorView& a, const TensorView& b, const TensorView& c);

@@ -66,8 +66,9 @@ class Tile {
     }
     if (pass == Pass::backward || keeps()) act_ = take("mlp activation tile");
     const DeviceDescription& device = context.description();
-    std::int64_t bytes =
-        std::max(matmul_workspace_bytes(mlp, hidden, device), matmul_workspace_bytes(hidden, mlp, device));
+    const DType dtype = views.x.dtype();
+    std::int64_t bytes = std::max(matmul_workspace_bytes(mlp, hidden, device, dtype),
+                                  matmul_workspace_bytes(hidden, mlp, device, dtype));
     if (pass == Pass::backward) {
       bytes = std::max({bytes, matmul_workspace_bytes(mlp, tokens_, device),
                         matmul_workspace_bytes(hidden, tokens_, device)});

@@ -156,6 +156,38 @@ TEST(Decoder, Bf16GivesTheSameBitsAlwaysAndIsNearF32) {
   }
 }
 
+// As wide as Llama-70B's MLP, and heads that are wider together than one pass of a product is deep.
+TEST(Decoder, WideModelsGiveTheSameBitsToo) {
+  ModelConfig config = small_model(true, true);
+  config.hidden = 16;
+  config.layers = 2;
+  config.mlp = 28'672;
+  config.heads_q = 136;
+  config.heads_kv = 1;
+  config.head_dim = 128;
+  std::vector<float> weights = random_weights(config);
+  for (float& weight : weights) weight = static_cast<float>(BFloat16(weight));
+  SmallStep step{.config = config, .sizes = {.batch = 1, .seq = 21}, .strategy = {.layers = {.keep_all = 2}}};
+  const HostBatch batch = random_batch(config, step.sizes);
+  const StepResult exact = step.run(weights, batch);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    step.strategy = {.layers = {.keep_all = 2}, .compute_dtype = dtype};
+    const StepResult expected = step.run(weights, batch);
+    EXPECT_NEAR(expected.loss, exact.loss, 5e-3 * exact.loss);
+    EXPECT_LT(worst_difference(config, expected.gradients, exact.gradients).relative, 0.08);
+    for (const LayerPolicy& policy :
+         {LayerPolicy{.keep_attention = 2}, LayerPolicy{.recompute = 2, .input_every = 2},
+          LayerPolicy{.keep_all = 1, .offload = 1}}) {
+      for (const std::int64_t tile : {0, 4}) {
+        step.strategy.layers = policy;
+        step.strategy.mlp_tile_tokens = tile;
+        step.threads = tile == 0 ? 1 : 3;
+        expect_same_bits(step.run(weights, batch), expected, to_text(policy));
+      }
+    }
+  }
+}
+
 TEST(Decoder, PackedDocumentsAreSeparateSequences) {
   const ModelConfig config = small_model(false, true);
   const std::vector<float> weights = random_weights(config);

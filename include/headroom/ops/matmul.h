@@ -6,8 +6,8 @@
 namespace headroom {
 
 // a [m, k], b [k, n], c [m, n]; each of any dtype, with unit stride in one of its dimensions, c in the last.
-// The bits do not depend on the number of threads. Depths past 16,384 are summed in pieces in c, which has to
-// be f32 then.
+// Each element is one f32 sum in the order of k, rounded to c's dtype once, whatever the depth. The bits do
+// not depend on the number of threads.
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
             bool add = false);
 

@@ -54,7 +54,7 @@ void pack_left(const MatmulItem& item, std::int64_t begin, int depth, float* dst
   }
 }
 
-// A register tile of C: its sums, [kStrip][panel], and where it lies in the result.
+// A register tile of C: its sums, [kStrip][panel], and where it lies in the item.
 template <class Vec>
 struct ResultTile {
   const MatmulItem& item;
@@ -62,30 +62,30 @@ struct ResultTile {
   int column;
   float* sums;
 
-  // body(place in the result, its sums, how many elements) for every vector
+  // body(place in the matrix, its sums, how many elements) for every vector
   template <class Body>
-  [[gnu::always_inline]] void for_each_vector(const Body& body) const {
+  [[gnu::always_inline]] void for_each_vector(const Matrix& matrix, const Body& body) const {
     const int rows = lesser(kStrip, item.rows - row);
     const int columns = lesser(kPanel<Vec>, item.columns - column);
-    with_dtype<Vec>(item.result.dtype, [&]<DType kType>() {
+    with_dtype<Vec>(matrix.dtype, [&]<DType kType>() {
       for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; j += Vec::kLanes) {
-          body.template operator()<kType>(at<kType>(item.result, row + i, column + j),
-                                          sums + i * kPanel<Vec> + j, columns - j);
+          body.template operator()<kType>(at<kType>(matrix, row + i, column + j), sums + i * kPanel<Vec> + j,
+                                          columns - j);
         }
       }
     });
   }
 
-  // The sums go on from what the result holds, so that a depth cut into several products gives the same bits
-  // as one product.
+  // The sums go on from what is there, so that a depth cut into several products with f32 between them gives
+  // the same bits as one product.
   void start() const {
-    for_each_vector([]<DType kType>(const auto* place, float* sum, int valid) {
+    for_each_vector(item.before, []<DType kType>(const auto* place, float* sum, int valid) {
       load_elements<Vec, kType>(place, valid).store(sum);
     });
   }
   void finish() const {
-    for_each_vector([]<DType kType>(auto* place, const float* sum, int valid) {
+    for_each_vector(item.result, []<DType kType>(auto* place, const float* sum, int valid) {
       store_elements<Vec, kType>(Vec::load(sum), place, valid);
     });
   }
@@ -99,6 +99,7 @@ void multiply(const MatmulItem& item) {
   float* left = item.scratch + std::int64_t{kTileM} * kGroupColumns;
   const int panels = (item.columns + kPanel<Vec> - 1) / kPanel<Vec>;
   const int strips = (item.rows + kStrip - 1) / kStrip;
+  const bool from_zero = item.before.data == nullptr;
   std::int64_t begin = 0;
   do {
     const int depth = static_cast<int>(lesser<std::int64_t>(kStepK, item.depth - begin));
@@ -112,9 +113,9 @@ void multiply(const MatmulItem& item) {
       for (int strip = 0; strip < strips; ++strip) {
         float* sum = sums + (std::int64_t{panel} * kTileM + std::int64_t{strip} * kStrip) * kWidth;
         const ResultTile<Vec> tile{item, strip * kStrip, panel * kPanel<Vec>, sum};
-        if (begin == 0 && item.add) tile.start();
+        if (begin == 0 && !from_zero) tile.start();
         Accumulators<Vec, Vec::kColumns> c;
-        begin == 0 && !item.add ? c.clear() : c.load(sum, kWidth);
+        begin == 0 && from_zero ? c.clear() : c.load(sum, kWidth);
         auto ahead = ahead_piece<Vec, kTileStrips>(next, kStepK * kWidth, strip, kStepK);
         // C <- C + A B
         c.multiply_add(left + std::int64_t{strip} * kStrip * kStepK, kStepK, 1, right, depth, ahead);

@@ -27,11 +27,11 @@ struct Matrix {
 struct MatmulItem {
   Matrix left;         // [rows, depth], from the item's first row
   const float* right;  // [columns / panel][depth][panel]
-  Matrix result;       // [rows, columns], unit stride along the columns
+  Matrix before;       // [rows, columns], what the sums begin with; no data: with zeros
+  Matrix result;       // [rows, columns]; this and the one before have unit stride along the columns
   int rows;            // 1 to kTileM
   int columns;         // 1 to kGroupColumns
   std::int64_t depth;
-  bool add;        // to what the result holds
   float* scratch;  // kMatmulScratch floats
 };
 inline constexpr std::int64_t kMatmulScratch = std::int64_t{kTileM} * (kGroupColumns + kStepK);
