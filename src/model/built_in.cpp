@@ -11,8 +11,9 @@
 namespace headroom {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"demo",     "qwen3-0.6b", "qwen3-1.7b",
-                                                    "qwen3-4b", "qwen3-8b",   "llama3-8b"};
+constexpr std::array<std::string_view, 9> kNames = {"demo",      "qwen3-0.6b", "qwen3-1.7b",
+                                                    "qwen3-4b",  "qwen3-8b",   "qwen3-14b",
+                                                    "qwen3-32b", "llama3-8b",  "llama3-70b"};
 
 // What the Qwen3 dense models have in common; sizes by name.
 ModelConfig qwen3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_q, std::int64_t mlp,
@@ -43,14 +44,14 @@ ModelConfig demo() {
 }
 
 // Llama 3.1: trained at 8,192 positions, stretched to 131,072.
-ModelConfig llama3_8b() {
+ModelConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_q, std::int64_t mlp) {
   return {.vocab = 128'256,
-          .hidden = 4096,
-          .layers = 32,
-          .heads_q = 32,
+          .hidden = hidden,
+          .layers = layers,
+          .heads_q = heads_q,
           .heads_kv = 8,
           .head_dim = 128,
-          .mlp = 14'336,
+          .mlp = mlp,
           .rms_epsilon = 1e-5,
           .tied_embeddings = false,
           .qk_norm = false,
@@ -75,7 +76,10 @@ ModelConfig built_in_model(std::string_view name) {
   if (name == "qwen3-1.7b") return qwen3(2048, 28, 16, 6144, true);
   if (name == "qwen3-4b") return qwen3(2560, 36, 32, 9728, true);
   if (name == "qwen3-8b") return qwen3(4096, 36, 32, 12'288, false);
-  if (name == "llama3-8b") return llama3_8b();
+  if (name == "qwen3-14b") return qwen3(5120, 40, 40, 17'408, false);
+  if (name == "qwen3-32b") return qwen3(5120, 64, 64, 25'600, false);
+  if (name == "llama3-8b") return llama3(4096, 32, 32, 14'336);
+  if (name == "llama3-70b") return llama3(8192, 80, 64, 28'672);
   fail(ErrorKind::input, "model '{}' is unknown; use one of {}", name, fmt::join(kNames, ", "));
 }
 

@@ -10,11 +10,10 @@ namespace headroom {
 namespace {
 
 TEST(ParameterTable, CountsWhatTheMakersPublished) {
-  const std::map<std::string_view, std::int64_t> published = {{"qwen3-0.6b", 596'049'920},
-                                                              {"qwen3-1.7b", 1'720'574'976},
-                                                              {"qwen3-4b", 4'022'468'096},
-                                                              {"qwen3-8b", 8'190'735'360},
-                                                              {"llama3-8b", 8'030'261'248}};
+  const std::map<std::string_view, std::int64_t> published = {
+      {"qwen3-0.6b", 596'049'920},  {"qwen3-1.7b", 1'720'574'976}, {"qwen3-4b", 4'022'468'096},
+      {"qwen3-8b", 8'190'735'360},  {"qwen3-14b", 14'768'307'200}, {"qwen3-32b", 32'762'123'264},
+      {"llama3-8b", 8'030'261'248}, {"llama3-70b", 70'553'706'496}};
   for (const auto& [name, parameters] : published) {
     EXPECT_EQ(ParameterTable(built_in_model(name)).parameters(), parameters) << name;
   }

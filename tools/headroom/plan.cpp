@@ -312,7 +312,7 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);
   if (options.compare) answer.compared = compare(request, answer.plan, costs);
-  answer.max_context = largest_context(request, costs);
+  answer.max_context = std::max(largest_context(request, costs), answer.plan.fits ? options.context : 0);
   if (options.html) write_html(*options.html, plan_page(options.model, request, answer, costs));
   if (options.json) {
     out << to_json(options, request, answer).dump(2) << "\n";
@@ -329,7 +329,8 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<Options>();
   const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
   app.add_option("--model", options->model,
-                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b, or a Hugging Face folder");
+                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, "
+                 "llama3-8b, llama3-70b, or a Hugging Face folder");
   app.add_option("--context", options->context, "Tokens of a sequence")
       ->required()
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{std::numeric_limits<std::int32_t>::max()}));

@@ -524,9 +524,11 @@ void train(const Options& options, std::ostream& out) {
 void add_train(CLI::App& app, std::ostream& out) {
   auto options = std::make_shared<Options>();
   const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
-  app.add_option("--model", options->model,
-                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama3-8b (random weights), or a Hugging "
-                 "Face folder")
+  app.add_option(
+         "--model", options->model,
+         "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b "
+         "(random weights), or a Hugging "
+         "Face folder")
       ->required();
   app.add_option("--data", options->data,
                  "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
