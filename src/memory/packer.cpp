@@ -234,17 +234,19 @@ Packing pack(std::span<const BlockLifetime> blocks, std::int64_t alignment) {
   const std::int64_t bound = live_peak(rounded);
   const int horizon = static_cast<int>(times.size()) - 1;
   CandidateTree unplaced(items);
-  // Longest first is the best single order; the other two mend most of its failures. Each order is revised
-  // after its turn: what stuck out above the bound comes first the next time.
-  std::array orders = {
-      heaviest_first(items, [](const Item& item) { return item.duration(); }),
-      heaviest_first(items, [](const Item& item) { return item.area(); }),
-      heaviest_first(items, [](const Item& item) { return item.area() * item.duration(); }),
+  // Longest first is the best single order; the other two mend most of its failures. Each order is made for
+  // its first turn, and revised after every one: what stuck out above the bound comes first the next time.
+  constexpr std::array<double (*)(const Item&), 3> kWeights = {
+      [](const Item& item) { return item.duration(); },
+      [](const Item& item) { return item.area(); },
+      [](const Item& item) { return item.area() * item.duration(); },
   };
+  std::array<Order, kWeights.size()> orders;
   packing.bytes = std::numeric_limits<std::int64_t>::max();
   std::size_t placed = 0;
   for (std::size_t round = 0; packing.bytes > bound && (round < 2 || placed < kSearchBudget); ++round) {
     Order& order = orders[round % orders.size()];
+    if (order.empty()) order = heaviest_first(items, kWeights[round]);
     const std::int64_t bytes = place(items, order, horizon, unplaced);
     placed += items.size();
     if (bytes < packing.bytes) {
