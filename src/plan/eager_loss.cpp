@@ -1,19 +1,42 @@
 #include "plan/eager_loss.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
 
 namespace headroom {
 
-std::int64_t EagerLossProgram::chunks() const {
-  return options_.loss == EagerLoss::full ? 1 : divide_up(problem_.tokens, options_.loss_chunk);
+namespace {
+
+constexpr std::int64_t kMaxChunksKept = 1024;
+
+}  // namespace
+
+std::int64_t most_eager_tokens(const EagerOptions& options) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (options.loss != EagerLoss::chunked || options.loss_chunk > kMost / kMaxChunksKept) return kMost;
+  return kMaxChunksKept * options.loss_chunk;
+}
+
+EagerLossProgram::EagerLossProgram(EagerProgram& program, const EagerLossProblem& problem,
+                                   const EagerOptions& options)
+    : program_(program), problem_(problem), options_(options), last_tokens_(problem.tokens) {
+  if (options.loss == EagerLoss::full) return;
+  check(options.loss_chunk >= 1, "the loss takes {} tokens at a time; at least 1 is accepted",
+        options.loss_chunk);
+  const std::int64_t chunks = divide_up(problem.tokens, options.loss_chunk);
+  check(problem.tokens <= most_eager_tokens(options),
+        "a loss that keeps its chunks has {} of {} tokens; at most {} chunks can be planned",
+        format_count(chunks), format_count(options.loss_chunk), format_count(kMaxChunksKept));
+  chunks_ = options.loss == EagerLoss::chunked ? chunks : std::min(chunks, options.chunks_played);
+  last_tokens_ = problem.tokens - (chunks - 1) * options.loss_chunk;
 }
 
 std::int64_t EagerLossProgram::tokens_of(std::int64_t chunk) const {
-  if (options_.loss == EagerLoss::full) return problem_.tokens;
-  return std::min(options_.loss_chunk, problem_.tokens - chunk * options_.loss_chunk);
+  return chunk + 1 == chunks_ ? last_tokens_ : options_.loss_chunk;
 }
 
 Tensor EagerLossProgram::log_probabilities(std::int64_t tokens) {
@@ -35,8 +58,8 @@ Tensor EagerLossProgram::logits_gradient(Tensor log_probabilities, std::int64_t 
 }
 
 void EagerLossProgram::forward() {
-  saved_.resize(static_cast<std::size_t>(chunks()));
-  for (std::int64_t chunk = 0; chunk < chunks(); ++chunk) {
+  saved_.resize(static_cast<std::size_t>(chunks_));
+  for (std::int64_t chunk = 0; chunk < chunks_; ++chunk) {
     if (options_.loss == EagerLoss::chunked_compiled) {
       // One kernel reads the 16-bit logits and leaves a row's maximum and sum.
       program_.product_in_forward();
@@ -97,7 +120,7 @@ void EagerLossProgram::backward_chunk(std::int64_t chunk) {
 }
 
 Tensor EagerLossProgram::backward() {
-  for (std::int64_t chunk = chunks() - 1; chunk >= 0; --chunk) backward_chunk(chunk);
+  for (std::int64_t chunk = chunks_ - 1; chunk >= 0; --chunk) backward_chunk(chunk);
   return std::move(hidden_gradient_);
 }
 
@@ -106,8 +129,6 @@ Ledger rehearse_eager_loss(const EagerLossProblem& problem, const EagerOptions& 
   check(problem.tokens >= 1 && problem.hidden >= 1 && problem.vocab >= 1,
         "a loss of {} tokens, hidden {} and vocabulary {} is empty", problem.tokens, problem.hidden,
         problem.vocab);
-  check(options.loss_chunk >= 1, "the loss takes {} tokens at a time; at least 1 is accepted",
-        options.loss_chunk);
   Context context(device);
   context.phase("pytorch", [&] {
     EagerProgram program(context);

@@ -12,8 +12,7 @@ namespace headroom {
 
 class EagerLossProgram {
  public:
-  EagerLossProgram(EagerProgram& program, const EagerLossProblem& problem, const EagerOptions& options)
-      : program_(program), problem_(problem), options_(options) {}
+  EagerLossProgram(EagerProgram& program, const EagerLossProblem& problem, const EagerOptions& options);
 
   void forward();
   // The gradient of the hidden states; the weight's is the program's until taken.
@@ -21,7 +20,6 @@ class EagerLossProgram {
   [[nodiscard]] Tensor take_weight_gradient() { return std::move(weight_gradient_); }
 
  private:
-  [[nodiscard]] std::int64_t chunks() const;
   [[nodiscard]] std::int64_t tokens_of(std::int64_t chunk) const;
   [[nodiscard]] Tensor logits(std::string_view name, DType dtype, std::int64_t tokens) const {
     return program_.make(name, Category::logits, dtype, {tokens, problem_.vocab});
@@ -36,6 +34,8 @@ class EagerLossProgram {
   EagerProgram& program_;
   EagerLossProblem problem_;
   EagerOptions options_;
+  std::int64_t chunks_ = 1;  // that are played
+  std::int64_t last_tokens_ = 0;
   std::vector<Tensor> saved_;  // [chunks] log-probabilities
   Tensor weight_gradient_, hidden_gradient_;
   bool weight_gradient_summed_ = false;

@@ -72,14 +72,22 @@ EagerMemory eager_memory(const Ledger& ledger, std::int64_t capacity_bytes) {
 }
 
 std::int64_t largest_context(std::int64_t capacity_bytes, std::int64_t limit,
-                             const std::function<Ledger(std::int64_t)>& program) {
+                             const std::function<Ledger(std::int64_t)>& program, std::int64_t start) {
   const auto fits = [&](std::int64_t context) {
-    const Requests requests = requests_of(program(context));
-    return !simulate_caching_allocator(requests.blocks, capacity_bytes).failed_block;
+    try {
+      const Requests requests = requests_of(program(context));
+      return !simulate_caching_allocator(requests.blocks, capacity_bytes).failed_block;
+    } catch (const Error&) {
+      return false;  // more bytes than 64 bits count
+    }
   };
-  if (limit < 1 || fits(limit)) return std::max<std::int64_t>(limit, 0);
   std::int64_t fitting = 0;
-  std::int64_t failing = limit;
+  std::int64_t trying = std::min(std::max<std::int64_t>(start, 1), limit);
+  while (trying > fitting && fits(trying)) {
+    fitting = trying;
+    trying = trying > limit / 2 ? limit : 2 * trying;
+  }
+  std::int64_t failing = std::max(trying, fitting + 1);
   while (failing - fitting > 1) {
     const std::int64_t middle = fitting + (failing - fitting) / 2;
     (fits(middle) ? fitting : failing) = middle;

@@ -9,6 +9,9 @@
 namespace headroom {
 namespace {
 
+// Every tensor of every layer is played, some twenty times to find the largest context.
+constexpr std::int64_t kMaxLayers = 256;
+
 class EagerStep {
  public:
   EagerStep(EagerProgram& program, const ModelConfig& config, const StepSizes& sizes,
@@ -175,8 +178,13 @@ Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const E
   validate(config);
   check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
         sizes.seq);
-  check(options.loss_chunk >= 1, "the loss takes {} tokens at a time; at least 1 is accepted",
-        options.loss_chunk);
+  check(config.layers <= kMaxLayers,
+        "a model of {} layers is too deep to plan in eager PyTorch; at most {} are accepted",
+        format_count(config.layers), kMaxLayers);
+  std::int64_t tokens = 0;
+  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens),
+        "a batch of {} sequences of {} tokens is too large to plan", format_count(sizes.batch),
+        format_count(sizes.seq));
   Context context(device);
   context.phase("pytorch", [&] {
     EagerProgram program(context);

@@ -9,31 +9,54 @@
 #include <utility>
 
 #include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
 #include "plan/uniform.h"
 
 namespace headroom {
 namespace {
 
-// Counts of keep all, keep attention, recompute and offload that add up to the layers.
-std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload) {
+// What a search may cost, in layers looked at: the time of a strategy is a sum over layers. So many take
+// half a second: 64 layers with offloading, or Qwen3-4B's 36 with nine ways to cut its batch besides.
+constexpr std::int64_t kMaxLayersLookedAt = 170'000'000;
+constexpr std::size_t kMaxAccumulations = 32;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;  // of an update: a batch's divisors are tried out
+
+// How many strategies of a model are rehearsed whole for one part of an answer. A rehearsal takes 0.1 ms a
+// layer with its packing.
+std::int64_t whole_rehearsals(std::int64_t layers) {
+  constexpr std::int64_t kMaxLayersRehearsed = 4096;
+  return std::max<std::int64_t>(kMaxLayersRehearsed / layers, 1);
+}
+
+// Every how many-th of the recomputed layers may keep its input.
+std::vector<std::int64_t> input_everies(std::int64_t layers) {
   std::vector<std::int64_t> everies = {1};
   const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
   for (const std::int64_t every : {std::int64_t{2}, root}) {
     if (every > everies.back() && every <= layers) everies.push_back(every);
   }
+  return everies;
+}
+
+// Counts of keep all, keep attention, recompute and offload that add up to the layers; kinds change at
+// multiples of `step`.
+std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload, std::int64_t step) {
+  const std::vector<std::int64_t> everies = input_everies(layers);
+  std::vector<std::int64_t> edges;  // where kinds may change, the last layer's end first
+  for (std::int64_t edge = round_up(layers, step); edge >= 0; edge -= step)
+    edges.push_back(std::min(edge, layers));
   std::vector<LayerPolicy> policies;
-  for (std::int64_t all = layers; all >= 0; --all) {
-    for (std::int64_t attention = layers - all; attention >= 0; --attention) {
-      const std::int64_t rest = layers - all - attention;
-      for (std::int64_t away = 0; away <= (offload ? rest : 0); ++away) {
-        const std::int64_t recompute = rest - away;
+  for (std::size_t all = 0; all < edges.size(); ++all) {
+    for (std::size_t attention = 0; attention <= all; ++attention) {
+      for (std::size_t recompute = 0; recompute <= (offload ? attention : 0); ++recompute) {
+        const LayerPolicy policy{.keep_all = edges[all],
+                                 .keep_attention = edges[attention] - edges[all],
+                                 .recompute = edges[recompute] - edges[attention],
+                                 .offload = layers - edges[recompute]};
         for (const std::int64_t every : everies) {
-          if (every > std::max<std::int64_t>(recompute, 1)) break;
-          policies.push_back({.keep_all = all,
-                              .keep_attention = attention,
-                              .recompute = recompute,
-                              .offload = away,
-                              .input_every = every});
+          if (every > std::max<std::int64_t>(policy.recompute, 1)) break;
+          policies.push_back(policy);
+          policies.back().input_every = every;
         }
       }
     }
@@ -41,78 +64,190 @@ std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload) {
   return policies;
 }
 
-// What takes least memory for its kind.
-std::vector<LayerPolicy> smallest_policies(const SearchSpace& space, std::int64_t layers) {
-  std::vector<LayerPolicy> smallest;
-  for (const LayerPolicy& policy : space.policies) {
-    if (policy.recompute == layers || policy.offload == layers) smallest.push_back(policy);
+// The smallest step between the layers at which kinds may change for which the whole space, with so many ways
+// to cut everything else, can be looked at.
+std::int64_t policy_step(std::int64_t layers, bool offload, std::int64_t cuts) {
+  const auto everies = std::ssize(input_everies(layers));
+  for (std::int64_t step = 1;; ++step) {
+    const auto edges = static_cast<double>(divide_up(layers, step) + 1);
+    const double splits = offload ? edges * (edges + 1) * (edges + 2) / 6 : edges * (edges + 1) / 2;
+    if (step >= layers ||
+        splits * static_cast<double>(everies * cuts * layers) <= static_cast<double>(kMaxLayersLookedAt))
+      return step;
   }
-  return smallest.empty() ? space.policies : smallest;
 }
 
-// A strategy but for its layers, and what layers cost in it.
-struct Cut {
-  Strategy strategy;
-  LayerCosts layers;
-  RunCosts run;
+// Numbers of equal micro-steps that a batch can be cut into: all, or so many of them, evenly spread on a
+// logarithmic scale, with the first and the last.
+std::vector<std::int64_t> accumulations(std::int64_t batch) {
+  std::vector<std::int64_t> small, large;
+  for (std::int64_t parts = 1; parts * parts <= batch; ++parts) {
+    if (batch % parts != 0) continue;
+    small.push_back(parts);
+    if (parts != batch / parts) large.push_back(batch / parts);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  if (small.size() <= kMaxAccumulations) return small;
+  std::vector<std::int64_t> some;
+  for (std::size_t i = 0; i < kMaxAccumulations; ++i) {
+    const double wanted =
+        std::pow(static_cast<double>(batch), static_cast<double>(i) / (kMaxAccumulations - 1));
+    const auto found = std::ranges::lower_bound(
+        small, wanted, {}, [](std::int64_t parts) { return static_cast<double>(parts) * (1 + 1e-12); });
+    const std::int64_t parts = found == small.end() ? batch : *found;
+    if (some.empty() || parts > some.back()) some.push_back(parts);
+  }
+  return some;
+}
 
-  [[nodiscard]] double seconds(const LayerPolicy& policy) const {
-    return layers.seconds(policy) + run.update_seconds;
+// Those that take least memory for their kind, what takes least of the device first.
+std::vector<LayerPolicy> smallest_policies(const PlanRequest& request) {
+  if (request.pins.layers) return {*request.pins.layers};
+  const std::int64_t layers = request.problem.config.layers;
+  std::vector<LayerPolicy> smallest;
+  if (request.host_budget_bytes > 0) smallest.push_back({.offload = layers});
+  for (const std::int64_t every : input_everies(layers) | std::views::reverse)
+    smallest.push_back({.recompute = layers, .input_every = every});
+  return smallest;
+}
+
+// No less than what a strategy takes.
+PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
+                     const RunCosts& run) {
+  PlannedStep step;
+  step.arena_bytes =
+      std::max(run.device_bytes + layers.live_bytes_at_least(policy, loss), run.update_peak_bytes);
+  step.host_bytes = run.host_bytes + layers.host_bytes(policy);
+  return step;
+}
+
+// Every strategy of a space but for its layers, those that split least first; and what layers cost in them.
+class Cuts {
+ public:
+  Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs);
+
+  [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(cuts_.size()); }
+  [[nodiscard]] double seconds(std::uint32_t cut, const LayerPolicy& policy) const {
+    return layers(cut).seconds(policy, cuts_[cut].loss) + runs_[cuts_[cut].run].update_seconds;
   }
-  // No less than what it takes.
-  [[nodiscard]] PlannedStep at_least(const LayerPolicy& policy) const {
-    PlannedStep step;
-    step.arena_bytes = std::max(run.device_bytes + layers.live_bytes_at_least(policy), run.update_peak_bytes);
-    step.host_bytes = run.host_bytes + layers.host_bytes(policy);
-    return step;
+  [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy) const {
+    return headroom::at_least(policy, layers(cut), cuts_[cut].loss, runs_[cuts_[cut].run]);
   }
+  [[nodiscard]] Strategy strategy(std::uint32_t cut, const LayerPolicy& policy) const {
+    Strategy strategy = cuts_[cut].strategy;
+    strategy.layers = policy;
+    return strategy;
+  }
+
+ private:
+  struct Cut {
+    Strategy strategy;
+    std::size_t layers = 0;
+    LossCosts loss;
+    std::size_t run = 0;
+  };
+  [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return layers_[cuts_[cut].layers]; }
+
+  std::vector<LayerCosts> layers_;  // [accumulations][MLP tiles], with the first way to cut the loss
+  std::vector<RunCosts> runs_;      // [places of the optimizer's state]
+  std::vector<Cut> cuts_;
 };
 
 struct Candidate {
   double seconds;
   std::uint32_t cut;
   std::uint32_t policy;
+
+  // Fastest first; among equals, those that split least.
+  auto operator<=>(const Candidate&) const = default;
 };
+
+// Calls body(candidate) in ascending order until it returns false. Most often few are asked for, so they are
+// sorted as far as they are.
+template <class Body>
+void for_each_ascending(std::vector<Candidate>& candidates, const Body& body) {
+  auto begin = candidates.begin();
+  for (std::ptrdiff_t count = 1024; begin != candidates.end(); count *= 8) {
+    const auto end = begin + std::min(count, candidates.end() - begin);
+    std::nth_element(begin, end - 1, candidates.end());
+    std::sort(begin, end);
+    for (; begin != end; ++begin) {
+      if (!body(*begin)) return;
+    }
+  }
+}
+
+}  // namespace
+
+namespace {
+
+std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
+  const std::int64_t batch = request.problem.sizes.batch;
+  const std::optional<std::int64_t>& pin = request.pins.accumulation;
+  if (!pin) return accumulations(batch);
+  check(*pin >= 1 && batch % *pin == 0, "a batch of {} sequences is not {} equal micro-steps", batch, *pin);
+  return {*pin};
+}
+
+// No value twice.
+template <class Value>
+void add_new(std::vector<Value>& values, const Value& value) {
+  if (std::ranges::find(values, value) == values.end()) values.push_back(value);
+}
+
+std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
+  if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
+  std::vector<LossChunks> choices;
+  for (const std::int64_t share : {8, 32, 256}) {
+    add_new(choices, fit_loss_chunks(loss_problem(request.problem), rehearsed_on(request.device),
+                                     request.budget_bytes / share));
+  }
+  return choices;
+}
+
+std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request) {
+  if (request.pins.mlp_tile_tokens) return {*request.pins.mlp_tile_tokens};
+  const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.seq;
+  std::vector<std::int64_t> choices;
+  for (const std::int64_t tile : {2048, 512, 128}) add_new(choices, std::min(tile, tokens));
+  return choices;
+}
+
+std::vector<bool> optimizer_choices(const PlanRequest& request) {
+  const bool has_state = request.problem.optimizer.kind != OptimizerKind::none;
+  if (const std::optional<bool>& pin = request.pins.offload_optimizer) {
+    check(has_state || !*pin, "the optimizer's state is to be on the host, and there is no optimizer");
+    return {*pin};
+  }
+  if (has_state && request.host_budget_bytes > 0) return {false, true};
+  return {false};
+}
+
+void check_sizes(const TrainingProblem& problem) {
+  check(problem.config.layers <= kMaxPlannedLayers,
+        "a model of {} layers is too deep to plan; at most {} are accepted",
+        format_count(problem.config.layers), format_count(kMaxPlannedLayers));
+  std::int64_t tokens = 0;
+  check(!__builtin_mul_overflow(problem.sizes.batch, problem.sizes.seq, &tokens) && tokens <= kMaxTokens,
+        "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
+        format_count(problem.sizes.batch), format_count(problem.sizes.seq), format_count(kMaxTokens));
+}
 
 }  // namespace
 
 SearchSpace search_space(const PlanRequest& request) {
-  const TrainingProblem& problem = request.problem;
-  const StrategyPins& pins = request.pins;
-  SearchSpace space;
+  check_sizes(request.problem);
+  SearchSpace space{.policies = {},
+                    .accumulations = accumulation_choices(request),
+                    .loss_chunks = loss_chunk_choices(request),
+                    .mlp_tiles = mlp_tile_choices(request),
+                    .optimizer_offloads = optimizer_choices(request)};
+  const auto cuts = std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *
+                    std::ssize(space.mlp_tiles) * std::ssize(space.optimizer_offloads);
   const bool offload = request.host_budget_bytes > 0;
-  space.policies = pins.layers ? std::vector{*pins.layers} : layer_policies(problem.config.layers, offload);
-  if (pins.accumulation) {
-    check(*pins.accumulation >= 1 && problem.sizes.batch % *pins.accumulation == 0,
-          "a batch of {} sequences is not {} equal micro-steps", problem.sizes.batch, *pins.accumulation);
-    space.accumulations = {*pins.accumulation};
-  } else {
-    for (std::int64_t parts = 1; parts <= problem.sizes.batch; ++parts) {
-      if (problem.sizes.batch % parts == 0) space.accumulations.push_back(parts);
-    }
-  }
-  for (const std::int64_t share : {8, 32, 256}) {
-    LossChunks chunks =
-        fit_loss_chunks(loss_problem(problem), rehearsed_on(request.device), request.budget_bytes / share);
-    if (pins.loss_chunk_tokens) chunks = {.tokens = *pins.loss_chunk_tokens, .vocab = 0};
-    if (std::ranges::find(space.loss_chunks, chunks) == space.loss_chunks.end())
-      space.loss_chunks.push_back(chunks);
-  }
-  const std::int64_t tokens = problem.sizes.batch * problem.sizes.seq;
-  for (const std::int64_t tile : {2048, 512, 128}) {
-    const std::int64_t tokens_of_tile = pins.mlp_tile_tokens.value_or(std::min(tile, tokens));
-    if (std::ranges::find(space.mlp_tiles, tokens_of_tile) == space.mlp_tiles.end())
-      space.mlp_tiles.push_back(tokens_of_tile);
-  }
-  const bool has_state = problem.optimizer.kind != OptimizerKind::none;
-  if (pins.offload_optimizer) {
-    check(has_state || !*pins.offload_optimizer,
-          "the optimizer's state is to be on the host, and there is no optimizer");
-    space.optimizer_offloads = {*pins.offload_optimizer};
-  } else {
-    space.optimizer_offloads = {false};
-    if (offload && has_state) space.optimizer_offloads.push_back(true);
-  }
+  const std::int64_t layers = request.problem.config.layers;
+  space.policies = request.pins.layers ? std::vector{*request.pins.layers}
+                                       : layer_policies(layers, offload, policy_step(layers, offload, cuts));
   return space;
 }
 
@@ -172,78 +307,82 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
 
 namespace {
 
-// Every strategy of the space but for its layers, those that split least first.
-std::vector<Cut> make_cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
-  const bool offload =
-      std::ranges::any_of(space.policies, [](const LayerPolicy& p) { return p.offload > 0; });
-  std::vector<Cut> cuts;
+void set(Strategy& strategy, const LossChunks& chunks) {
+  strategy.loss_chunk_tokens = chunks.tokens;
+  strategy.loss_chunk_vocab = chunks.vocab;
+}
+
+Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
+  Strategy strategy{.layers = {}, .compute_dtype = request.problem.compute_dtype};
+  set(strategy, space.loss_chunks.front());
+  for (const bool away : space.optimizer_offloads) {
+    strategy.offload_optimizer = away;
+    runs_.push_back(run_costs(request, strategy, costs));
+  }
   for (const std::int64_t accumulation : space.accumulations) {
-    Strategy strategy{
-        .layers = {}, .accumulation = accumulation, .compute_dtype = request.problem.compute_dtype};
-    const auto with = [&](const LossChunks& chunks) {
-      strategy.loss_chunk_tokens = chunks.tokens;
-      strategy.loss_chunk_vocab = chunks.vocab;
-      return strategy;
-    };
-    std::vector<std::pair<bool, RunCosts>> runs;
-    for (const bool away : space.optimizer_offloads) {
-      Strategy run = with(space.loss_chunks.front());
-      run.offload_optimizer = away;
-      runs.emplace_back(away, run_costs(request, run, costs));
+    strategy.accumulation = accumulation;
+    std::vector<LossCosts> losses;
+    for (const LossChunks& chunks : space.loss_chunks) {
+      set(strategy, chunks);
+      losses.push_back(loss_costs(request, strategy, costs));
     }
     for (const std::int64_t tile : space.mlp_tiles) {
       strategy.mlp_tile_tokens = tile;
-      const Strategy first = with(space.loss_chunks.front());
-      const LayerCosts layers(request, first, costs, offload);
-      for (const LossChunks& chunks : space.loss_chunks) {
-        const LayerCosts with_loss = layers.with_loss(request, first, with(chunks), costs);
-        for (const auto& [away, run] : runs) {
-          cuts.push_back({with(chunks), with_loss, run});
-          cuts.back().strategy.offload_optimizer = away;
+      set(strategy, space.loss_chunks.front());
+      layers_.emplace_back(request, strategy, costs, space.policies);
+      for (std::size_t i = 0; i < losses.size(); ++i) {
+        set(strategy, space.loss_chunks[i]);
+        for (std::size_t j = 0; j < runs_.size(); ++j) {
+          strategy.offload_optimizer = space.optimizer_offloads[j];
+          cuts_.push_back({strategy, layers_.size() - 1, losses[i] - losses.front(), j});
         }
       }
     }
   }
-  return cuts;
 }
 
 }  // namespace
 
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   const SearchSpace space = search_space(request);
-  const std::vector<Cut> cuts = make_cuts(request, space, costs);
-  // Fastest first; among equals, those that split least.
+  const Cuts cuts(request, space, costs);
   std::vector<Candidate> candidates;
-  candidates.reserve(cuts.size() * space.policies.size());
-  for (std::uint32_t cut = 0; cut < cuts.size(); ++cut) {
+  candidates.reserve(cuts.count() * space.policies.size());
+  for (std::uint32_t cut = 0; cut < cuts.count(); ++cut) {
     for (std::uint32_t policy = 0; policy < space.policies.size(); ++policy) {
-      candidates.push_back({cuts[cut].seconds(space.policies[policy]), cut, policy});
+      candidates.push_back({cuts.seconds(cut, space.policies[policy]), cut, policy});
     }
   }
-  std::ranges::stable_sort(candidates, {}, &Candidate::seconds);
 
   Plan plan;
-  plan.candidates = static_cast<std::int64_t>(candidates.size());
-  const Candidate* smallest = nullptr;
+  plan.candidates = std::ssize(candidates);
+  std::optional<Candidate> smallest;
   std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes
   const auto strategy_of = [&](const Candidate& candidate) {
-    Strategy strategy = cuts[candidate.cut].strategy;
-    strategy.layers = space.policies[candidate.policy];
-    return strategy;
+    return cuts.strategy(candidate.cut, space.policies[candidate.policy]);
   };
-  for (const Candidate& candidate : candidates) {
-    const PlannedStep bound = cuts[candidate.cut].at_least(space.policies[candidate.policy]);
+  // Bounds are near what strategies take, so that almost always the first that may fit does. Where many do
+  // not, those that would barely fit are passed over.
+  const std::int64_t patience = whole_rehearsals(request.problem.config.layers);
+  double slack = 0;
+  for_each_ascending(candidates, [&](const Candidate& candidate) {
+    PlannedStep bound = cuts.at_least(candidate.cut, space.policies[candidate.policy]);
     const std::pair bytes{bytes_over(request, bound), budgeted_bytes(request, bound)};
-    if (smallest == nullptr || bytes < least) {
+    if (!smallest || bytes < least) {
       least = bytes;
-      smallest = &candidate;
+      smallest = candidate;
     }
-    if (!fits(request, bound)) continue;
+    bound.arena_bytes += static_cast<std::int64_t>(slack * static_cast<double>(bound.arena_bytes));
+    if (!fits(request, bound)) return true;
+    if (++plan.rehearsed % patience == 0) slack = std::max(2 * slack, 1.0 / 1024);
     plan.step = rehearsed_step(request, strategy_of(candidate), costs, request.budget_bytes, &plan.layout);
     plan.fits = fits(request, plan.step);
-    if (plan.fits) return plan;
-  }
+    return !plan.fits;
+  });
+  if (plan.fits) return plan;
+  ++plan.rehearsed;
   plan.step = plan_step(request, strategy_of(*smallest), costs, &plan.layout);
+  plan.fits = fits(request, plan.step);
   return plan;
 }
 
@@ -252,7 +391,7 @@ TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription
   validate(problem);
   PlanRequest request{
       .problem = problem, .device = device, .budget_bytes = budget_bytes, .host_budget_bytes = 0, .pins = {}};
-  request.problem.sizes.batch *= problem.accumulation;
+  request.problem.sizes.batch = checked_multiply(problem.sizes.batch, problem.accumulation);
   request.pins.accumulation = problem.accumulation;
   Plan plan = make_plan(request, costs);
   return {.strategy = plan.step.strategy,
@@ -261,50 +400,113 @@ TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription
           .fits = plan.fits};
 }
 
-std::int64_t largest_context(PlanRequest request, const CostModel& costs, std::int64_t step) {
-  const auto fits_at = [&](std::int64_t units) {
-    request.problem.sizes.seq = units * step;
-    const SearchSpace space = search_space(request);
-    Strategy strategy{.layers = {},
-                      .loss_chunk_tokens = space.loss_chunks.back().tokens,
-                      .loss_chunk_vocab = space.loss_chunks.back().vocab,
-                      .mlp_tile_tokens = space.mlp_tiles.back(),
-                      .accumulation = space.accumulations.back(),
-                      .compute_dtype = request.problem.compute_dtype};
-    // What takes least of the device first.
-    const std::vector<LayerPolicy> policies = smallest_policies(space, request.problem.config.layers);
-    for (const LayerPolicy& policy : policies | std::views::reverse) {
-      strategy.layers = policy;
-      for (const bool away : space.optimizer_offloads | std::views::reverse) {
-        strategy.offload_optimizer = away;
-        const PlannedStep planned = rehearsed_step(request, strategy, costs, request.budget_bytes, nullptr);
-        if (fits(request, planned)) return true;
-        // With the optimizer's state on it the device would hold more.
-        if (budgeted_bytes(request, planned) > request.budget_bytes) break;
+namespace {
+
+// The largest value of low, ..., high - 1 for which fits(value) is true; it is at low, or low is 0, and is
+// not at high.
+template <class Fits>
+std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+// The strategies that take least, at one context after another.
+class LeanStrategies {
+ public:
+  LeanStrategies(const PlanRequest& request, const CostModel& costs)
+      : request_(request), costs_(costs), policies_(smallest_policies(request)) {
+    strategy_.accumulation = accumulation_choices(request).back();
+    strategy_.compute_dtype = request.problem.compute_dtype;
+    for (const bool away : optimizer_choices(request)) {
+      strategy_.offload_optimizer = away;
+      runs_.push_back(run_costs(request, strategy_, costs));
+    }
+  }
+
+  // Whether one may fit: it does by its bound.
+  [[nodiscard]] bool may_fit(std::int64_t seq) {
+    try {
+      return any(seq, [](const Strategy&) { return true; });
+    } catch (const Error&) {
+      return false;  // more bytes than 64 bits count
+    }
+  }
+  // Whether one fits, rehearsed and packed.
+  [[nodiscard]] bool fits(std::int64_t seq) {
+    return any(seq, [&](const Strategy& strategy) {
+      return headroom::fits(request_,
+                            rehearsed_step(request_, strategy, costs_, request_.budget_bytes, nullptr));
+    });
+  }
+
+ private:
+  // Whether holds(strategy) is true of one whose bound fits, those that take least of the device first.
+  template <class Holds>
+  bool any(std::int64_t seq, const Holds& holds) {
+    request_.problem.sizes.seq = seq;
+    set(strategy_, loss_chunk_choices(request_).back());
+    strategy_.mlp_tile_tokens = mlp_tile_choices(request_).back();
+    const LayerCosts layers(request_, strategy_, costs_, policies_);
+    const std::vector<bool> aways = optimizer_choices(request_);
+    for (const LayerPolicy& policy : policies_) {
+      for (std::size_t i = aways.size(); i-- > 0;) {
+        strategy_.layers = policy;
+        strategy_.offload_optimizer = aways[i];
+        if (headroom::fits(request_, at_least(policy, layers, {}, runs_[i])) && holds(strategy_)) return true;
       }
     }
     return false;
-  };
-  if (!fits_at(1)) return 0;
-  std::int64_t low = 1;
-  std::int64_t high = 2;
-  while (high * step <= std::numeric_limits<std::int32_t>::max() && fits_at(high)) {
+  }
+
+  PlanRequest request_;
+  const CostModel& costs_;
+  std::vector<LayerPolicy> policies_;
+  std::vector<RunCosts> runs_;  // as optimizer_choices has them
+  Strategy strategy_;
+};
+
+}  // namespace
+
+std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
+  check_sizes(request.problem);
+  LeanStrategies lean(request, costs);
+  const std::int64_t most =
+      std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
+                             std::numeric_limits<std::int64_t>::max() / request.problem.sizes.batch);
+  const auto may_fit = [&](std::int64_t units) { return lean.may_fit(units * step); };
+  const auto fits = [&](std::int64_t units) { return lean.fits(units * step); };
+  // By the bounds, which cost little, from the context at hand upwards or downwards.
+  std::int64_t high = std::max<std::int64_t>(request.problem.sizes.seq / step, 1);
+  std::int64_t low = 0;
+  while (high * step <= most && may_fit(high)) {
     low = high;
     high *= 2;
   }
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (fits_at(middle) ? low : high) = middle;
+  const std::int64_t bound = bisect(low, high, may_fit);
+  // What does not fit by its bound does not fit; what does fits almost always.
+  if (bound == 0 || fits(bound)) return bound * step;
+  high = bound;
+  low = bound - 1;
+  for (std::int64_t down = 1; low > 0 && !fits(low); down *= 2) {
+    high = low;
+    low = std::max<std::int64_t>(low - 2 * down, 0);
   }
-  return low * step;
+  return bisect(low, high, fits) * step;
 }
 
 std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
   std::vector<Change> changes;
+  std::int64_t left = whole_rehearsals(request.problem.config.layers);
   const auto consider = [&](std::string what, const PlanRequest& changed, const Strategy& strategy) {
     if (changed.problem.sizes == request.problem.sizes && strategy == plan.step.strategy) return;
-    const PlannedStep step = plan_step(changed, strategy, costs);
-    const std::int64_t saved = budgeted_bytes(request, plan.step) - budgeted_bytes(request, step);
+    if (left-- <= 0) return;
+    // What holds more alive saves nothing, however it is packed.
+    const std::int64_t now_bytes = budgeted_bytes(request, plan.step);
+    const PlannedStep step = rehearsed_step(changed, strategy, costs, now_bytes, nullptr);
+    const std::int64_t saved = now_bytes - budgeted_bytes(request, step);
     if (saved <= 0) return;
     changes.push_back({.what = std::move(what),
                        .saved_bytes = saved,

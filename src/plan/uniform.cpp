@@ -23,6 +23,14 @@ LayerPolicy uniform(LayerKind kind, std::int64_t layers) {
   return {};
 }
 
+// The same with one layer, for what does not depend on layers.
+TrainingProblem one_layer(TrainingProblem problem) {
+  problem.config.layers = 1;
+  problem.config.sliding_window = 0;
+  problem.config.sliding_layers.clear();
+  return problem;
+}
+
 struct Place {
   bool backward = false;
   std::int64_t layer = -1;  // -1: outside the layers
@@ -49,36 +57,46 @@ TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut) {
   return problem;
 }
 
+LayerSample sample_layers(const ModelConfig& config) {
+  LayerSample sample{.config = config, .of_layer = {}};
+  sample.config.sliding_layers.clear();
+  std::array<std::int64_t, 2> inner = {-1, -1};  // the one that stands for those between; [slides]
+  std::int64_t taken = 0;
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const bool slides = config.sliding_window > 0 && config.sliding_layers[at(i)];
+    std::int64_t& known = inner[slides ? 1 : 0];
+    const bool between = i > 0 && i + 1 < config.layers;
+    if (between && known >= 0) {
+      sample.of_layer.push_back(known);
+      continue;
+    }
+    if (between) known = taken;
+    sample.of_layer.push_back(taken++);
+    if (config.sliding_window > 0) sample.config.sliding_layers.push_back(slides);
+  }
+  sample.config.layers = taken;
+  return sample;
+}
+
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
-  const TrainingRehearsal rehearsal =
-      rehearse(micro_step_of(request, cut), cut, rehearsed_on(request.device));
-  RunCosts run{.update_seconds = costs.seconds(rehearsal.update)};
-  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
-    if (!row.stage.empty()) continue;
-    if (row.phase == "load") run.device_bytes = row.live_bytes;
-    if (row.phase == "update") run.update_peak_bytes = row.peak_bytes;
-  }
-  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::host)) {
-    if (row.phase == "load" && row.stage.empty()) run.host_bytes = row.live_bytes;
-  }
+  const TrainingProblem problem = micro_step_of(request, cut);
+  Context context(rehearsed_on(request.device));
+  Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
+  trainer.load(context, [] {});
+  if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1);
+  RunCosts run{.update_seconds = costs.seconds(context.work("update"))};
+  const CategoryBytes& on_host = context.ledger().usage(Space::host).live;
+  run.device_bytes = context.ledger().usage(Space::device).live_bytes;
+  run.host_bytes = total(on_host) - on_host[static_cast<std::size_t>(Category::staging)];
+  run.update_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
   return run;
 }
 
-namespace {
-
-// Peak and seconds of the loss of a model of one layer.
-struct LossCosts {
-  std::int64_t peak_bytes = 0;
-  double seconds = 0;
-};
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
-  TrainingProblem problem = micro_step_of(request, cut);
-  problem.config.layers = 1;
-  problem.config.sliding_window = 0;  // what the layer sees is not the loss's business
-  problem.config.sliding_layers.clear();
-  cut.layers = {.recompute = 1};
-  const TrainingRehearsal rehearsal = rehearse(problem, cut, rehearsed_on(request.device));
+  cut.layers = uniform(LayerKind::recompute, 1);
+  const TrainingRehearsal rehearsal =
+      rehearse(one_layer(micro_step_of(request, cut)), cut, rehearsed_on(request.device));
   LossCosts found;
   for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
     if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;
@@ -89,87 +107,137 @@ LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& 
   return found;
 }
 
-}  // namespace
+namespace {
 
-LayerCosts LayerCosts::with_loss(const PlanRequest& request, const Strategy& from, const Strategy& to,
-                                 const CostModel& costs) const {
-  LayerCosts changed = *this;
-  if (from == to) return changed;
-  const LossCosts before = loss_costs(request, from, costs);
-  const LossCosts after = loss_costs(request, to, costs);
-  changed.loss_bytes_ += after.peak_bytes - before.peak_bytes;
-  changed.outside_seconds_ += after.seconds - before.seconds;
-  return changed;
+// One layer under one kind, whatever the layers around it.
+struct LayerCost {
+  std::int64_t kept = 0;            // bytes that it leaves behind
+  std::int64_t forward_above = 0;   // highest live bytes while it runs, above what layers before it have kept
+  std::int64_t backward_above = 0;  // the same in backward
+  double seconds = 0;               // of its kernels, both ways
+  double forward_seconds = 0;
+  double copy_seconds = 0;
+};
+
+// A step in which all layers are of one kind.
+struct UniformStep {
+  std::vector<LayerCost> layers;
+  std::int64_t loss_bytes = 0;    // live peak of the loss, less what the layers have kept
+  std::int64_t staged_bytes = 0;  // of the host
+  double outside_seconds = 0;
+  double outside_copy_seconds = 0;
+};
+
+void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep& step) {
+  std::int64_t resident = 0;  // as long as the run
+  std::int64_t embedded = 0;
+  std::int64_t kept_before = 0;
+  std::int64_t loss_peak = 0;
+  std::vector<std::int64_t> kept_up_to(step.layers.size());
+  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+    if (row.phase == "load" && row.stage.empty()) resident = row.live_bytes;
+    if (row.phase != "micro-step") continue;
+    if (row.stage == "forward/embedding") embedded = row.live_bytes;
+    if (row.stage == "loss") loss_peak = row.peak_bytes;
+    const Place place = place_of(row.stage);
+    if (place.layer < 0) continue;
+    LayerCost& layer = step.layers[at(place.layer)];
+    std::int64_t& above = place.backward ? layer.backward_above : layer.forward_above;
+    above = std::max(above, row.peak_bytes - resident);
+    const bool whole = row.stage.find('/', row.stage.find('/') + 1) == std::string::npos;
+    if (whole && !place.backward && kind != LayerKind::offload)
+      kept_up_to[at(place.layer)] = row.live_bytes - embedded;
+  }
+  for (std::size_t i = 0; i < step.layers.size(); ++i) {
+    LayerCost& layer = step.layers[i];
+    layer.kept = kept_up_to[i] - kept_before;
+    layer.forward_above -= kept_before;
+    layer.backward_above -= kept_before;
+    kept_before = kept_up_to[i];
+  }
+  step.loss_bytes = loss_peak - resident - kept_before;
+  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::host)) {
+    if (row.phase == "load" && row.stage.empty()) step.staged_bytes = row.live_bytes;
+  }
 }
 
-LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload)
-    : layers_(request.problem.config.layers), accumulation_(static_cast<double>(cut.accumulation)) {
-  const TrainingProblem problem = micro_step_of(request, cut);
-  forward_seconds_before_.assign(at(layers_ + 1), 0);
-  for (std::size_t k = 0; k < kLayerKinds; ++k) {
-    const auto kind = static_cast<LayerKind>(k);
-    UniformLayers& uniform_layers = kinds_[k];
-    uniform_layers.kept_before.assign(at(layers_ + 1), 0);
-    uniform_layers.forward_peak.assign(at(layers_), 0);
-    uniform_layers.backward_peak.assign(at(layers_), 0);
-    uniform_layers.seconds_before.assign(at(layers_ + 1), 0);
-    uniform_layers.copy_seconds_before.assign(at(layers_ + 1), 0);
-    if (kind == LayerKind::offload && !offload) continue;
-    Strategy strategy = cut;
-    strategy.layers = uniform(kind, layers_);
-    const TrainingRehearsal rehearsal = rehearse(problem, strategy, rehearsed_on(request.device));
-
-    std::int64_t resident = 0;  // as long as the run
-    std::int64_t embedded = 0;
-    std::int64_t loss_peak = 0;
-    for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
-      if (row.phase == "load" && row.stage.empty()) resident = row.live_bytes;
-      if (row.phase != "micro-step") continue;
-      if (row.stage == "forward/embedding") embedded = row.live_bytes;
-      if (row.stage == "loss") loss_peak = row.peak_bytes;
-      const Place place = place_of(row.stage);
-      if (place.layer < 0) continue;
-      auto& peaks = place.backward ? uniform_layers.backward_peak : uniform_layers.forward_peak;
-      peaks[at(place.layer)] = std::max(peaks[at(place.layer)], row.peak_bytes - resident);
-      const bool whole = row.stage.find('/', row.stage.find('/') + 1) == std::string::npos;
-      if (whole && !place.backward && kind != LayerKind::offload) {
-        uniform_layers.kept_before[at(place.layer) + 1] = row.live_bytes - embedded;
-      }
+void read_seconds(const TrainingRehearsal& rehearsal, const CostModel& costs, UniformStep& step) {
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    const double seconds = costs.seconds(record.work);
+    const bool copies = record.work.kernel == "copy";
+    const Place place = place_of(rehearsal.ledger.stage_path(record.stage));
+    if (place.layer < 0) {
+      (copies ? step.outside_copy_seconds : step.outside_seconds) += seconds;
+      continue;
     }
-    if (kind == LayerKind::recompute) {
-      loss_bytes_ = loss_peak - resident - uniform_layers.kept_before[at(layers_)];
-      input_bytes_ = uniform_layers.kept_before[1];
-    }
-
-    outside_seconds_ = 0;
-    double outside_copies = 0;
-    std::vector<double> forward(at(layers_), 0);
-    std::vector<double> both(at(layers_), 0);
-    std::vector<double> copies(at(layers_), 0);
-    for (const WorkRecord& record : rehearsal.micro_step) {
-      const double seconds = costs.seconds(record.work);
-      const Place place = place_of(rehearsal.ledger.stage_path(record.stage));
-      if (place.layer < 0) {
-        (record.work.kernel == "copy" ? outside_copies : outside_seconds_) += seconds;
-      } else if (record.work.kernel == "copy") {
-        copies[at(place.layer)] += seconds;
-      } else {
-        both[at(place.layer)] += seconds;
-        if (!place.backward) forward[at(place.layer)] += seconds;
-      }
-    }
-    if (kind == LayerKind::recompute) outside_copy_seconds_ = outside_copies;
-    // Every layer brings back the input of the one before; the last one's comes back before them all.
-    if (kind == LayerKind::offload) copies[0] += outside_copies - outside_copy_seconds_;
-    for (std::int64_t i = 0; i < layers_; ++i) {
-      uniform_layers.seconds_before[at(i) + 1] = uniform_layers.seconds_before[at(i)] + both[at(i)];
-      uniform_layers.copy_seconds_before[at(i) + 1] =
-          uniform_layers.copy_seconds_before[at(i)] + copies[at(i)];
-      if (kind == LayerKind::recompute) {
-        forward_seconds_before_[at(i) + 1] = forward_seconds_before_[at(i)] + forward[at(i)];
-      }
-    }
+    LayerCost& layer = step.layers[at(place.layer)];
+    (copies ? layer.copy_seconds : layer.seconds) += seconds;
+    if (!copies && !place.backward) layer.forward_seconds += seconds;
   }
+}
+
+UniformStep uniform_step(const PlanRequest& request, const LayerSample& sample, Strategy cut, LayerKind kind,
+                         const CostModel& costs) {
+  cut.layers = uniform(kind, sample.config.layers);
+  cut.offload_optimizer = false;  // the run's business
+  TrainingProblem problem = micro_step_of(request, cut);
+  problem.config = sample.config;
+  const TrainingRehearsal rehearsal = rehearse(problem, cut, rehearsed_on(request.device));
+  UniformStep step;
+  step.layers.resize(at(sample.config.layers));
+  read_bytes(rehearsal, kind, step);
+  read_seconds(rehearsal, costs, step);
+  return step;
+}
+
+// Of all layers of the model, from those of the sample.
+UniformLayers spread(const std::vector<LayerCost>& costs, const LayerSample& sample) {
+  UniformLayers all{.kept_before = {0},
+                    .forward_peak = {},
+                    .backward_peak = {},
+                    .seconds_before = {0},
+                    .forward_seconds_before = {0},
+                    .copy_seconds_before = {0}};
+  for (const std::int64_t like : sample.of_layer) {
+    const LayerCost& layer = costs[at(like)];
+    all.forward_peak.push_back(all.kept_before.back() + layer.forward_above);
+    all.backward_peak.push_back(all.kept_before.back() + layer.backward_above);
+    all.kept_before.push_back(all.kept_before.back() + layer.kept);
+    all.seconds_before.push_back(all.seconds_before.back() + layer.seconds);
+    all.forward_seconds_before.push_back(all.forward_seconds_before.back() + layer.forward_seconds);
+    all.copy_seconds_before.push_back(all.copy_seconds_before.back() + layer.copy_seconds);
+  }
+  return all;
+}
+
+}  // namespace
+
+LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
+                       std::span<const LayerPolicy> policies)
+    : accumulation_(static_cast<double>(cut.accumulation)) {
+  const LayerSample sample = sample_layers(request.problem.config);
+  const auto learn = [&](LayerKind kind) { return uniform_step(request, sample, cut, kind, costs); };
+  const auto keep = [&](LayerKind kind, const UniformStep& step) {
+    kinds_[static_cast<std::size_t>(kind)] = spread(step.layers, sample);
+  };
+  // What is outside the layers is the same for all kinds.
+  const UniformStep recompute = learn(LayerKind::recompute);
+  keep(LayerKind::recompute, recompute);
+  input_bytes_ = recompute.layers.front().kept;
+  staged_bytes_ = recompute.staged_bytes;
+  loss_bytes_ = recompute.loss_bytes;
+  outside_seconds_ = recompute.outside_seconds;
+  outside_copy_seconds_ = recompute.outside_copy_seconds;
+  const auto any = [&](std::int64_t LayerPolicy::*count) {
+    return std::ranges::any_of(policies, [&](const LayerPolicy& policy) { return policy.*count > 0; });
+  };
+  if (any(&LayerPolicy::keep_all)) keep(LayerKind::keep_all, learn(LayerKind::keep_all));
+  if (any(&LayerPolicy::keep_attention)) keep(LayerKind::keep_attention, learn(LayerKind::keep_attention));
+  if (!any(&LayerPolicy::offload)) return;
+  UniformStep offload = learn(LayerKind::offload);
+  // Every layer brings back the input of the one before; the last one's comes back before them all.
+  offload.layers.front().copy_seconds += offload.outside_copy_seconds - outside_copy_seconds_;
+  keep(LayerKind::offload, offload);
 }
 
 namespace {
@@ -187,8 +255,8 @@ void for_each_kind(const LayerPolicy& policy, const Body& body) {
 
 }  // namespace
 
-double LayerCosts::seconds(const LayerPolicy& policy) const {
-  double kernels = outside_seconds_;
+double LayerCosts::seconds(const LayerPolicy& policy, const LossCosts& loss) const {
+  double kernels = outside_seconds_ + loss.seconds;
   double copies = outside_copy_seconds_;
   for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {
     const UniformLayers& all = kinds_[static_cast<std::size_t>(kind)];
@@ -196,15 +264,16 @@ double LayerCosts::seconds(const LayerPolicy& policy) const {
     copies += all.copy_seconds_before[at(end)] - all.copy_seconds_before[at(begin)];
     if (kind != LayerKind::recompute) return;
     // Of every run of layers behind one input, all but the last are run forward again.
+    if (policy.input_every == 1) return;
     for (std::int64_t first = begin; first < end; first += policy.input_every) {
       const std::int64_t last = std::min(first + policy.input_every, end) - 1;
-      kernels += forward_seconds_before_[at(last)] - forward_seconds_before_[at(first)];
+      kernels += all.forward_seconds_before[at(last)] - all.forward_seconds_before[at(first)];
     }
   });
   return accumulation_ * std::max(kernels, copies);
 }
 
-std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy) const {
+std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy, const LossCosts& loss) const {
   std::int64_t kept = 0;  // by the kinds before
   std::int64_t highest = 0;
   for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {
@@ -226,7 +295,7 @@ std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy) const {
     const std::int64_t inputs_left_out = (end - begin) - ((end - begin) + every - 1) / every;
     kept += all.kept_before[at(end)] - all.kept_before[at(begin)] - inputs_left_out * input_bytes_;
   });
-  return std::max(highest, kept + loss_bytes_);
+  return std::max(highest, kept + loss_bytes_ + loss.peak_bytes);
 }
 
 }  // namespace headroom

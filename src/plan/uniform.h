@@ -1,9 +1,12 @@
 // What layers cost, learned from rehearsals in which all layers do the same: bytes and seconds of each layer
-// for each of the ways to keep its activations. Strategies that mix the ways are added up from them.
+// for each of the ways to keep its activations. Strategies that mix the ways are added up from them. Equal
+// layers cost the same wherever they are, so a few layers of a deep model are rehearsed and stand for the
+// rest.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "headroom/plan/plan.h"
@@ -17,48 +20,66 @@ namespace headroom {
 enum class LayerKind : std::uint8_t { keep_all, keep_attention, recompute, offload };
 inline constexpr std::size_t kLayerKinds = 4;
 
+// A model of at most four layers that stands for a deeper one: its first layer, one of each sort between (a
+// layer slides or does not), its last.
+struct LayerSample {
+  ModelConfig config;
+  std::vector<std::int64_t> of_layer;  // [layers of the model]: which layer of the sample it is like
+};
+[[nodiscard]] LayerSample sample_layers(const ModelConfig& config);
+
 // Of all layers under one kind.
 struct UniformLayers {
-  std::vector<std::int64_t> kept_before;    // [layers + 1]: bytes that the layers before one leave behind
-  std::vector<std::int64_t> forward_peak;   // [layers]: highest live bytes while the layer runs
-  std::vector<std::int64_t> backward_peak;  // [layers]
-  std::vector<double> seconds_before;       // [layers + 1]: kernels of the layers before one, both ways
-  std::vector<double> copy_seconds_before;  // [layers + 1]
+  std::vector<std::int64_t> kept_before;       // [layers + 1]: bytes that the layers before one leave behind
+  std::vector<std::int64_t> forward_peak;      // [layers]: highest live bytes while the layer runs
+  std::vector<std::int64_t> backward_peak;     // [layers]
+  std::vector<double> seconds_before;          // [layers + 1]: kernels of the layers before one, both ways
+  std::vector<double> forward_seconds_before;  // [layers + 1], of a layer run again
+  std::vector<double> copy_seconds_before;     // [layers + 1]
 };
 
-// What lives as long as the run, and its update: whatever the layers do, and however loss and MLP are cut.
+// The model's parameters and their update: whatever the layers do, and however batch, loss and MLP are cut.
 struct RunCosts {
-  std::int64_t device_bytes = 0;
-  std::int64_t host_bytes = 0;
+  std::int64_t device_bytes = 0;       // live as long as the run
+  std::int64_t host_bytes = 0;         // the optimizer's state, where it is there
   std::int64_t update_peak_bytes = 0;  // of the device, with what lives as long as the run
   double update_seconds = 0;
 };
 [[nodiscard]] RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs);
 
-// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run.
+// Peak and seconds of the loss of a model of one layer: good for the difference between two ways to cut it.
+struct LossCosts {
+  std::int64_t peak_bytes = 0;
+  double seconds = 0;
+
+  LossCosts operator-(const LossCosts& other) const {
+    return {peak_bytes - other.peak_bytes, seconds - other.seconds};
+  }
+};
+[[nodiscard]] LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs);
+
+// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run. Good for
+// policies of the kinds that the given ones have.
 class LayerCosts {
  public:
-  LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs, bool offload);
+  LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
+             std::span<const LayerPolicy> policies);
 
-  // The same with the loss cut in another way: what changes is learned from a model of one layer.
-  [[nodiscard]] LayerCosts with_loss(const PlanRequest& request, const Strategy& from, const Strategy& to,
-                                     const CostModel& costs) const;
-
-  // What all micro-steps of an update take by the cost model.
-  [[nodiscard]] double seconds(const LayerPolicy& policy) const;
+  // What all micro-steps of an update take by the cost model. `loss`: what the loss costs more than in the
+  // cut, where it is cut in another way.
+  [[nodiscard]] double seconds(const LayerPolicy& policy, const LossCosts& loss = {}) const;
   // The live peak is at least this: the highest of moments that surely come.
-  [[nodiscard]] std::int64_t live_bytes_at_least(const LayerPolicy& policy) const;
-  // The inputs that have moved to the host.
+  [[nodiscard]] std::int64_t live_bytes_at_least(const LayerPolicy& policy, const LossCosts& loss = {}) const;
+  // The inputs that have moved to the host, and its buffers for a batch.
   [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy) const {
-    return policy.offload * input_bytes_;
+    return staged_bytes_ + policy.offload * input_bytes_;
   }
 
  private:
-  std::int64_t layers_;
   double accumulation_;
-  std::array<UniformLayers, kLayerKinds> kinds_;
-  std::vector<double> forward_seconds_before_;  // [layers + 1], of a layer run again
+  std::array<UniformLayers, kLayerKinds> kinds_;  // empty where no policy has the kind
   std::int64_t input_bytes_ = 0;
+  std::int64_t staged_bytes_ = 0;
   std::int64_t loss_bytes_ = 0;  // live peak of the loss, less what the layers have kept
   double outside_seconds_ = 0;   // embedding, loss
   double outside_copy_seconds_ = 0;

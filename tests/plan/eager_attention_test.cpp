@@ -122,6 +122,13 @@ TEST(EagerAttention, LargestContextEndsAtItsLimits) {
   const auto program = [](std::int64_t seq) { return benchmark(Form::sdpa, seq, 64); };
   EXPECT_EQ(largest_context(kMiB, 4096, program), 0);
   EXPECT_EQ(largest_context(kGiB, 4096, program), 4096);
+  EXPECT_EQ(largest_context(kGiB, 0, program), 0);
+  const std::int64_t capacity = eager_memory(program(1000)).reserved_bytes;
+  const std::int64_t largest = largest_context(capacity, 4096, program);
+  EXPECT_GE(largest, 1000);
+  EXPECT_LT(largest, 4096);
+  for (const std::int64_t start : {largest - 1, largest, largest + 1, std::int64_t{4096}, std::int64_t{9999}})
+    EXPECT_EQ(largest_context(capacity, 4096, program, start), largest) << start;
 }
 
 TEST(RingSoftmax, NamesTheLineThatDies) {

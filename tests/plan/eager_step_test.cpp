@@ -139,6 +139,52 @@ TEST(EagerStep, TheEmbeddingsPartialSumsAreInThePeakOfShortContexts) {
   }
 }
 
+// Chunks that keep nothing: playing eight says what playing all would, with and without a limit.
+TEST(EagerLoss, LaterChunksChangeNothing) {
+  const auto expect_same = [](const Ledger& some, const Ledger& all, std::int64_t capacity) {
+    const EagerMemory a = eager_memory(some, capacity);
+    const EagerMemory b = eager_memory(all, capacity);
+    EXPECT_EQ(a.live_peak_bytes, b.live_peak_bytes);
+    EXPECT_EQ(a.reserved_bytes, b.reserved_bytes);
+    ASSERT_EQ(a.failure.has_value(), b.failure.has_value());
+    if (a.failure) {
+      EXPECT_EQ(a.failure->block, b.failure->block);
+      EXPECT_EQ(a.failure->stage, b.failure->stage);
+      EXPECT_EQ(a.failure->allocated_bytes, b.failure->allocated_bytes);
+    }
+    ASSERT_EQ(a.stages.size(), b.stages.size());
+    for (std::size_t i = 0; i < a.stages.size(); ++i) {
+      EXPECT_EQ(a.stages[i].live_bytes, b.stages[i].live_bytes) << a.stages[i].stage;
+      EXPECT_EQ(a.stages[i].peak_bytes, b.stages[i].peak_bytes) << a.stages[i].stage;
+    }
+  };
+  for (const EagerLoss loss : {EagerLoss::chunked_recompute, EagerLoss::chunked_compiled}) {
+    for (const std::int64_t vocab : {1009, 32'000, 151'936}) {
+      for (const std::int64_t chunk : {1, 8, 129, 700}) {
+        for (const std::int64_t tokens :
+             {20 * chunk, 23 * chunk + chunk / 2 + 1, 9 * chunk, 64 * chunk - 1}) {
+          EagerOptions options{.loss = loss, .loss_chunk = chunk, .adamw = true};
+          SCOPED_TRACE(fmt::format("loss {}, {} words, {} tokens in chunks of {}", static_cast<int>(loss),
+                                   vocab, tokens, chunk));
+          const EagerLossProblem problem{.tokens = tokens, .hidden = 96, .vocab = vocab};
+          ModelConfig config = built_in_model("demo");
+          config.vocab = vocab;
+          const Ledger some = rehearse_eager_loss(problem, options, h200());
+          const Ledger step = rehearse_eager(config, {.seq = tokens}, options, h200());
+          options.chunks_played = tokens;
+          const Ledger all = rehearse_eager_loss(problem, options, h200());
+          const Ledger whole_step = rehearse_eager(config, {.seq = tokens}, options, h200());
+          expect_same(some, all, 0);
+          expect_same(step, whole_step, 0);
+          const std::int64_t reserved = eager_memory(whole_step).reserved_bytes;
+          for (const std::int64_t percent : {70, 85, 92, 97, 100})
+            expect_same(step, whole_step, reserved * percent / 100);
+        }
+      }
+    }
+  }
+}
+
 TEST(EagerStep, OptionsTradeAsTheyShould) {
   const auto live = [](const EagerOptions& options) { return qwen3_4b(4096, options).live_peak_bytes; };
   const std::int64_t usual = live({});

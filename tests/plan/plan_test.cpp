@@ -128,7 +128,7 @@ TEST(Plan, SecondsAreExactAndBytesABound) {
   const PlanRequest request = gpu_request();
   const CostModel costs = costs_of(request);
   for (const PlannedStep& step : try_everything(request, costs)) {
-    const LayerCosts layers(request, step.strategy, costs, true);
+    const LayerCosts layers(request, step.strategy, costs, std::array{step.strategy.layers});
     const RunCosts run = run_costs(request, step.strategy, costs);
     const LayerPolicy& policy = step.strategy.layers;
     SCOPED_TRACE(describe(step.strategy));
@@ -186,6 +186,63 @@ TEST(Plan, TheLargestContextIsTheLargest) {
   EXPECT_FALSE(make_plan(request, costs).fits);
   request.budget_bytes = kKiB;
   EXPECT_EQ(largest_context(request, costs), 0);
+}
+
+// The bounds that the search goes by are a little less than what a packed step takes.
+TEST(Plan, TheLargestContextIsRehearsed) {
+  PlanRequest request = small_request(3);
+  request.problem.sizes.seq = 640;
+  request.pins = {.layers = LayerPolicy{.recompute = 3},
+                  .loss_chunk_tokens = 96,
+                  .mlp_tile_tokens = 128,
+                  .accumulation = 1,
+                  .offload_optimizer = false};
+  const CostModel costs = costs_of(request);
+  const Plan plan = make_plan(request, costs);
+  request.budget_bytes = budgeted_bytes(request, plan.step);
+  EXPECT_EQ(largest_context(request, costs, 64), 640);
+  --request.budget_bytes;
+  EXPECT_EQ(largest_context(request, costs, 64), 576);
+  request.problem.sizes.seq = 64;
+  EXPECT_EQ(largest_context(request, costs, 64), 576);
+  request.problem.sizes.seq = 4096;
+  EXPECT_EQ(largest_context(request, costs, 64), 576);
+}
+
+// What a CPU stages counts against its one memory, to the byte.
+TEST(Plan, OneMemoryHoldsArenaAndHost) {
+  PlanRequest request = small_request(3);
+  request.pins = {.layers = LayerPolicy{.keep_all = 3},
+                  .loss_chunk_tokens = 96,
+                  .mlp_tile_tokens = 128,
+                  .accumulation = 1,
+                  .offload_optimizer = false};
+  const CostModel costs = costs_of(request);
+  const PlannedStep step = make_plan(request, costs).step;
+  ASSERT_GT(step.host_bytes, 0);
+  request.budget_bytes = step.arena_bytes + step.host_bytes;
+  EXPECT_TRUE(make_plan(request, costs).fits);
+  EXPECT_EQ(bytes_over(request, step), 0);
+  --request.budget_bytes;
+  EXPECT_FALSE(make_plan(request, costs).fits);
+  EXPECT_EQ(bytes_over(request, step), 1);
+  EXPECT_FALSE(fits(request, step));
+  // Where the host's part is set apart, and on a GPU, it does not count.
+  request.budget_bytes = step.arena_bytes;
+  request.host_budget_bytes = step.host_bytes;
+  EXPECT_TRUE(make_plan(request, costs).fits);
+  --request.host_budget_bytes;
+  EXPECT_FALSE(make_plan(request, costs).fits);
+  // The same for a run: what it reserves is what it needs.
+  const TrainingProblem problem = small_request(3).problem;
+  const DeviceDescription device = small_request(3).device;
+  const std::int64_t needed = fit_training(problem, device, kMiB, costs).needed_bytes;
+  const TrainingFit least = fit_training(problem, device, needed, costs);
+  ASSERT_TRUE(least.fits);
+  const std::int64_t taken = least.layout.reserved(Space::device) + least.layout.reserved(Space::host);
+  EXPECT_EQ(least.needed_bytes, taken);
+  const TrainingFit tighter = fit_training(problem, device, taken - 1, costs);
+  EXPECT_TRUE(!tighter.fits || tighter.needed_bytes < taken);
 }
 
 TEST(Plan, ChangesSaveWhatTheySay) {

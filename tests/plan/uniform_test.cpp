@@ -18,6 +18,7 @@ struct Sums {
   std::int64_t vocab = 0;
   std::int64_t mlp_tile = 0;
   const char* device = "";  // of the catalogue
+  std::vector<bool> sliding = {};
 };
 
 class LayerCostsOf : public testing::TestWithParam<Sums> {};
@@ -28,6 +29,8 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   request.problem.config = find_model("demo");
   request.problem.config.layers = sums.layers;
   request.problem.config.vocab = sums.vocab;
+  request.problem.config.sliding_layers = sums.sliding;
+  request.problem.config.sliding_window = sums.sliding.empty() ? 0 : 40;
   request.problem.sizes = {.batch = 2, .seq = sums.seq};
   request.problem.mask = parse_mask("causal");
   request.budget_bytes = kGiB;
@@ -36,9 +39,10 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   const CostModel costs(request.device, request.problem.compute_dtype);
   Strategy strategy{
       .layers = {}, .loss_chunk_tokens = 96, .mlp_tile_tokens = sums.mlp_tile, .accumulation = 2};
-  const LayerCosts layers(request, strategy, costs, true);
+  const std::vector<LayerPolicy> policies = search_space(request).policies;
+  const LayerCosts layers(request, strategy, costs, policies);
   const RunCosts run = run_costs(request, strategy, costs);
-  for (const LayerPolicy& policy : search_space(request).policies) {
+  for (const LayerPolicy& policy : policies) {
     strategy.layers = policy;
     const PlannedStep step = plan_step(request, strategy, costs);
     const std::int64_t live_bytes =
@@ -55,7 +59,30 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
 INSTANTIATE_TEST_SUITE_P(Models, LayerCostsOf,
                          testing::Values(Sums{6, 256, 97, 64, "gtx-1080"},      // backward is highest
                                          Sums{5, 256, 20'000, 64, "gtx-1080"},  // the loss is
-                                         Sums{5, 512, 97, 0, "h200"}));         // copies are slowest
+                                         Sums{5, 512, 97, 0, "h200"},           // copies are slowest
+                                         Sums{9,
+                                              256,
+                                              97,
+                                              64,
+                                              "h200",  // two sorts of layers
+                                              {false, true, true, false, true, true, false, true, true}}));
+
+// Layers of a deep model that stand for the others.
+TEST(LayerSample, HasEverySortOfLayer) {
+  ModelConfig config = find_model("demo");
+  config.layers = 1;
+  EXPECT_EQ(sample_layers(config).config, config);
+  EXPECT_EQ(sample_layers(config).of_layer, (std::vector<std::int64_t>{0}));
+  config.layers = 7;
+  EXPECT_EQ(sample_layers(config).config.layers, 3);
+  EXPECT_EQ(sample_layers(config).of_layer, (std::vector<std::int64_t>{0, 1, 1, 1, 1, 1, 2}));
+  config.sliding_window = 5;
+  config.sliding_layers = {true, true, false, true, false, false, false};
+  const LayerSample sample = sample_layers(config);
+  validate(sample.config);
+  EXPECT_EQ(sample.config.sliding_layers, (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(sample.of_layer, (std::vector<std::int64_t>{0, 1, 2, 1, 2, 2, 3}));
+}
 
 }  // namespace
 }  // namespace headroom

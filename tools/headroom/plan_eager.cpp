@@ -2,7 +2,9 @@
 
 #include <fmt/ostream.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -58,11 +60,13 @@ bool plan_eager(const EagerPlan& plan, std::ostream& out) {
   const EagerMemory whole = eager_memory(ledger);
   const EagerMemory bounded = eager_memory(ledger, request.budget_bytes);
   const bool fits = !bounded.failure;
-  // The events of a step grow with its chunks, so the search goes up from here, not down from the sky.
-  std::int64_t units = request.problem.sizes.seq / kContextUnit + 1;
+  const std::int64_t most =
+      std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
+                             most_eager_tokens(plan.options) / request.problem.sizes.batch);
   const auto in_units = [&](std::int64_t count) { return rehearse_at(count * kContextUnit); };
-  while (!eager_memory(in_units(units), request.budget_bytes).failure) units *= 2;
-  const std::int64_t max_context = kContextUnit * largest_context(request.budget_bytes, units, in_units);
+  const std::int64_t max_context =
+      kContextUnit * largest_context(request.budget_bytes, most / kContextUnit, in_units,
+                                     request.problem.sizes.seq / kContextUnit + 1);
   if (plan.json) {
     Json by_category;
     const CategoryBytes& at_peak = ledger.usage(Space::device).at_peak;
@@ -104,7 +108,8 @@ bool plan_eager(const EagerPlan& plan, std::ostream& out) {
              format_bytes(whole.live_peak_bytes), format_bytes(whole.reserved_bytes),
              fits ? "fits" : "does not fit");
   if (bounded.failure) fmt::print(out, "dies      {}\n", describe(*bounded.failure));
-  fmt::print(out, "context   up to {} tokens fit\n\n", format_count(max_context));
+  fmt::print(out, "context   {} {} tokens fit\n\n", max_context + kContextUnit > most ? "at least" : "up to",
+             format_count(max_context));
   Table stages({"stage", "live", "peak"});
   for (const StageUsage& row : whole.stages) {
     if (in_short(row.stage))

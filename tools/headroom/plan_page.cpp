@@ -29,11 +29,20 @@ LineChart context_chart(PlanRequest request, const PlanAnswer& answer, const Cos
   if (request.host_budget_bytes > 0) lines.push_back({"offload the input", {.offload = layers}});
   const std::int64_t last =
       std::min<std::int64_t>(2 * std::max(answer.max_context, request.problem.sizes.seq), 1 << 26);
+  // A few thousand layers in all: a second of rehearsals.
+  constexpr std::int64_t kMaxLayersRehearsed = 8192;
+  std::int64_t factor = 2;
+  const auto points = [&] {
+    std::int64_t count = 0;
+    for (std::int64_t context = 1024; context <= last; context *= factor) ++count;
+    return count;
+  };
+  while (factor < last && points() * std::ssize(lines) * layers > kMaxLayersRehearsed) factor *= 2;
   Strategy strategy = answer.plan.step.strategy;
   for (const Line& line : lines) {
     LineChart::Series& series = chart.series.emplace_back(LineChart::Series{.name = line.name});
     strategy.layers = line.policy;
-    for (std::int64_t context = 1024; context <= last; context *= 2) {
+    for (std::int64_t context = 1024; context <= last; context *= factor) {
       request.problem.sizes.seq = context;
       series.points.push_back({static_cast<double>(context),
                                static_cast<double>(plan_step(request, strategy, costs).arena_bytes)});

@@ -36,15 +36,21 @@ struct EagerOptions {
   EagerAttention attention = EagerAttention::sdpa;
   EagerLoss loss = EagerLoss::chunked_recompute;
   std::int64_t loss_chunk = 4096;  // tokens
-  bool upcast_logits = true;       // logits.float() before cross_entropy, as transformers does
-  bool checkpoint_layers = true;   // torch.utils.checkpoint around every layer, use_reentrant=False
-  bool adamw = false;              // torch.optim.AdamW, foreach; two steps: the state comes with the first
-  DType dtype = DType::bf16;       // of parameters, activations, gradients and optimizer state
-  bool made_in_f32 = false;        // the model was made in f32 on the device, then converted with .to(dtype)
+  // Chunks that keep nothing leave the allocator as they found it, from the third on at the latest: at most
+  // so many are played.
+  std::int64_t chunks_played = 8;
+  bool upcast_logits = true;      // logits.float() before cross_entropy, as transformers does
+  bool checkpoint_layers = true;  // torch.utils.checkpoint around every layer, use_reentrant=False
+  bool adamw = false;             // torch.optim.AdamW, foreach; two steps: the state comes with the first
+  DType dtype = DType::bf16;      // of parameters, activations, gradients and optimizer state
+  bool made_in_f32 = false;       // the model was made in f32 on the device, then converted with .to(dtype)
 };
 
-// One training step (two with an optimizer) of a decoder: phase "pytorch", stages load, forward, loss,
-// backward, optimizer.
+// The most tokens that a step may have: a loss that keeps its chunks has at most 1,024 of them.
+[[nodiscard]] std::int64_t most_eager_tokens(const EagerOptions& options);
+
+// One training step (two with an optimizer) of a decoder of at most 256 layers: phase "pytorch", stages
+// load, forward, loss, backward, optimizer.
 [[nodiscard]] Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes,
                                     const EagerOptions& options, const DeviceDescription& device);
 
@@ -114,9 +120,10 @@ struct EagerMemory {
 // Live and reserved of a program under the caching allocator; a capacity of 0 is without limit.
 [[nodiscard]] EagerMemory eager_memory(const Ledger& ledger, std::int64_t capacity_bytes = 0);
 
-// The largest n for which program(n) fits the capacity and program(n + 1) does not, by bisection over
-// rehearsals; 0 where not even 1 fits, `limit` where that still fits.
+// The largest n for which program(n) fits the capacity and program(n + 1) does not, by doubling from `start`
+// and bisection over rehearsals; 0 where not even 1 fits, `limit` where that still fits.
 [[nodiscard]] std::int64_t largest_context(std::int64_t capacity_bytes, std::int64_t limit,
-                                           const std::function<Ledger(std::int64_t)>& program);
+                                           const std::function<Ledger(std::int64_t)>& program,
+                                           std::int64_t start = 1);
 
 }  // namespace headroom

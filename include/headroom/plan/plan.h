@@ -15,6 +15,9 @@
 
 namespace headroom {
 
+// A plan takes a few dozen rehearsals of the model: deeper ones are refused.
+inline constexpr std::int64_t kMaxPlannedLayers = 1024;
+
 // Parts of the strategy that somebody has decided.
 struct StrategyPins {
   std::optional<LayerPolicy> layers;
@@ -46,6 +49,7 @@ struct Plan {
   PlannedStep step;  // the fastest that fits; where none does, the one that is least over
   Layout layout;
   std::int64_t candidates = 0;  // strategies in the space
+  std::int64_t rehearsed = 0;   // of them, whole
 };
 
 // What the search chooses from: every combination, those that split least first.
@@ -79,7 +83,8 @@ struct SearchSpace {
   return bytes_over(request, step) == 0;
 }
 
-// Finds what trying the whole space would find.
+// Finds what trying the whole space would find; past some dozens of strategies that fail (4,096 layers of
+// them) those that would barely fit are passed over.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
 
 // The plan of a run whose batch and accumulation are decided: what train reserves.
@@ -94,7 +99,7 @@ struct TrainingFit {
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
 // least fits; 0: none.
-[[nodiscard]] std::int64_t largest_context(PlanRequest request, const CostModel& costs,
+[[nodiscard]] std::int64_t largest_context(const PlanRequest& request, const CostModel& costs,
                                            std::int64_t step = 256);
 
 // A single change to a plan.
@@ -104,7 +109,8 @@ struct Change {
   double added_seconds = 0;
   bool fits = false;
 };
-// Changes that save memory, those that cost least time per byte first.
+// Changes that save memory, those that cost least time per byte first. Of models of hundreds of layers not
+// all are tried.
 [[nodiscard]] std::vector<Change> what_if(const PlanRequest& request, const Plan& plan,
                                           const CostModel& costs);
 
