@@ -1,11 +1,8 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <filesystem>
 
-#include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
-#include "headroom/core/files.h"
 #include "headroom/model/config.h"
 
 namespace headroom {
@@ -81,12 +78,6 @@ ModelConfig built_in_model(std::string_view name) {
   if (name == "llama3-8b") return llama3(4096, 32, 32, 14'336);
   if (name == "llama3-70b") return llama3(8192, 80, 64, 28'672);
   fail(ErrorKind::input, "model '{}' is unknown; use one of {}", name, fmt::join(kNames, ", "));
-}
-
-ModelConfig find_model(const std::string& name_or_folder) {
-  if (!std::filesystem::is_directory(name_or_folder)) return built_in_model(name_or_folder);
-  const std::filesystem::path file = std::filesystem::path(name_or_folder) / "config.json";
-  return parse_model_config(read_small_file(file, kMiB), file.string());
 }
 
 }  // namespace headroom

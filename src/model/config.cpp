@@ -1,34 +1,13 @@
 #include "headroom/model/config.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "headroom/core/error.h"
 #include "model/json.h"
+#include "model/parse_config.h"
 
 namespace headroom {
 namespace {
-
-constexpr std::array kScalings = {RopeKind::none, RopeKind::linear, RopeKind::llama3, RopeKind::yarn};
-
-// The keys that mean something to one kind of rope or another. A key beyond them would change the frequencies
-// in a way that is not known here.
-constexpr std::array<std::string_view, 15> kRopeKeys = {"rope_type",
-                                                        "type",
-                                                        "rope_theta",
-                                                        "factor",
-                                                        "original_max_position_embeddings",
-                                                        "low_freq_factor",
-                                                        "high_freq_factor",
-                                                        "beta_fast",
-                                                        "beta_slow",
-                                                        "truncate",
-                                                        "attention_factor",
-                                                        "mscale",
-                                                        "mscale_all_dim",
-                                                        "partial_rotary_factor",
-                                                        "finetuned"};
 
 void check_range(std::string_view key, std::int64_t value, std::int64_t least, std::int64_t most) {
   check(value >= least && value <= most, "{} is {}; accepted: {} to {}", key, value, least, most);
@@ -58,7 +37,6 @@ RopeSettings canonical(const RopeSettings& rope) {
   return used;
 }
 
-constexpr std::int64_t kMaxPositions = std::int64_t{1} << 40;
 constexpr double kMaxFactor = 1e6;
 
 void validate_rope(const RopeSettings& rope) {
@@ -92,132 +70,6 @@ void validate_window(const ModelConfig& config) {
         "layer_types has {} entries; accepted: {}, one a layer", config.sliding_layers.size(), config.layers);
   check(std::ranges::find(config.sliding_layers, true) != config.sliding_layers.end(),
         "sliding_window is {} and no layer slides; accepted: 0", config.sliding_window);
-}
-
-RopeKind parse_scaling(const JsonReader& json) {
-  // Older files say "type".
-  const std::string_view key = json.find("rope_type") == nullptr ? "type" : "rope_type";
-  const std::string text = json.maybe_text(key).value_or("default");
-  for (const RopeKind scaling : kScalings) {
-    if (name(scaling) == text) return scaling;
-  }
-  json.refuse(key, "default, linear, llama3 or yarn");
-}
-
-// The attention factor of files that give it as two exponents.
-std::optional<double> factor_from_mscale(const JsonReader& json, double factor) {
-  const double mscale = json.maybe_number("mscale").value_or(0);
-  const double all_dimensions = json.maybe_number("mscale_all_dim").value_or(0);
-  if (mscale == 0 || all_dimensions == 0 || factor <= 1) return std::nullopt;
-  return (0.1 * mscale * std::log(factor) + 1) / (0.1 * all_dimensions * std::log(factor) + 1);
-}
-
-// One dictionary of rope settings. `theta` and `original` are what the file says outside of it.
-RopeSettings parse_rope(const JsonReader& json, const Json& object, std::int64_t max_positions, double theta,
-                        std::optional<std::int64_t> original) {
-  for (const auto& [key, value] : object.items()) {
-    if (std::ranges::find(kRopeKeys, key) == kRopeKeys.end()) json.refuse(key, "no such key");
-  }
-  if (json.maybe_number("partial_rotary_factor").value_or(1) != 1) json.refuse("partial_rotary_factor", "1");
-  RopeSettings rope{.theta = json.maybe_number("rope_theta").value_or(theta), .kind = parse_scaling(json)};
-  if (rope.kind == RopeKind::none) return rope;
-  if (rope.kind != RopeKind::linear) {
-    const auto positions = json.maybe_integer("original_max_position_embeddings");
-    if (rope.kind == RopeKind::llama3 && !positions && !original) {
-      json.refuse("original_max_position_embeddings", "the positions of pretraining");
-    }
-    if (positions && original && *positions != *original) {
-      json.refuse("original_max_position_embeddings", fmt::format("{}, as outside", *original));
-    }
-    rope.original_positions = positions.value_or(original.value_or(max_positions));
-  }
-  if (rope.kind == RopeKind::yarn && json.find("factor") == nullptr && rope.original_positions > 0) {
-    rope.factor = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
-  } else {
-    rope.factor = json.number("factor");
-  }
-  if (rope.kind == RopeKind::llama3) {
-    rope.low_frequency_factor = json.number("low_freq_factor");
-    rope.high_frequency_factor = json.number("high_freq_factor");
-  }
-  if (rope.kind == RopeKind::yarn) {
-    rope.beta_fast = json.maybe_number("beta_fast").value_or(rope.beta_fast);
-    rope.beta_slow = json.maybe_number("beta_slow").value_or(rope.beta_slow);
-    rope.truncate = json.maybe_boolean("truncate").value_or(true);
-    rope.attention_factor = json.maybe_number("attention_factor");
-    if (!rope.attention_factor) rope.attention_factor = factor_from_mscale(json, rope.factor);
-  }
-  return rope;
-}
-
-RopeSettings parse_ropes(const JsonReader& json, std::int64_t max_positions) {
-  const auto original = json.maybe_integer("original_max_position_embeddings");
-  const auto outer_theta = json.maybe_number("rope_theta");
-  const auto read = [&](std::string_view key) -> std::optional<RopeSettings> {
-    const Json* value = json.find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_object()) json.refuse(key, "an object");
-    // Not given anywhere, theta is 10,000: so transformers reads it.
-    return parse_rope(JsonReader(*value, fmt::format("{}: {}", json.source(), key)), *value, max_positions,
-                      outer_theta.value_or(10'000), original);
-  };
-  const auto scaling = read("rope_scaling");
-  const auto parameters = read("rope_parameters");
-  if (scaling && parameters) {
-    check(*scaling == *parameters,
-          "{}: rope_scaling and rope_parameters differ; accepted: either, or both alike", json.source());
-  }
-  if (parameters && outer_theta) {
-    check(parameters->theta == *outer_theta, "{}: rope_theta is {}; accepted: {}, as rope_parameters say",
-          json.source(), *outer_theta, parameters->theta);
-  }
-  if (scaling) return *scaling;
-  if (parameters) return *parameters;
-  return {.theta = outer_theta.value_or(10'000)};
-}
-
-// What would change the arithmetic and is not there.
-void refuse_unsupported(const JsonReader& json) {
-  for (const std::string_view key : {"attention_bias", "mlp_bias"}) {
-    if (json.maybe_boolean(key).value_or(false)) json.refuse(key, "false");
-  }
-  if (json.maybe_text("hidden_act").value_or("silu") != "silu") json.refuse("hidden_act", "\"silu\"");
-  if (json.maybe_number("attention_dropout").value_or(0) != 0) json.refuse("attention_dropout", "0");
-  if (json.maybe_number("partial_rotary_factor").value_or(1) != 1) json.refuse("partial_rotary_factor", "1");
-  if (json.find("quantization_config") != nullptr) {
-    json.refuse("quantization_config", "none: the weights have to be F32, BF16 or F16");
-  }
-}
-
-void parse_window(const JsonReader& json, ModelConfig& config) {
-  const auto window = json.maybe_integer("sliding_window");
-  if (!config.qk_norm) {
-    if (window) json.refuse("sliding_window", "none: a llama model has no window");
-    return;
-  }
-  if (!json.maybe_boolean("use_sliding_window").value_or(false) || !window) return;
-  std::vector<bool> sliding(static_cast<std::size_t>(config.layers));
-  if (const Json* types = json.find("layer_types")) {
-    if (!types->is_array() || std::ssize(*types) != config.layers) {
-      json.refuse("layer_types", fmt::format("a list of {}, one a layer", config.layers));
-    }
-    for (std::size_t i = 0; i < sliding.size(); ++i) {
-      sliding[i] = (*types)[i] == "sliding_attention";
-      check(sliding[i] || (*types)[i] == "full_attention",
-            "{}: layer_types has {} for layer {}; accepted: \"full_attention\", \"sliding_attention\"",
-            json.source(), shown((*types)[i]), i);
-    }
-  } else {
-    const std::int64_t first = json.integer("max_window_layers");
-    if (first < 0) json.refuse("max_window_layers", "0 and more");
-    for (std::int64_t i = first; i < config.layers; ++i) sliding[static_cast<std::size_t>(i)] = true;
-  }
-  if (std::ranges::find(sliding, true) == sliding.end()) return;
-  if (*window < 1 || *window > kMaxPositions) {
-    json.refuse("sliding_window", fmt::format("1 to {}", kMaxPositions));
-  }
-  config.sliding_window = *window;
-  config.sliding_layers = std::move(sliding);
 }
 
 nlohmann::ordered_json rope_settings(const RopeSettings& rope) {
@@ -276,46 +128,10 @@ void validate(const ModelConfig& config) {
   check(config.qk_norm || config.hidden % config.heads_q == 0,
         "num_attention_heads is {}; accepted in a llama: what divides hidden_size, {}", config.heads_q,
         config.hidden);
-  check_range("rms_norm_eps", config.rms_epsilon, 0.0, 0.1);
+  check_range("rms_norm_eps", config.rms_epsilon, 0.0, 1.0);
+  if (config.pad_token) check_range("pad_token_id", *config.pad_token, 0, config.vocab - 1);
   validate_rope(config.rope);
   validate_window(config);
-}
-
-ModelConfig parse_model_config(std::string_view text, std::string_view source) {
-  const Json object = parse_json_object(text, source);
-  const JsonReader json(object, std::string(source));
-  const std::string type = json.text("model_type");
-  if (type != "qwen3" && type != "llama") json.refuse("model_type", "\"qwen3\" or \"llama\"");
-  refuse_unsupported(json);
-  ModelConfig config;
-  config.qk_norm = type == "qwen3";
-  config.vocab = json.integer("vocab_size");
-  config.hidden = json.integer("hidden_size");
-  config.layers = json.integer("num_hidden_layers");
-  config.heads_q = json.integer("num_attention_heads");
-  config.heads_kv = json.maybe_integer("num_key_value_heads").value_or(config.heads_q);
-  config.mlp = json.integer("intermediate_size");
-  config.max_positions = json.integer("max_position_embeddings");
-  config.rms_epsilon = json.maybe_number("rms_norm_eps").value_or(1e-6);
-  config.tied_embeddings = json.maybe_boolean("tie_word_embeddings").value_or(false);
-  if (const auto head_dim = json.maybe_integer("head_dim")) {
-    config.head_dim = *head_dim;
-  } else if (config.qk_norm) {
-    json.refuse("head_dim", "a multiple of 8 from 8 to 256");  // Qwen3's is not hidden_size over heads
-  } else {
-    check(config.heads_q > 0 && config.hidden % config.heads_q == 0,
-          "{}: num_attention_heads is {}; accepted without head_dim: what divides hidden_size, {}", source,
-          config.heads_q, config.hidden);
-    config.head_dim = config.hidden / config.heads_q;
-  }
-  config.rope = parse_ropes(json, config.max_positions);
-  try {
-    validate(config);
-  } catch (const Error& error) {
-    throw Error(error.kind(), fmt::format("{}: {}", source, error.what()), error.where());
-  }
-  parse_window(json, config);  // makes a list of layers, so their number has to be a sane one by now
-  return config;
 }
 
 std::string to_json(const ModelConfig& config, DType weights) {
@@ -334,10 +150,12 @@ std::string to_json(const ModelConfig& config, DType weights) {
       {"hidden_act", "silu"},
       {"rms_norm_eps", config.rms_epsilon},
       {"tie_word_embeddings", config.tied_embeddings},
+      {"pad_token_id", nullptr},
       {"attention_bias", false},
       {"max_position_embeddings", config.max_positions},
       {"rope_theta", config.rope.theta},
   };
+  if (config.pad_token) json["pad_token_id"] = *config.pad_token;
   // transformers up to 4 reads rope_theta and rope_scaling, 5 reads rope_parameters.
   if (config.rope.kind != RopeKind::none) json["rope_scaling"] = rope_settings(config.rope);
   json["rope_parameters"] = rope_settings(config.rope);

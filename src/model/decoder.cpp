@@ -82,7 +82,7 @@ class Step {
       if (input.host.view().elements() > 0) input.host.free();
     }
     embedding_backward(context_, tokens(), gradient,
-                       parameter("model.embed_tokens.weight", buffers_.gradients));
+                       parameter("model.embed_tokens.weight", buffers_.gradients), config().pad_token);
   }
 
   void evaluate(const TensorView& loss, const Decoder::Inspect& inspect) {

@@ -58,9 +58,11 @@ const Json* JsonReader::find(std::string_view key) const {
 }
 
 void JsonReader::refuse(std::string_view key, std::string_view accepted) const {
-  const Json* value = find(key);
-  if (value == nullptr) fail(ErrorKind::input, "{}: {} is missing; accepted: {}", source_, key, accepted);
-  fail(ErrorKind::input, "{}: {} is {}; accepted: {}", source_, key, shown(*value), accepted);
+  const auto found = object_->find(key);
+  if (found == object_->end()) {
+    fail(ErrorKind::input, "{}: {} is missing; accepted: {}", source_, key, accepted);
+  }
+  fail(ErrorKind::input, "{}: {} is {}; accepted: {}", source_, key, shown(*found), accepted);
 }
 
 std::optional<std::int64_t> JsonReader::maybe_integer(std::string_view key) const {

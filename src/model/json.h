@@ -21,13 +21,15 @@ using Json = nlohmann::json;
 // A name in a message, with whatever a terminal would take for something else escaped.
 [[nodiscard]] std::string in_quotes(std::string_view text);
 
-// Typed access to one object. A key that is absent or null is missing.
+// Typed access to one object. A key that is absent or null is missing, to all but has().
 class JsonReader {
  public:
   JsonReader(const Json& object, std::string source) : object_(&object), source_(std::move(source)) {}
 
   [[nodiscard]] const std::string& source() const { return source_; }
+  [[nodiscard]] const Json& object() const { return *object_; }
   [[nodiscard]] const Json* find(std::string_view key) const;
+  [[nodiscard]] bool has(std::string_view key) const { return object_->contains(key); }
 
   [[nodiscard]] std::int64_t integer(std::string_view key) const;
   [[nodiscard]] std::uint64_t natural(std::string_view key) const;

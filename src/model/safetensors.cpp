@@ -114,12 +114,17 @@ std::span<const std::byte> SafetensorsFile::header_bytes() const {
   return file_.bytes().first(static_cast<std::size_t>(header_.data_offset));
 }
 
+void SafetensorsFile::check_weight(const SafetensorsEntry& entry) const {
+  check(is_weight(entry.dtype) || entry.dtype == DType::f64,
+        "{}: tensor {} holds {}; accepted: F32, BF16, F16, F64", file_.path().string(), in_quotes(entry.name),
+        entry.type);
+}
+
 void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView& destination) const {
   const std::string source = file_.path().string();
   check(entry.shape == destination.shape(), "{}: tensor {} has shape {}, expected {}", source,
         in_quotes(entry.name), entry.shape, destination.shape());
-  check(is_weight(entry.dtype) || entry.dtype == DType::f64,
-        "{}: tensor {} holds {}; accepted: F32, BF16, F16, F64", source, in_quotes(entry.name), entry.type);
+  check_weight(entry);
   check(is_weight(destination.dtype()) && destination.is_dense(),
         "{}: tensor {} is read into {}; accepted: a dense view of f32, bf16 or f16", source,
         in_quotes(entry.name), name(destination.dtype()));
@@ -140,6 +145,33 @@ void SafetensorsFile::read_into(std::string_view name, const TensorView& destina
   check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", file_.path().string(),
         in_quotes(name), destination.shape());
   read_into(*entry, destination);
+}
+
+bool SafetensorsFile::equal(const SafetensorsEntry& entry, const SafetensorsFile& other,
+                            const SafetensorsEntry& other_entry) const {
+  check_weight(entry);
+  other.check_weight(other_entry);
+  const auto piece_of = [](const SafetensorsFile& file, const SafetensorsEntry& of, std::int64_t first,
+                           std::int64_t count) {
+    const std::int64_t element_bytes = size_bytes(*of.dtype);
+    return file.bytes(of).subspan(static_cast<std::size_t>(first * element_bytes),
+                                  static_cast<std::size_t>(count * element_bytes));
+  };
+  std::vector<float> here(static_cast<std::size_t>(std::min(kPieceElements, entry.shape.elements())));
+  std::vector<float> there(here.size());
+  for (std::int64_t first = 0; first < entry.shape.elements(); first += kPieceElements) {
+    const std::int64_t count = std::min(kPieceElements, entry.shape.elements() - first);
+    const auto ours = piece_of(*this, entry, first, count);
+    const auto theirs = piece_of(other, other_entry, first, count);
+    if (entry.dtype != other_entry.dtype || std::memcmp(ours.data(), theirs.data(), ours.size()) != 0) {
+      convert_from(*entry.dtype, ours.data(), here.data(), count);
+      convert_from(*other_entry.dtype, theirs.data(), there.data(), count);
+      if (!std::equal(here.begin(), here.begin() + count, there.begin())) return false;
+    }
+    file_.release(ours);
+    other.file_.release(theirs);
+  }
+  return true;
 }
 
 SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,

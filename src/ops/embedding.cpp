@@ -41,14 +41,18 @@ void embedding_forward(Context& context, const TensorView& table, const TensorVi
 }
 
 void embedding_backward(Context& context, const TensorView& ids, const TensorView& x_gradient,
-                        const TensorView& table_gradient) {
+                        const TensorView& table_gradient, std::optional<std::int64_t> pad_token) {
   const Arguments arguments(context, "embedding");
   check_rows(arguments, table_gradient, ids, x_gradient, "table_gradient", "x_gradient");
   arguments.dtype(table_gradient, DType::f32, "table_gradient");
   arguments.written_rows(table_gradient, "table_gradient");
+  check(!pad_token || (*pad_token >= 0 && *pad_token < table_gradient.extent(0)),
+        "embedding: pad_token is {}; the vocabulary has {} entries, from 0", pad_token.value_or(0),
+        table_gradient.extent(0));
   context.run(moves("embedding backward", {x_gradient, x_gradient, x_gradient}), [&](const Stream& stream) {
     cpu::check_ids(ids, table_gradient.extent(0));
-    cpu::embedding_backward(ids, x_gradient, table_gradient, stream);
+    cpu::embedding_backward(ids, x_gradient, table_gradient,
+                            static_cast<std::int32_t>(pad_token.value_or(-1)), stream);
   });
 }
 
@@ -75,7 +79,7 @@ void embedding_forward(const TensorView& table, const TensorView& ids, const Ten
 }
 
 void embedding_backward(const TensorView& ids, const TensorView& x_gradient, const TensorView& table_gradient,
-                        const Stream& stream) {
+                        std::int32_t pad_token, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
   const std::int64_t dim = x_gradient.extent(1);
   parallel_for(stream, divide_up(dim, kColumns) * kGroups, [&](std::int64_t item) {
@@ -85,6 +89,7 @@ void embedding_backward(const TensorView& ids, const TensorView& x_gradient, con
                          .tokens = ids.elements(),
                          .group = static_cast<std::int32_t>(item % kGroups),
                          .groups = kGroups,
+                         .pad_token = pad_token,
                          .column = column,
                          .columns = std::min(kColumns, dim - column),
                          .table = table_gradient.data<float>(),

@@ -29,9 +29,10 @@ std::vector<std::int32_t> some_ids(Sizes sizes) {
 
 template <class Real>
 Values plain_gradient(Sizes sizes, const std::vector<std::int32_t>& ids, const Values& dx,
-                      const Values& before) {
+                      const Values& before, std::optional<std::int64_t> pad_token = {}) {
   std::vector<Real> sums(before.begin(), before.end());
   for (std::size_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] == pad_token) continue;
     for (std::int64_t i = 0; i < sizes.dim; ++i) {
       sums[static_cast<std::size_t>(ids[t] * sizes.dim + i)] +=
           static_cast<Real>(dx[t * static_cast<std::size_t>(sizes.dim) + static_cast<std::size_t>(i)]);
@@ -40,7 +41,8 @@ Values plain_gradient(Sizes sizes, const std::vector<std::int32_t>& ids, const V
   return {sums.begin(), sums.end()};
 }
 
-Results run(Sizes sizes, const std::vector<std::int32_t>& ids, DType dtype, std::int64_t gap, int threads) {
+Results run(Sizes sizes, const std::vector<std::int32_t>& ids, DType dtype, std::int64_t gap, int threads,
+            std::optional<std::int64_t> pad_token = {}) {
   Results results;
   run_phase(threads, [&](Context& context) {
     const Shape table_shape{sizes.vocabulary, sizes.dim};
@@ -52,7 +54,7 @@ Results run(Sizes sizes, const std::vector<std::int32_t>& ids, DType dtype, std:
                     random_values(sizes.tokens * sizes.dim, dtype, 2), gap);
     const Placed dtable(context, table_shape, DType::f32,
                         random_values(table_shape.elements(), DType::f32, 3), gap);
-    embedding_backward(context, places, dx.view, dtable.view);
+    embedding_backward(context, places, dx.view, dtable.view, pad_token);
     results = {x.read(context), dtable.read(context)};
   });
   return results;
@@ -92,6 +94,19 @@ TEST_P(Embedding, SameBitsOnAnyThreadCount) {
     EXPECT_EQ(one.x, more.x);
     EXPECT_EQ(one.dtable, more.dtable);
   }
+}
+
+TEST_P(Embedding, ThePadTokenIsLookedUpAndGetsNoGradient) {
+  const Sizes sizes{97, 33, 29};
+  const std::vector<std::int32_t> ids = some_ids(sizes);
+  for (const std::int64_t pad_token : {0, 1, 28}) {
+    const Results actual = run(sizes, ids, DType::bf16, 0, 2, pad_token);
+    EXPECT_EQ(actual.x, run(sizes, ids, DType::bf16, 0, 2).x);
+    const Values dx = random_values(sizes.tokens * sizes.dim, DType::bf16, 2);
+    const Values before = random_values(sizes.vocabulary * sizes.dim, DType::f32, 3);
+    EXPECT_EQ(actual.dtable, plain_gradient<float>(sizes, ids, dx, before, pad_token));
+  }
+  EXPECT_THROW(static_cast<void>(run(sizes, ids, DType::f32, 0, 2, 29)), Error);
 }
 
 TEST_P(Embedding, NoTokens) {

@@ -102,9 +102,9 @@ LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
   return policy;
 }
 
-PlanRequest make_request(const Options& options, const PlannedDevice& device) {
+PlanRequest make_request(const Options& options, const PlannedDevice& device, const ModelConfig& config) {
   PlanRequest request;
-  request.problem.config = find_model(options.model);
+  request.problem.config = config;
   request.problem.sizes = {.batch = options.batch, .seq = options.context};
   request.problem.mask = parse_mask(options.attention);
   request.problem.compute_dtype =
@@ -287,7 +287,8 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
                                          out));
   }
   check(!options.model.empty(), "--model is required; a built-in name or a Hugging Face folder");
-  const PlanRequest request = make_request(options, device);
+  const auto [config, file_notes] = open_model(options.model);
+  const PlanRequest request = make_request(options, device, config);
   if (options.runtime == "pytorch") {
     return say_whether(plan_eager({.model = options.model,
                                    .request = request,
@@ -304,6 +305,7 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
     if (machine.measured) answer.rates = "measured on this machine";
   }
   answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
+  answer.notes = file_notes;
   if (answer.warning) answer.notes.push_back(*answer.warning);
   if (request.device.kind == DeviceKind::cuda)
     answer.notes.emplace_back(

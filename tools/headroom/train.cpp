@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -112,15 +113,15 @@ std::string model_name(const Options& options) {
 }
 
 // The folder of a resumed run's model may be gone: its checkpoint has the same config.json.
-ModelConfig model_of(const Options& options, const std::optional<Resumed>& resumed) {
+FoundModel model_of(const Options& options, const std::optional<Resumed>& resumed) {
   std::error_code ignored;
   if (resumed && !is_built_in(options.model) && !fs::exists(options.model, ignored)) {
     const auto saved = resumed->state.settings.find("model");
     if (saved != resumed->state.settings.end() && saved->second == model_name(options)) {
-      return find_model(resumed->checkpoint.string());
+      return open_model(resumed->checkpoint.string());
     }
   }
-  return find_model(options.model);
+  return open_model(options.model);
 }
 
 // Everything that the next step's bits depend on; the budget and the number of threads are not among it.
@@ -462,7 +463,7 @@ void train(const Options& options, std::ostream& out) {
   std::error_code ignored;  // what cannot be looked at is refused below
   if (fs::is_directory(options.out, ignored)) lock.emplace(options.out);
   const std::optional<Resumed> resumed = find_run(options);
-  const ModelConfig config = model_of(options, resumed);
+  const auto [config, model_notes] = model_of(options, resumed);
   const Data data = Data::open(options.data, {.context = options.context,
                                               .vocab = config.vocab,
                                               .seed = options.seed,
@@ -471,9 +472,9 @@ void train(const Options& options, std::ostream& out) {
   DeviceDescription description = listed.description;
   if (options.threads > 0) description.cores = options.threads;
   const TrainingSetup setup = make_setup(options, data, config, description, resumed);
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = model_notes;
   if (resumed) {
-    notes = compare(*resumed, setup, options);
+    std::ranges::move(compare(*resumed, setup, options), std::back_inserter(notes));
     static_cast<void>(check_checkpoint(resumed->checkpoint, config, setup.problem.compute_dtype));
   }
   const TrainingFit fit = fit_training(setup.problem, description, budget_bytes,

@@ -20,7 +20,7 @@ struct TrainingPlan {
   std::int64_t naive_bytes = 0;
   std::int64_t process_bytes = 0;        // resident when the plan was made, outside the budget
   std::optional<std::string> warning{};  // about the dtype
-  std::vector<std::string> notes{};      // what a resumed run has to know
+  std::vector<std::string> notes{};      // about the model's files and a resumed run
 };
 
 // Without a result: before the first step. The loss is read from the run's metrics.jsonl, so a resumed run

@@ -28,6 +28,8 @@ struct ModelConfig {
   double rms_epsilon = 1e-6;
   bool tied_embeddings = false;  // the embedding is also the output projection
   bool qk_norm = false;          // queries and keys are normalised per head: Qwen3 does, Llama does not
+  // The embedding's row of this token gets no gradient from lookups; as an output it gets its gradient.
+  std::optional<std::int64_t> pad_token = {};
   std::int64_t max_positions = 0;
   RopeSettings rope;
   std::int64_t sliding_window = 0;        // tokens a sliding layer sees, itself included; 0: no layer slides
@@ -39,8 +41,15 @@ struct ModelConfig {
 // Throws with the key (as config.json calls it), its value, and what is accepted.
 void validate(const ModelConfig& config);
 
-// Hugging Face's config.json, of model_type qwen3 or llama; rope as rope_theta with rope_scaling, as
-// rope_parameters, or both where they agree. `source` opens every message.
+struct ParsedConfig {
+  ModelConfig config;
+  std::vector<std::string> ignored;  // keys of the file that transformers does not read either
+};
+
+// Hugging Face's config.json, of model_type qwen3 or llama, as the newest transformers reads it: the same
+// defaults for what is missing, the same types, the same precedence where something is said twice. What it
+// raises for is refused, and so is what it computes and Headroom does not. `source` opens every message.
+[[nodiscard]] ParsedConfig parse_config_file(std::string_view json, std::string_view source = "config.json");
 [[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view source = "config.json");
 
 // A config.json for transformers' from_pretrained, with both forms of rope; `weights` is the dtype that it
@@ -51,7 +60,15 @@ void validate(const ModelConfig& config);
 [[nodiscard]] ModelConfig built_in_model(std::string_view name);
 [[nodiscard]] std::span<const std::string_view> built_in_model_names();
 
-// A built-in model, or the one whose config.json lies in the folder of that name.
+struct FoundModel {
+  ModelConfig config;
+  std::vector<std::string> notes;  // what a person should know of how its files were read, a line each
+};
+
+// A built-in model, or the one whose config.json lies in the folder of that name. Where the configuration
+// ties the output projection to the embedding, and weights in the folder have two that differ, the model is
+// not tied: so transformers reads it.
+[[nodiscard]] FoundModel open_model(const std::string& name_or_folder);
 [[nodiscard]] ModelConfig find_model(const std::string& name_or_folder);
 
 }  // namespace headroom

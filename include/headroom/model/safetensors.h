@@ -58,7 +58,14 @@ class SafetensorsFile {
   // The same by name: missing, or of another shape, is an error that says so.
   void read_into(std::string_view name, const TensorView& destination) const;
 
+  // Whether a tensor and one of another file (or of this one) are the same numbers as f32; the shapes are
+  // equal.
+  [[nodiscard]] bool equal(const SafetensorsEntry& entry, const SafetensorsFile& other,
+                           const SafetensorsEntry& other_entry) const;
+
  private:
+  void check_weight(const SafetensorsEntry& entry) const;
+
   MappedFile file_;
   SafetensorsHeader header_;
 };
@@ -80,9 +87,14 @@ enum class AllowedValues : std::uint8_t { any, finite };
 SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
                                        AllowedValues values = AllowedValues::any);
 
-// A model's weights from DIRECTORY/model.safetensors, or from the shards of model.safetensors.index.json,
-// into a flat buffer of the table, f32, bf16 or f16. Every parameter has to be there in its shape; further
-// tensors are left alone (also lm_head.weight where the model ties it to the embedding).
+// Whether the weights in a folder have an output projection that differs from the embedding, as f32; false
+// where there are no weights, or not both tensors.
+[[nodiscard]] bool has_own_output(const std::filesystem::path& directory, const Shape& embedding);
+
+// A model's weights from DIRECTORY/model.safetensors, or from the shards that model.safetensors.index.json
+// names, into a flat buffer of the table, f32, bf16 or f16. Every parameter has to be there in its shape;
+// further tensors are left alone. A model that ties its output projection to the embedding may have either of
+// the two tensors; where it has both, they have to be equal.
 void load_weights(const std::filesystem::path& directory, const ParameterTable& table,
                   const TensorView& flat);
 

@@ -57,7 +57,7 @@ void scatter_add(const ScatterAdd& scatter) {
     const auto* x = static_cast<const Stored<kType>*>(scatter.x.data) + scatter.column;
     for (std::int64_t token = 0; token < scatter.tokens; ++token) {
       const std::int32_t id = scatter.ids[token];
-      if (id % scatter.groups != scatter.group) continue;
+      if (id % scatter.groups != scatter.group || id == scatter.pad_token) continue;
       const auto* from = x + scatter.x.offset(token);
       float* to = scatter.table + id * scatter.table_stride + scatter.column;
       for_vectors<Vec>(scatter.columns, [&](std::int64_t i, int valid) {

@@ -73,6 +73,7 @@ struct ScatterAdd {
   std::int64_t tokens;
   std::int32_t group;
   std::int32_t groups;
+  std::int32_t pad_token;  // left out; -1: none is
   std::int64_t column;
   std::int64_t columns;
   float* table;

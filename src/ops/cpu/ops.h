@@ -28,7 +28,7 @@ void check_ids(const TensorView& ids, std::int64_t vocabulary);
 void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x,
                        const Stream& stream);
 void embedding_backward(const TensorView& ids, const TensorView& x_gradient, const TensorView& table_gradient,
-                        const Stream& stream);
+                        std::int32_t pad_token, const Stream& stream);
 
 void add(const TensorView& a, const TensorView& b, const TensorView& y, const Stream& stream);
 void fill(const TensorView& view, float value, const Stream& stream);
