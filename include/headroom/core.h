@@ -1,5 +1,5 @@
-// The vocabulary: errors, byte sizes, dtypes, devices, shapes and views, files, checksums, random
-// numbers, kernel families.
+// The vocabulary: errors, byte sizes, numbers and lists as text, dtypes, devices, shapes and views, files,
+// checksums, random numbers, kernel families.
 #pragma once
 
 #include "headroom/core/bytes.h"
@@ -13,6 +13,8 @@
 #include "headroom/core/finite.h"
 #include "headroom/core/kernel_family.h"
 #include "headroom/core/memory_status.h"
+#include "headroom/core/parse.h"
 #include "headroom/core/random.h"
 #include "headroom/core/stream.h"
 #include "headroom/core/tensor_view.h"
+#include "headroom/core/text.h"

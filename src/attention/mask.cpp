@@ -1,20 +1,14 @@
 #include "headroom/attention/mask.h"
 
 #include <algorithm>
-#include <charconv>
+#include <vector>
 
 #include "headroom/core/error.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
-
-std::int64_t parse_count(std::string_view text, std::string_view what) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc{} && end == text.data() + text.size() && value >= 1,
-        "{} '{}' is not a number from 1 up", what, text);
-  return value;
-}
 
 KeyRange intersect(KeyRange a, KeyRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
@@ -31,27 +25,31 @@ std::int64_t dilated_count(KeyRange range, std::int64_t first, std::int64_t rate
 }  // namespace
 
 Mask parse_mask(std::string_view text) {
+  constexpr std::string_view kAccepted = "use full, causal, window:N or dilated:SEGMENT/RATE, joined by +";
   Mask mask;
-  check(!text.empty(), "a mask is empty; use full, causal, window:N or dilated:SEGMENT/RATE, joined by +");
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string_view part = rest.substr(0, rest.find('+'));
-    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
-    const std::string_view value = part.substr(std::min(part.find(':'), part.size() - 1) + 1);
+  std::vector<std::string_view> kinds;
+  for (const std::string_view part : parse_list(fmt::format("mask {}", quote(text)), text, '+')) {
+    const std::size_t colon = std::min(part.find(':'), part.size());
+    const std::string_view kind = part.substr(0, colon);
+    const std::string_view value = part.substr(std::min(colon + 1, part.size()));
+    check(std::ranges::find(kinds, kind) == kinds.end(), "mask {} has {} twice", quote(text), quote(kind));
+    kinds.push_back(kind);
     if (part == "causal") {
       mask.causal = true;
     } else if (part.starts_with("window:")) {
       mask.causal = true;
-      mask.window_left = parse_count(value, "window") - 1;
+      mask.window_left = parse_whole("window", value, 1) - 1;
     } else if (part.starts_with("dilated:")) {
       const std::size_t slash = value.find('/');
-      check(slash != std::string_view::npos, "mask '{}' needs a segment and a rate, such as dilated:8192/2",
-            part);
-      mask.dilations[0] = {parse_count(value.substr(0, slash), "segment"),
-                           parse_count(value.substr(slash + 1), "rate")};
+      check(slash != std::string_view::npos, "mask {} needs a segment and a rate, such as dilated:8192/2",
+            quote(part));
+      mask.dilations[0] = {parse_whole("segment", value.substr(0, slash), 1),
+                           parse_whole("rate", value.substr(slash + 1), 1)};
       mask.dilation_count = 1;
     } else {
-      check(part == "full",
-            "mask '{}' is unknown; use full, causal, window:N or dilated:SEGMENT/RATE, joined by +", part);
+      check(part == "full", "mask {} is unknown; {}", quote(part), kAccepted);
+      check(part == text, "mask {} joins full, which lets every query see every key, with other rules; {}",
+            quote(text), kAccepted);
     }
   }
   return mask;

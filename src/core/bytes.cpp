@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "headroom/core/checked.h"
+#include "headroom/core/error.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
@@ -35,7 +37,7 @@ constexpr bool is_digit(char c) {
 
 }  // namespace
 
-std::int64_t parse_bytes(std::string_view text) {
+std::int64_t parse_bytes(std::string_view text, std::string_view what) {
   // value = digits / scale; 18 digits keep digits x unit inside 128 bits.
   constexpr int kMaxDigits = 18;
   constexpr std::string_view kAccepted = "a number with B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB";
@@ -50,27 +52,31 @@ std::int64_t parse_bytes(std::string_view text) {
       continue;
     }
     if (!is_digit(text[i])) break;
-    check(++digit_count <= kMaxDigits, "size '{}' has more than {} digits", text, kMaxDigits);
+    check(++digit_count <= kMaxDigits, "{} {} has more than {} digits", what, quote(text), kMaxDigits);
     if (fraction) scale *= 10;
     digits = digits * 10 + static_cast<unsigned>(text[i] - '0');
   }
-  check(digit_count > 0, "size '{}' is not understood; write {}, such as 80GiB", text, kAccepted);
+  const std::string_view number = text.substr(0, i);
+  const bool leading_zero = number.size() > 1 && number[0] == '0' && number[1] != '.';
+  check(digit_count > 0 && is_digit(number.front()) && is_digit(number.back()) && !leading_zero,
+        "{} {} is not understood; write {}, such as 80GiB", what, quote(text), kAccepted);
 
   std::string_view unit_name = text.substr(i);
-  if (unit_name.starts_with(' ')) unit_name.remove_prefix(1);
+  if (unit_name.size() > 1 && unit_name.front() == ' ') unit_name.remove_prefix(1);
   for (const Unit& unit : kUnits) {
     if (unit.name != unit_name) continue;
     const UInt128 bytes = digits * static_cast<UInt128>(unit.bytes) / static_cast<UInt128>(scale);
-    check(bytes <= std::numeric_limits<std::int64_t>::max(), "size '{}' does not fit in 64 bits", text);
+    check(bytes <= std::numeric_limits<std::int64_t>::max(), "{} {} does not fit in 64 bits", what,
+          quote(text));
     return static_cast<std::int64_t>(bytes);
   }
-  fail(ErrorKind::input, "size '{}' has the unknown unit '{}'; write {}, such as 80GiB", text, unit_name,
-       kAccepted);
+  fail(ErrorKind::input, "{} {} has the unknown unit {}; write {}, such as 80GiB", what, quote(text),
+       quote(unit_name), kAccepted);
 }
 
-std::int64_t parse_budget(std::string_view text) {
-  const std::int64_t bytes = parse_bytes(text);
-  check(bytes > 0, "budget '{}' is zero bytes; it has to be above zero, such as 80GiB", text);
+std::int64_t parse_budget(std::string_view text, std::string_view what) {
+  const std::int64_t bytes = parse_bytes(text, what);
+  check(bytes > 0, "{} {} is zero bytes; it has to be above zero, such as 80GiB", what, quote(text));
   return bytes;
 }
 

@@ -1,9 +1,10 @@
 #include "headroom/core/device.h"
 
 #include <array>
-#include <charconv>
 
 #include "headroom/core/error.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 
@@ -12,12 +13,12 @@ Device parse_device(std::string_view text) {
   if (text == "cuda") return {DeviceKind::cuda};
   constexpr std::string_view kPrefix = "cuda:";
   if (text.starts_with(kPrefix)) {
-    const std::string_view digits = text.substr(kPrefix.size());
-    unsigned short index = 0;  // rejects signs, and counts no machine has
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-    if (error == std::errc{} && end == digits.data() + digits.size()) return {DeviceKind::cuda, index};
+    constexpr std::int64_t kMost = 65'535;  // no machine has more
+    const std::int64_t index =
+        parse_whole(fmt::format("device {}: number", quote(text)), text.substr(kPrefix.size()), 0, kMost);
+    return {DeviceKind::cuda, static_cast<int>(index)};
   }
-  fail(ErrorKind::input, "device '{}' is unknown; use cpu, cuda or cuda:N", text);
+  fail(ErrorKind::input, "device {} is unknown; use cpu, cuda or cuda:N", quote(text));
 }
 
 std::string to_string(const Device& device) {

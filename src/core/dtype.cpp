@@ -3,6 +3,7 @@
 #include <array>
 
 #include "headroom/core/error.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
@@ -30,7 +31,7 @@ DType parse_dtype(std::string_view text) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     if (name(dtype) == text) return dtype;
   }
-  fail(ErrorKind::input, "dtype '{}' is unknown; use f32, bf16 or f16", text);
+  fail(ErrorKind::input, "dtype {} is unknown; use f32, bf16 or f16", quote(text));
 }
 
 }  // namespace headroom

@@ -68,6 +68,40 @@ struct stat status_of(const Descriptor& file, const fs::path& path) {
   return status;
 }
 
+std::string_view kind_of(mode_t mode) {
+  return S_ISREG(mode)    ? "a regular file"
+         : S_ISDIR(mode)  ? "a folder"
+         : S_ISLNK(mode)  ? "a symbolic link"
+         : S_ISFIFO(mode) ? "a named pipe"
+         : S_ISSOCK(mode) ? "a socket"
+                          : "a device";
+}
+
+void check_regular(const struct stat& status, const fs::path& path) {
+  check(S_ISREG(status.st_mode), "cannot read {}: it is {}, not a regular file", path.string(),
+        kind_of(status.st_mode));
+}
+
+// Looked at before it is opened: opening a named pipe waits for its writer, and opening a device may make it
+// do something. And again afterwards, in case it was exchanged in between.
+Descriptor open_regular(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail_to("read", path, errno, ErrorKind::input);
+  check_regular(status, path);
+  Descriptor file = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+  if (!file) fail_to("read", path, errno, ErrorKind::input);
+  check_regular(status_of(file, path), path);
+  return file;
+}
+
+// Refuses to write where something of another kind has the name; links are not followed.
+void check_kind(const fs::path& path, mode_t wanted) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return;  // nothing there, or nothing that could be opened either
+  check((status.st_mode & S_IFMT) == wanted, "cannot write {}: it is {}; only {} is replaced", path.string(),
+        kind_of(status.st_mode), kind_of(wanted));
+}
+
 // The lock goes with its process, so a leftover is told from work in progress. File systems without locks
 // go without.
 bool lock(const Descriptor& file) {
@@ -115,10 +149,67 @@ void remove_tree(const fs::path& path) {
   if (error) fail_to("remove", path, error.value());
 }
 
+// Removes the temporary that a killed writer of the path left. It is never written to: its bytes may have
+// another name.
+void remove_left_file(const fs::path& path) {
+  const fs::path temporary = temporary_path(path);
+  check_kind(temporary, S_IFREG);
+  const Descriptor left = open_file(temporary, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!left && errno == ENOENT) return;
+  if (!left) fail_to("write", temporary, errno);
+  if (!lock(left)) fail_taken(path);
+  if (!still_named(left, temporary)) return;
+  if (::unlink(temporary.c_str()) != 0 && errno != ENOENT) fail_to("remove", temporary, errno);
+}
+
+Descriptor create_temporary(const fs::path& path) {
+  const fs::path temporary = temporary_path(path);
+  for (;;) {
+    Descriptor file = open_file(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    if (!file && errno != EEXIST) fail_to("write", path, errno);
+    if (!file) {
+      remove_left_file(path);
+      continue;
+    }
+    if (!lock(file)) fail_taken(path);
+    // Another writer may have taken it for a leftover between our open and our lock: then try again.
+    if (still_named(file, temporary)) return file;
+  }
+}
+
 }  // namespace
 
 fs::path temporary_path(const fs::path& path) {
   return folder_of(path) / fmt::format(".{}.tmp", path.filename().string());
+}
+
+bool is_folder(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
+  if (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG) {
+    fail_to("read", path, errno, ErrorKind::input);
+  }
+  return false;
+}
+
+void create_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_to("create", path, error.value(), ErrorKind::input);
+}
+
+void check_can_write(const fs::path& path) {
+  check(path.has_filename(), "'{}' names no file", path.string());
+  const fs::path folder = folder_of(path);
+  check(is_folder(folder), "cannot write {}: there is no folder {}", path.string(), folder.string());
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) fail_to("write", path, errno, ErrorKind::input);
+  const fs::path temporary = temporary_path(path);
+  struct stat ignored {};
+  if (::lstat(temporary.c_str(), &ignored) != 0 && errno != ENOENT) {
+    fail_to("write", path, errno, ErrorKind::input);
+  }
+  check_kind(path, S_IFREG);
+  check_kind(temporary, S_IFREG);
 }
 
 Descriptor::~Descriptor() {
@@ -127,21 +218,8 @@ Descriptor::~Descriptor() {
 
 FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
   check(path_.has_filename(), "'{}' names no file", path_.string());
-  const fs::path temporary = temporary_path(path_);
-  // Somebody may rename the file between our open and our lock: then the lock is of another file, try again.
-  do {
-    file_ = open_file(temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
-    if (!file_) fail_to("write", path_, errno);
-    if (!lock(file_)) {
-      file_ = Descriptor();
-      fail_taken(path_);
-    }
-  } while (!still_named(file_, temporary));
-  if (::ftruncate(file_.number(), 0) != 0) {
-    const int error = errno;
-    remove_quietly(temporary);
-    fail_to("write", path_, error);
-  }
+  check_kind(path_, S_IFREG);
+  file_ = create_temporary(path_);
 }
 
 FileWriter::~FileWriter() {
@@ -228,6 +306,7 @@ void AppendedFile::check_folder() const {
 
 FolderWriter::FolderWriter(fs::path path) : path_(std::move(path)), folder_(temporary_path(path_)) {
   check(path_.has_filename(), "'{}' names no folder", path_.string());
+  check_kind(path_, S_IFDIR);
   remove_leftover(path_);
   if (::mkdir(folder_.c_str(), 0777) != 0) {
     if (errno == EEXIST) fail_taken(path_);
@@ -292,20 +371,17 @@ void remove_folder(const fs::path& path) {
 
 void remove_leftover(const fs::path& path) {
   const fs::path leftover = temporary_path(path);
-  const Descriptor held = open_file(leftover, O_RDONLY | O_NOFOLLOW);
+  const Descriptor held = open_file(leftover, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (held && !lock(held)) return;
   remove_tree(leftover);
 }
 
 MappedFile::MappedFile(fs::path path) : path_(std::move(path)) {
-  const Descriptor file = open_file(path_, O_RDONLY);
-  if (!file) fail_to("read", path_, errno, ErrorKind::input);
-  const struct stat status = status_of(file, path_);
-  check(S_ISREG(status.st_mode), "cannot read {}: it is no regular file", path_.string());
-  if (status.st_size == 0) return;
-  const auto size = static_cast<std::size_t>(status.st_size);
+  const Descriptor file = open_regular(path_);
+  const auto size = static_cast<std::size_t>(status_of(file, path_).st_size);
+  if (size == 0) return;
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.number(), 0);
-  if (memory == MAP_FAILED) fail_to("map", path_, errno);
+  if (memory == MAP_FAILED) fail_to("map", path_, errno, ErrorKind::input);
   bytes_ = {static_cast<const std::byte*>(memory), size};
 }
 
@@ -323,21 +399,21 @@ void MappedFile::release(std::span<const std::byte> part) const {
 }
 
 std::string read_small_file(const fs::path& path, std::int64_t max_bytes) {
-  const Descriptor file = open_file(path, O_RDONLY);
-  if (!file) fail_to("read", path, errno, ErrorKind::input);
-  check(S_ISREG(status_of(file, path).st_mode), "cannot read {}: it is no regular file", path.string());
-  std::string text;
-  constexpr std::size_t kPiece = 1 << 16;
-  for (;;) {
-    const std::size_t before = text.size();
-    text.resize(before + kPiece);
-    const ssize_t got = retried([&] { return ::read(file.number(), text.data() + before, kPiece); });
+  const Descriptor file = open_regular(path);
+  const std::int64_t size = status_of(file, path).st_size;
+  check(size <= max_bytes, "cannot read {}: it has {}, and at most {} are read", path.string(),
+        format_bytes(size), format_bytes(max_bytes));
+  std::string text(static_cast<std::size_t>(size), '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t got =
+        retried([&] { return ::read(file.number(), text.data() + done, text.size() - done); });
     if (got < 0) fail_to("read", path, errno, ErrorKind::input);
-    text.resize(before + static_cast<std::size_t>(got));
-    check(static_cast<std::int64_t>(text.size()) <= max_bytes, "cannot read {}: it is larger than {}",
-          path.string(), format_bytes(max_bytes));
-    if (got == 0) return text;
+    if (got == 0) break;  // it was cut short meanwhile
+    done += static_cast<std::size_t>(got);
   }
+  text.resize(done);
+  return text;
 }
 
 }  // namespace headroom

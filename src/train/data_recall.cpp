@@ -1,11 +1,13 @@
 #include "train/data_recall.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <vector>
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
 #include "train/fingerprint.h"
 #include "train/permutation.h"
 #include "train/source_seed.h"
@@ -21,27 +23,18 @@ Recall::Recall(std::string_view spec, std::string_view text, const DataOptions& 
     : context(options.context), seed(source_seed(options.seed, SourceSeed::recall)) {
   bool keys_given = false;
   bool values_given = false;
-  for (bool more = !text.empty(); more;) {
-    const std::size_t comma = text.find(',');
-    const std::string_view option = text.substr(0, comma);
-    more = comma != std::string_view::npos;
-    text = more ? text.substr(comma + 1) : std::string_view{};
-
+  const auto parts =
+      text.empty() ? std::vector<std::string_view>() : parse_list(fmt::format("data {}", quote(spec)), text);
+  for (const std::string_view option : parts) {
     const std::size_t equals = option.find('=');
     const std::string_view name = option.substr(0, equals);
     check(equals != std::string_view::npos && (name == "keys" || name == "values"),
-          "option '{}' of data '{}' is not understood; write recall:keys=K,values=V", option, spec);
+          "option {} of data {} is not understood; write recall:keys=K,values=V", quote(option), quote(spec));
     bool& given = name == "keys" ? keys_given : values_given;
-    check(!given, "data '{}' says {} twice", spec, name);
+    check(!given, "data {} says {} twice", quote(spec), name);
     given = true;
-
-    const std::string_view digits = option.substr(equals + 1);
-    const std::int64_t least = name == "keys" ? 1 : 2;
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    check(error == std::errc{} && end == digits.data() + digits.size() && number >= least && number <= kMost,
-          "{} '{}' of data '{}' has to be a number from {} to {}", name, digits, spec, least, kMost);
-    (name == "keys" ? keys : values) = number;
+    (name == "keys" ? keys : values) = parse_whole(fmt::format("data {}: {}", quote(spec), name),
+                                                   option.substr(equals + 1), name == "keys" ? 1 : 2, kMost);
   }
   check(context >= 2 * keys, "a context of {} is too short for data '{}' with {} keys; the least is {}",
         context, spec, keys, 2 * keys);

@@ -87,8 +87,29 @@ TEST(Mask, ParsesWhatPeopleWrite) {
   dilated.dilations[0] = {8192, 4};
   dilated.dilation_count = 1;
   EXPECT_EQ(parse_mask("causal+dilated:8192/4"), dilated);
-  for (const char* bad : {"", "casual", "window", "window:", "window:0", "window:-3", "window:3x",
-                          "dilated:8", "dilated:/2", "dilated:8/0", "causal++full", "documents:x"}) {
+  for (const char* bad : {"",
+                          "casual",
+                          "window",
+                          "window:",
+                          "window:0",
+                          "window:-3",
+                          "window:3x",
+                          "window:010",
+                          "window:0x10",
+                          "window:9223372036854775808",
+                          "dilated:8",
+                          "dilated:/2",
+                          "dilated:8/0",
+                          "dilated:8/2/2",
+                          "dilated:08/2",
+                          "causal++full",
+                          "causal+",
+                          "+causal",
+                          "causal+causal",
+                          "window:3+window:4",
+                          "full+causal",
+                          "causal:1",
+                          "documents:x"}) {
     EXPECT_THROW(static_cast<void>(parse_mask(bad)), Error) << bad;
   }
 }

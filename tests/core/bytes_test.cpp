@@ -6,6 +6,7 @@
 
 #include "headroom/core/checked.h"
 #include "headroom/core/error.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
@@ -46,13 +47,18 @@ TEST(Bytes, RefusesTheRestAndNamesIt) {
                            "1  GiB",
                            "nan",
                            "inf",
-                           "1\n"}) {
+                           "1\n",
+                           "080GiB",
+                           ".5GiB",
+                           "1.GiB",
+                           "80 ",
+                           "80 GiB "}) {
     try {
       static_cast<void>(parse_bytes(text));
       ADD_FAILURE() << "accepted '" << text << "'";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::input);
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(printable(text)), std::string::npos) << error.what();
     }
   }
   EXPECT_THROW(static_cast<void>(parse_budget("0")), Error);

@@ -17,8 +17,8 @@ TEST(Device, ParsesAndPrints) {
   EXPECT_EQ(parse_device("cuda:3"), (Device{DeviceKind::cuda, 3}));
   EXPECT_EQ(to_string(parse_device("cuda:3")), "cuda:3");
   EXPECT_EQ(to_string(Device{DeviceKind::cpu, 0, true}), "phantom cpu");
-  for (const char* text :
-       {"", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "cuda: 1", "cpu:0"}) {
+  for (const char* text : {"", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "cuda: 1",
+                           "cuda:01", "cuda:0x1", "cpu:0"}) {
     EXPECT_THROW(static_cast<void>(parse_device(text)), Error) << text;
   }
 }

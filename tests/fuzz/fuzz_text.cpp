@@ -1,8 +1,12 @@
-// Sizes, devices and dtypes as text: accepted or refused with an Error, never anything else.
+// Numbers, lists, sizes, devices, dtypes and masks as text: accepted or refused with an Error, never anything
+// else.
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 
+#include "headroom/attention.h"
 #include "headroom/core.h"
 
 template <class Parse>
@@ -24,10 +28,28 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   });
   accepts_or_refuses([&] {
     const headroom::Device device = headroom::parse_device(text);
-    if (text != "cuda" && !text.starts_with("cuda:0") && headroom::to_string(device) != text) std::abort();
+    if (text != "cuda" && headroom::to_string(device) != text) std::abort();
   });
   accepts_or_refuses([&] {
     if (headroom::name(headroom::parse_dtype(text)) != text) std::abort();
   });
+  accepts_or_refuses([&] {
+    if (std::to_string(headroom::parse_whole("n", text, 0)) != text) std::abort();
+  });
+  accepts_or_refuses([&] {
+    if (std::to_string(headroom::parse_seed("n", text)) != text) std::abort();
+  });
+  accepts_or_refuses([&] {
+    if (!std::isfinite(headroom::parse_number("x", text, {}))) std::abort();
+  });
+  accepts_or_refuses([&] {
+    for (const std::string_view part : headroom::parse_list("list", text)) {
+      if (part.empty()) std::abort();
+    }
+  });
+  accepts_or_refuses([&] { static_cast<void>(headroom::parse_mask(text)); });
+  const std::string shown = headroom::printable(text);
+  if (headroom::printable(shown) != shown || shown.find('\n') != std::string::npos) std::abort();
+  if (headroom::quote(text).size() > 4 * 60 + 5) std::abort();
   return 0;
 }

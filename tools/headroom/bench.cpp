@@ -12,51 +12,32 @@
 
 namespace headroom {
 
-void add_bench_options(CLI::App& app, BenchOptions& options) {
-  app.add_option("--warmup", options.warmup, "Runs before timing")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
-  app.add_option("--steps", options.steps, "Timed runs, of which the median counts")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
-  app.add_option("--max-seconds", options.max_seconds, "At most so long per case, after one run")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  app.add_option("--device", options.device, "Where to run: cpu; attention also cuda:N")
-      ->capture_default_str();
-  app.add_option("--budget", options.budget,
+MachineOutputs add_bench_options(Command app, BenchOptions& options) {
+  app.add_whole("--warmup", options.warmup, 0, 1000, "Runs before timing");
+  app.add_whole("--steps", options.steps, 1, 100'000, "Timed runs, of which the median counts");
+  app.add_number("--max-seconds", options.max_seconds, {.most = 1e6},
+                 "At most so long per case, after one run");
+  app.add_text("--device", options.device, "Where to run: cpu; attention also cuda:N");
+  app.add_budget("--budget", options.budget,
                  "Bytes a case may take, such as 4GiB (default: what is free now)");
-  app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
+  add_threads_option(app, options.threads);
   CLI::Option* json = app.add_flag("--json", options.json, "For machines; keys in docs/cli.md");
   CLI::Option* csv = app.add_flag("--csv", options.csv, "Comma-separated")->excludes(json);
   app.add_flag("--markdown", options.markdown, "A Markdown table")->excludes(json)->excludes(csv);
   add_html_option(app, options.html);
-}
-
-void add_list(CLI::App& app, const std::string& name, std::vector<std::int64_t>& values,
-              const std::string& help, std::int64_t least) {
-  app.add_option(name, values, help)
-      ->delimiter(',')
-      ->check(CLI::Range(least, kMostListed))
-      ->capture_default_str();
-}
-
-void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& values,
-              const std::string& help) {
-  app.add_option(name, values, help)->delimiter(',')->capture_default_str();
+  return {.json = json, .csv = csv};
 }
 
 std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what) {
   const Device device = parse_device(options.device);
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': {} has kernels for cpu", options.device, what);
-  return options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  return options.budget ? *options.budget : default_budget(listed.memory);
 }
 
 BenchDevice bench_device(const BenchOptions& options) {
   BenchDevice device{find_device(parse_device(options.device)), 0};
-  device.budget = options.budget ? parse_budget(*options.budget) : default_budget(device.listed.memory);
+  device.budget = options.budget ? *options.budget : default_budget(device.listed.memory);
   return device;
 }
 

@@ -2,7 +2,6 @@
 // the forms of output.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "command.h"
 #include "headroom/core/device.h"
 #include "headroom/core/error.h"
 #include "headroom/core/stream.h"
@@ -23,7 +23,7 @@ namespace headroom {
 
 struct BenchOptions {
   std::string device = "cpu";
-  std::optional<std::string> budget;
+  std::optional<std::int64_t> budget;
   int warmup = 1;
   int steps = 10;
   double max_seconds = 10;
@@ -34,14 +34,12 @@ struct BenchOptions {
   std::optional<std::string> html;
 };
 
-void add_bench_options(CLI::App& app, BenchOptions& options);
-
-// An option that takes several numbers, from `least` up, or several names.
-inline constexpr std::int64_t kMostListed = std::int64_t{1} << 40;
-void add_list(CLI::App& app, const std::string& name, std::vector<std::int64_t>& values,
-              const std::string& help, std::int64_t least = 1);
-void add_list(CLI::App& app, const std::string& name, std::vector<std::string>& values,
-              const std::string& help);
+// The options whose output has no place for remarks.
+struct MachineOutputs {
+  CLI::Option* json;
+  CLI::Option* csv;
+};
+MachineOutputs add_bench_options(Command app, BenchOptions& options);
 
 // What a case may take: the budget given, or what is free now. Another device than the CPU is refused, naming
 // what has no kernels there.

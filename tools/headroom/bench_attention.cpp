@@ -3,14 +3,13 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,6 +18,8 @@
 #include "cli.h"
 #include "headroom/attention.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/files.h"
+#include "headroom/core/text.h"
 #include "headroom/device.h"
 #include "headroom/report.h"
 #include "progress.h"
@@ -36,7 +37,7 @@ struct Options {
   std::vector<std::string> dtype = {"f32"};
   std::vector<std::string> mask = {"causal"};
   std::vector<std::string> implementation;  // empty: what is worth comparing on the device
-  std::string preset;
+  std::optional<std::string> preset;
   bool explain = false;
   bool nondeterministic = false;
 };
@@ -62,22 +63,15 @@ struct Row {
   std::vector<double> peak_gflops;  // measured beside the steps
 };
 
-std::int64_t parse_count(std::string_view text, std::string_view what, std::int64_t least = 1) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc{} && end == text.data() + text.size() && value >= least,
-        "{} '{}' is not a number from {} up", what, text, least);
-  return value;
-}
-
 // The lengths of a file as documents; what they leave of the sequence is one more.
-std::vector<std::int32_t> read_documents(const std::string& path, std::int64_t seq) {
-  std::ifstream file(path);
-  check(file.good(), "documents file '{}' cannot be read", path);
+std::vector<std::int32_t> read_documents(std::string_view path, std::int64_t seq) {
+  constexpr std::int64_t kMaxBytes = 64 * kMiB;
+  check(!path.empty(), "mask 'documents:' names no file");
+  std::istringstream lengths(read_small_file(path, kMaxBytes));
   std::vector<std::int32_t> starts = {0};
   std::int64_t start = 0;
-  for (std::string length; start < seq && file >> length;) {
-    start += std::min(parse_count(length, "document length", 0), seq - start);
+  for (std::string length; start < seq && lengths >> length;) {
+    start += std::min(parse_whole(fmt::format("{}: document length", path), length, 0), seq - start);
     starts.push_back(static_cast<std::int32_t>(start));
   }
   if (start < seq) starts.push_back(static_cast<std::int32_t>(seq));
@@ -88,11 +82,10 @@ std::vector<std::int32_t> read_documents(const std::string& path, std::int64_t s
 void apply_mask(AttentionRunCase& c, std::string_view text) {
   constexpr std::string_view kDocuments = "documents:";
   std::string rules;
-  while (!text.empty()) {
-    const std::string_view part = text.substr(0, text.find('+'));
-    text.remove_prefix(std::min(part.size() + 1, text.size()));
+  for (const std::string_view part : parse_list(fmt::format("mask {}", quote(text)), text, '+')) {
     if (part.starts_with(kDocuments)) {
-      c.document_starts = read_documents(std::string(part.substr(kDocuments.size())), c.problem.seq_k);
+      check(c.document_starts.empty(), "mask {} has 'documents' twice", quote(text));
+      c.document_starts = read_documents(part.substr(kDocuments.size()), c.problem.seq_k);
     } else {
       rules += fmt::format("{}{}", rules.empty() ? "" : "+", part);
     }
@@ -102,14 +95,12 @@ void apply_mask(AttentionRunCase& c, std::string_view text) {
 }
 
 std::vector<AttentionRunCase> make_cases(Options options) {
-  if (options.preset == "seed-grid") {
+  if (options.preset) {
     options.seq = {256, 1024, 4096, 8192, 16384};
     options.head_dim = {16, 32, 64, 128};
     options.batch = {8};
     options.heads = {1};
     options.mask = {"full"};
-  } else {
-    check(options.preset.empty(), "preset '{}' is unknown; use seed-grid", options.preset);
   }
   std::vector<AttentionRunCase> cases;
   for (const std::string& dtype : options.dtype) {
@@ -419,16 +410,62 @@ std::vector<std::string> default_implementations(const DeviceDescription& device
   return names;
 }
 
+// What ran, or would: how it was measured, how it grows and what fits.
+void print_summary(const std::vector<Row>& rows, const std::vector<Growth>& fits, double peak,
+                   const Backend& backend, std::int64_t budget, std::ostream& out) {
+  const DeviceDescription& device = backend.description();
+  if (device.kind == DeviceKind::cpu) {
+    fmt::print(out,
+               "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
+               "threads with {}\n\n",
+               peak, device.cores, name(device.simd));
+  } else {
+    std::int64_t least_free = 0;
+    bool as_planned = true;
+    for (const Row& row : rows) {
+      least_free = std::min(least_free, row.free_change_bytes);
+      as_planned &= row.reserved_bytes == row.planned_bytes;
+    }
+    fmt::print(
+        out,
+        "\ntimes are the GPU's own, inputs rotate past its cache; memory reserved is {} what was planned; "
+        "after the warm-up {} of free memory went\n\n",
+        as_planned ? "exactly" : "NOT", format_bytes(-least_free));
+  }
+  for (const Growth& fit : fits) {
+    fmt::print(out, "{}: {}{}largest seq in {}: {}\n", fit.kind,
+               fit.time ? fmt::format("time ~ seq^{:.2f}, ", *fit.time) : "",
+               fit.bytes ? fmt::format("memory ~ seq^{:.2f}, ", *fit.bytes) : "", format_bytes(budget),
+               format_count(fit.largest_seq));
+  }
+}
+
+void print_explanation(const AttentionProblem& problem, const DeviceDescription& device, std::ostream& out) {
+  const auto choice = choose(attention_implementations(), problem, device);
+  fmt::print(out, "\nchosen for the first case: {}\n",
+             choice.implementation == nullptr ? "none" : choice.implementation->name);
+  for (const AttentionImplementation& row : attention_implementations()) {
+    const Support support = row.supports(problem, device);
+    fmt::print(out, "{}: {}\n", row.name,
+               !support              ? support.reason()
+               : row.only_when_named ? "serves it where it is named"
+                                     : "serves it");
+  }
+}
+
 void run(Options options, std::ostream& out) {
   const auto [listed, budget] = bench_device(options.bench);
+  const bool on_cpu = listed.device.kind == DeviceKind::cpu;
+  check(on_cpu || options.bench.threads == 0, "--threads means nothing with --device {}",
+        options.bench.device);
+  check(!on_cpu || !options.nondeterministic,
+        "--nondeterministic means nothing on a CPU, whose gradients always have the same bits");
   if (options.implementation.empty()) options.implementation = default_implementations(listed.description);
   const std::vector<AttentionRunCase> cases = make_cases(options);
   for (const AttentionRunCase& c : cases)
     static_cast<void>(find_implementation(attention_implementations(), c.implementation));
   const std::unique_ptr<Backend> opened = open_backend(listed.device, options.bench.threads);
   Backend& backend = *opened;
-  const bool on_cpu = listed.device.kind == DeviceKind::cpu;
-
   std::vector<Row> rows;
   Progress progress("case");
   for (const AttentionRunCase& c : cases) {
@@ -472,77 +509,44 @@ void run(Options options, std::ostream& out) {
     json["budget_bytes"] = budget;
     json["growth"] = nlohmann::ordered_json::array();
     for (const Growth& fit : fits) json["growth"].push_back(to_json(fit));
-    out << json.dump(2) << "\n";
-    return;
+    return print_json(json, out);
   }
   out << as_asked(table, options.bench);
-  const bool refused = std::ranges::all_of(rows, [](const Row& row) { return row.status == "unsupported"; });
-  if (options.bench.csv || refused) return;  // the rest is about what ran, or would
-  if (on_cpu) {
-    fmt::print(out,
-               "\npercentages are of the peak measured between the steps; its median is {:.0f} GFLOP/s on {} "
-               "threads with {}\n\n",
-               peak, backend.description().cores, name(backend.description().simd));
-  } else {
-    std::int64_t least_free = 0;
-    bool as_planned = true;
-    for (const Row& row : rows) {
-      least_free = std::min(least_free, row.free_change_bytes);
-      as_planned &= row.reserved_bytes == row.planned_bytes;
-    }
-    fmt::print(
-        out,
-        "\ntimes are the GPU's own, inputs rotate past its cache; memory reserved is {} what was planned; "
-        "after the warm-up {} of free memory went\n\n",
-        as_planned ? "exactly" : "NOT", format_bytes(-least_free));
+  if (options.bench.csv) return;
+  if (std::ranges::any_of(rows, [](const Row& row) { return row.status != "unsupported"; })) {
+    print_summary(rows, fits, peak, backend, budget, out);
   }
-  for (const Growth& fit : fits) {
-    fmt::print(out, "{}: {}{}largest seq in {}: {}\n", fit.kind,
-               fit.time ? fmt::format("time ~ seq^{:.2f}, ", *fit.time) : "",
-               fit.bytes ? fmt::format("memory ~ seq^{:.2f}, ", *fit.bytes) : "", format_bytes(budget),
-               format_count(fit.largest_seq));
-  }
-  if (options.explain) {
-    const auto choice = choose(attention_implementations(), cases[0].problem, backend.description());
-    fmt::print(out, "\nchosen for the first case: {}\n",
-               choice.implementation == nullptr ? "none" : choice.implementation->name);
-    for (const AttentionImplementation& row : attention_implementations()) {
-      const Support support = row.supports(cases[0].problem, backend.description());
-      fmt::print(out, "{}: {}\n", row.name,
-                 !support              ? support.reason()
-                 : row.only_when_named ? "serves it where it is named"
-                                       : "serves it");
-    }
-  }
+  if (options.explain) print_explanation(cases[0].problem, backend.description(), out);
 }
 
 }  // namespace
 
-void add_bench_attention(CLI::App& app, std::ostream& out) {
+void add_bench_attention(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  add_list(app, "--seq", options->seq, "Sequence lengths");
-  add_list(app, "--head-dim", options->head_dim, "Head sizes");
-  add_list(app, "--batch", options->batch, "Batch sizes");
-  add_list(app, "--heads", options->heads, "Query heads");
-  app.add_option("--kv-heads", options->kv_heads, "Key and value heads (default: as many as query heads)")
-      ->check(CLI::Range(std::int64_t{1}, kMostListed));
-  add_list(app, "--dtype", options->dtype, "f32, bf16, f16");
-  add_list(app, "--mask", options->mask,
-           "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
-  add_list(app, "--impl", options->implementation,
-           "tiled, naive, naive-recompute, reference; on a GPU sm90, bf16x3, tf32x3, portable, tf32 "
-           "(default: tiled "
-           "and naive, or those of the GPU that are chosen by themselves)");
-  CLI::Option* preset = app.add_option("--preset", options->preset,
-                                       "seed-grid: batch 8, one head, d 16 to 128, seq 256 to 16384, full");
-  for (const char* given : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads", "--mask"}) {
-    preset->excludes(app.get_option(given));
-  }
-  add_bench_options(app, options->bench);
+  const std::vector<CLI::Option*> sizes = {
+      app.add_list("--seq", options->seq, 1, kMostTokens, "Sequence lengths"),
+      app.add_list("--head-dim", options->head_dim, 1, kMostTokens, "Head sizes"),
+      app.add_list("--batch", options->batch, 1, kMostTokens, "Batch sizes"),
+      app.add_list("--heads", options->heads, 1, kMostTokens, "Query heads"),
+      app.add_whole("--kv-heads", options->kv_heads, 1, kMostTokens,
+                    "Key and value heads (default: as many as query heads)"),
+      app.add_list("--mask", options->mask,
+                   "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +")};
+  app.add_list("--dtype", options->dtype, "f32, bf16, f16");
+  app.add_list("--impl", options->implementation,
+               "tiled, naive, naive-recompute, reference; on a GPU sm90, bf16x3, tf32x3, portable, tf32 "
+               "(default: tiled "
+               "and naive, or those of the GPU that are chosen by themselves)");
+  CLI::Option* preset = app.add_choice("--preset", options->preset, {"seed-grid"},
+                                       "batch 8, one head, d 16 to 128, seq 256 to 16384, full");
+  for (CLI::Option* size : sizes) preset->excludes(size);
+  const MachineOutputs outputs = add_bench_options(app, options->bench);
   app.add_flag("--nondeterministic", options->nondeterministic,
                "Let gradients differ in their last bits from run to run where that is faster (on a GPU)");
   app.add_flag("--explain", options->explain,
-               "Say which implementation would be chosen, and why not the others");
+               "Say which implementation would be chosen, and why not the others")
+      ->excludes(outputs.json)
+      ->excludes(outputs.csv);
   app.footer(
       "Examples:\n  headroom bench attention --seq 1024,4096 --mask full,causal --impl tiled\n"
       "  headroom bench attention --preset seed-grid --budget 8GiB --max-seconds 2\n"

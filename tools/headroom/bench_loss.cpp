@@ -249,9 +249,11 @@ Row measure(const Case& c, const BenchOptions& options, Backend& backend, std::i
   row.c = c;
   const LossImplementation& implementation = find_implementation(loss_implementations(), c.implementation);
   const Support support = implementation.supports(c.problem, backend.description());
-  if (!support) {
+  const bool chunks_asked = c.problem.chunk_tokens > 0 || c.problem.chunk_vocab > 0;
+  const bool never_chunks = c.implementation == "standard" || c.implementation == "reference";
+  if (!support || (chunks_asked && never_chunks)) {
     row.status = "unsupported";
-    row.reason = support.reason();
+    row.reason = support ? "it takes all tokens and words at once, not in chunks" : support.reason();
     return row;
   }
   const Layout layout = rehearse(c, backend.description());
@@ -334,8 +336,7 @@ void run(const Options& options, std::ostream& out) {
     nlohmann::ordered_json json = bench_header(backend.description(), peak);
     for (const Row& row : rows) json["rows"].push_back(to_json(row));
     json["budget_bytes"] = budget;
-    out << json.dump(2) << "\n";
-    return;
+    return print_json(json, out);
   }
   out << as_asked(table, options.bench);
   if (options.bench.csv) return;
@@ -350,15 +351,16 @@ void run(const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_bench_loss(CLI::App& app, std::ostream& out) {
+void add_bench_loss(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  add_list(app, "--tokens", options->tokens, "Tokens");
-  add_list(app, "--hidden", options->hidden, "Sizes of a hidden state");
-  add_list(app, "--vocab", options->vocab, "Words of the vocabulary");
-  add_list(app, "--dtype", options->dtype, "f32, bf16, f16");
-  add_list(app, "--impl", options->implementation, "fused, chunked-recompute, chunked, standard, reference");
-  add_list(app, "--chunk-tokens", options->chunk_tokens, "Tokens a chunk; 0: the implementation's own", 0);
-  add_list(app, "--chunk-vocab", options->chunk_vocab, "Words a chunk; 0: all", 0);
+  app.add_list("--tokens", options->tokens, 1, kMostTokens, "Tokens");
+  app.add_list("--hidden", options->hidden, 1, kMostTokens, "Sizes of a hidden state");
+  app.add_list("--vocab", options->vocab, 1, kMostTokens, "Words of the vocabulary");
+  app.add_list("--dtype", options->dtype, "f32, bf16, f16");
+  app.add_list("--impl", options->implementation, "fused, chunked-recompute, chunked, standard, reference");
+  app.add_list("--chunk-tokens", options->chunk_tokens, 0, kMostTokens,
+               "Tokens a chunk; 0: the implementation's own");
+  app.add_list("--chunk-vocab", options->chunk_vocab, 0, kMostTokens, "Words a chunk; 0: all");
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench loss --tokens 1024,4096 --vocab 32000,151936 --impl fused,standard\n"

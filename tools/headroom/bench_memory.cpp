@@ -2,7 +2,6 @@
 // allocator would reserve, over the largest sum of live bytes, and how long packing takes.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "cli.h"
+#include "command.h"
 #include "commit.h"
 #include "headroom/core/bytes.h"
 #include "headroom/cpu.h"
@@ -122,8 +122,7 @@ void run(const Options& options, std::ostream& out) {
            {"pack_milliseconds",
             {{"median", row.median_seconds() * 1e3}, {"worst", row.worst_seconds() * 1e3}}}});
     }
-    out << json.dump(2) << "\n";
-    return;
+    return print_json(json, out);
   }
   out << "reserved bytes over the largest live sum, mean / worst; milliseconds to pack, median / worst\n";
   Table table({"trace", "traces", "events", "packer", "first fit", "caching allocator", "pack ms"});
@@ -138,17 +137,11 @@ void run(const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_bench_memory(CLI::App& app, std::ostream& out) {
+void add_bench_memory(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  app.add_option("--traces", options->traces, "Traces of each shape")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000}))
-      ->capture_default_str();
-  app.add_option("--blocks", options->blocks, "Blocks of a random trace")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}))
-      ->capture_default_str();
-  app.add_option("--large-events", options->large_events, "Events of the large traces")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
-      ->capture_default_str();
+  app.add_whole("--traces", options->traces, 1, 100'000, "Traces of each shape");
+  app.add_whole("--blocks", options->blocks, 1, 1'000'000, "Blocks of a random trace");
+  app.add_whole("--large-events", options->large_events, 2, 10'000'000, "Events of the large traces");
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom bench memory --traces 1000");
   app.callback([options, &out] { run(*options, out); });

@@ -104,6 +104,7 @@ double tokens_per_second(const Row& row) {
 
 void run(const Options& options, std::ostream& out) {
   const std::int64_t budget_bytes = budget_on_cpu(options.bench, "a step");
+  if (options.calibrate) check_can_write_rates();
   CpuBackend backend(options.bench.threads);
   std::vector<Row> rows;
   {
@@ -119,7 +120,10 @@ void run(const Options& options, std::ostream& out) {
       }
     }
   }
-  if (options.calibrate) write_calibration(rows, backend.description(), options.bench.json ? std::cerr : out);
+  if (options.calibrate) {
+    const bool for_machines = options.bench.json || options.bench.csv;
+    write_calibration(rows, backend.description(), for_machines ? std::cerr : out);
+  }
   Table table(
       {"model", "context", "dtype", "step ms", "in kernels", "update ms", "tokens/s", "planned", "status"});
   std::vector<BenchPoint> points;
@@ -151,21 +155,19 @@ void run(const Options& options, std::ostream& out) {
                               {"strategy", row.strategy},
                               {"status", row.status}});
     }
-    out << json.dump(2) << "\n";
-    return;
+    return print_json(json, out);
   }
   out << as_asked(table, options.bench);
 }
 
 }  // namespace
 
-void add_bench_step(CLI::App& app, std::ostream& out) {
+void add_bench_step(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  add_list(app, "--model", options->model, "Built-in names or Hugging Face folders");
-  add_list(app, "--context", options->context, "Tokens of the sequence");
-  add_list(app, "--dtype", options->dtype, "f32, bf16");
-  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
-      ->capture_default_str();
+  app.add_list("--model", options->model, "Built-in names or Hugging Face folders");
+  app.add_list("--context", options->context, 1, kMostTokens, "Tokens of the sequence");
+  app.add_list("--dtype", options->dtype, "f32, bf16");
+  app.add_text("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_flag(
       "--calibrate", options->calibrate,
       "Write this machine's rates, by which plan predicts time (kept in $HEADROOM_RATES, or the user's "

@@ -3,13 +3,15 @@
 #include <fmt/ostream.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <filesystem>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <ostream>
+#include <system_error>
 
+#include "command.h"
 #include "commit.h"
 #include "headroom/core/error.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
@@ -32,10 +34,10 @@ constexpr const char* kExamples = R"(Examples:
 
 Exit codes: 0 done, 1 failed while running, 2 bad usage or input, 3 does not fit the budget.)";
 
-std::string one_line(std::string text) {
-  std::ranges::replace(text, '\n', ' ');
-  while (text.ends_with(' ')) text.pop_back();
-  return text;
+// The one line of an error: whatever others wrote into it cannot end it, color it or make it endless.
+void print_error(std::ostream& err, std::string_view message) {
+  constexpr std::size_t kLongest = 1500;
+  fmt::print(err, "headroom: {}\n", shortened(printable(message), kLongest));
 }
 
 // The names of an app's commands, for messages that say what would be accepted.
@@ -58,19 +60,26 @@ std::string path_of(const CLI::App& app) {
   return app.get_parent() == nullptr ? "headroom" : path_of(*app.get_parent()) + " " + app.get_name();
 }
 
+// CLI11's errors, in words that name what would be accepted.
+std::string describe(const CLI::ParseError& error, const CLI::App& app) {
+  const CLI::App& command = innermost(app);
+  const std::vector<std::string> rest = app.remaining(true);
+  const std::string names = command_names(command);
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !names.empty()) {
+    return fmt::format("{} needs a command: {}{}", path_of(command), names,
+                       rest.empty() ? "" : fmt::format(", and {} is none", quote(rest.front())));
+  }
+  if (!rest.empty()) {
+    return fmt::format("{} does not take {}; see {} --help", path_of(command), quote(rest.front()),
+                       path_of(command));
+  }
+  return fmt::format("{}: {}; see {} --help", path_of(command), error.what(), path_of(command));
+}
+
 }  // namespace
 
-void add_html_option(CLI::App& app, std::optional<std::string>& path) {
-  app.add_option("--html", path, "Besides, a page to look at in a browser")
-      ->check(
-          [](const std::string& given) {
-            const auto folder = std::filesystem::path(given).parent_path();
-            return folder.empty() || std::filesystem::is_directory(folder)
-                       ? std::string()
-                       : fmt::format("'{}' cannot be written: there is no folder '{}'", given,
-                                     folder.string());
-          },
-          "FILE");
+void print_json(const nlohmann::ordered_json& json, std::ostream& out) {
+  out << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
 int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
@@ -111,32 +120,25 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
                     out, exit_code);
 
   try {
+    check_spelling(app, argc, argv);
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done, out, err);
-  } catch (const CLI::ExtrasError&) {
-    const CLI::App& command = innermost(app);
-    fmt::print(err, "headroom: {} does not take '{}'; see {} --help\n", path_of(command),
-               one_line(app.remaining(true).front()), path_of(command));
-    return kBadUsage;
-  } catch (const CLI::RequiredError&) {
-    const CLI::App& command = innermost(app);
-    const std::vector<std::string> rest = app.remaining(true);
-    const std::string given = rest.empty() ? "" : fmt::format(", and '{}' is none", one_line(rest.front()));
-    fmt::print(err, "headroom: {} needs a command: {}{}\n", path_of(command), command_names(command), given);
-    return kBadUsage;
   } catch (const CLI::ParseError& error) {
-    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+    print_error(err, describe(error, app));
     return kBadUsage;
   } catch (const Error& error) {
-    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+    print_error(err, error.what());
     return static_cast<int>(error.kind());
   } catch (const std::bad_alloc&) {
-    fmt::print(err, "headroom: out of memory for bookkeeping\n");
+    print_error(err, "out of memory for bookkeeping");
     return kNoMemory;
-  } catch (const std::exception& error) {
-    fmt::print(err, "headroom: {}\n", one_line(error.what()));
+  } catch (const std::system_error& error) {  // also what std::filesystem throws
+    print_error(err, fmt::format("the system refused a call: {}", error.code().message()));
+    return kFailed;
+  } catch (const std::exception&) {  // what its text says is for programmers
+    print_error(err, "this is a fault of the program itself; please report the command that led to it");
     return kFailed;
   }
 }

@@ -1,12 +1,12 @@
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "cli.h"
+#include "command.h"
 #include "headroom/core/bytes.h"
 #include "headroom/device.h"
 
@@ -67,8 +67,7 @@ void run(const Options& options, std::ostream& out) {
     nlohmann::ordered_json json = {{"devices", nlohmann::ordered_json::array()},
                                    {"no_cuda_reason", list.no_cuda_reason}};
     for (const ListedDevice& listed : list.devices) json["devices"].push_back(to_json(listed));
-    out << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
-    return;
+    return print_json(json, out);
   }
   for (const ListedDevice& listed : list.devices) {
     const DTypeChoice choice = default_dtype(listed.description);
@@ -83,9 +82,9 @@ void run(const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_devices(CLI::App& app, std::ostream& out) {
+void add_devices(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  app.add_option("device", options->names, "Only these: cpu, cuda:N");
+  app.add_arguments("device", options->names, "Only these: cpu, cuda:N");
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom devices --json");
   app.callback([options, &out] { run(*options, out); });

@@ -1,13 +1,8 @@
 #include "memory_program.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <string>
 
+#include "headroom/core/files.h"
 #include "headroom/cpu.h"
 #include "headroom/ops.h"
 
@@ -30,32 +25,6 @@ void multiply(const Stream& stream, const TensorView& a, const TensorView& b, co
       c.data<float>()[c.offset(i, j)] = sum;
     }
   });
-}
-
-[[noreturn]] void fail_file(const std::filesystem::path& path, int code) {
-  fail(ErrorKind::runtime, "could not write '{}': {}", path.string(), std::strerror(code));
-}
-
-// Temporary name, sync, rename: whoever looks sees the old file or the new one.
-void write_file(const std::filesystem::path& path, const std::array<const TensorView*, 2>& views) {
-  const std::filesystem::path temporary = path.string() + ".partial";
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) fail_file(temporary, errno);
-  int code = 0;
-  for (const TensorView* view : views) {
-    const char* data = static_cast<const char*>(view->raw());
-    for (std::int64_t done = 0; done < view->bytes() && code == 0;) {
-      const ssize_t written = write(file, data + done, static_cast<std::size_t>(view->bytes() - done));
-      if (written < 0 && errno != EINTR) code = errno;
-      done += written > 0 ? written : 0;
-    }
-  }
-  if (code == 0 && fsync(file) != 0) code = errno;
-  if (close(file) != 0 && code == 0) code = errno;
-  if (code == 0 && rename(temporary.c_str(), path.c_str()) != 0) code = errno;
-  if (code == 0) return;
-  unlink(temporary.c_str());
-  fail_file(path, code);
 }
 
 }  // namespace
@@ -221,7 +190,14 @@ void MemoryProgram::save(const std::filesystem::path& path) {
       context_.copy(StreamId::copy, copies[i], layers_[i].weight);
     context_.wait(StreamId::main, context_.record(StreamId::copy));
     context_.synchronize();  // the host reads the copies
-    context_.run([&](const Stream&) { write_file(path, {&copies[0].view(), &copies[1].view()}); });
+    context_.run([&](const Stream&) {
+      FileWriter file(path);
+      for (const Tensor& copy : copies) {
+        const TensorView& view = copy.view();
+        file.write({static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())});
+      }
+      file.commit();
+    });
   });
 }
 

@@ -2,16 +2,15 @@
 // takes, the largest context that fits, and what single changes would save. Runs nothing.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 
 #include "cli.h"
+#include "command.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/text.h"
 #include "headroom/device.h"
 #include "headroom/plan.h"
 #include "headroom/report.h"
@@ -27,8 +26,8 @@ struct Options {
   std::int64_t context = 0;
   std::int64_t batch = 1;
   std::string device = "cpu";
-  std::optional<std::string> budget;
-  std::optional<std::string> host_budget;
+  std::optional<std::int64_t> budget;
+  std::optional<std::int64_t> host_budget;
   std::string attention = "causal";
   std::optional<std::string> dtype;
   std::string optimizer = "adamw";
@@ -70,7 +69,7 @@ PlannedDevice find_planned_device(const Options& options) {
     device.rates = entry.source;
     free_bytes = entry.device.memory_bytes - kDriverBytes;
   }
-  device.budget_bytes = options.budget ? parse_budget(*options.budget) : free_bytes;
+  device.budget_bytes = options.budget.value_or(free_bytes);
   return device;
 }
 
@@ -78,27 +77,29 @@ PlannedDevice find_planned_device(const Options& options) {
 LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
   constexpr std::string_view kAccepted =
       "parts of keep:N,attention:N,recompute:N,offload:N that add up to the layers, and every:N";
+  const std::string what = fmt::format("--layers {}", quote(text));
   LayerPolicy policy;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string_view part = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  std::vector<std::string_view> kinds;
+  for (const std::string_view part : parse_list(what, text)) {
     const std::size_t colon = std::min(part.find(':'), part.size());
     const std::string_view kind = part.substr(0, colon);
-    const std::string_view number = part.substr(std::min(colon + 1, part.size()));
     std::int64_t* count = kind == "keep"        ? &policy.keep_all
                           : kind == "attention" ? &policy.keep_attention
                           : kind == "recompute" ? &policy.recompute
                           : kind == "offload"   ? &policy.offload
                           : kind == "every"     ? &policy.input_every
                                                 : nullptr;
-    const char* end = number.data() + number.size();
-    check(count != nullptr && !number.empty(), "--layers '{}': accepted: {}", text, kAccepted);
-    const auto [stop, error] = std::from_chars(number.data(), end, *count);
-    check(error == std::errc() && stop == end && *count >= 0, "--layers '{}': accepted: {}", text, kAccepted);
+    check(count != nullptr && colon < part.size(), "{}: {} is unknown; accepted: {}", what, quote(part),
+          kAccepted);
+    check(std::ranges::find(kinds, kind) == kinds.end(), "{} has {} twice", what, kind);
+    kinds.push_back(kind);
+    *count = parse_whole(fmt::format("{}: {}", what, kind), part.substr(colon + 1), kind == "every" ? 1 : 0,
+                         kMostTokens);
   }
   const std::int64_t sum = policy.keep_all + policy.keep_attention + policy.recompute + policy.offload;
-  check(sum == layers && policy.input_every >= 1,
-        "--layers '{}' are {} layers, the model has {}; accepted: {}", text, sum, layers, kAccepted);
+  check(policy.input_every == 1 || policy.recompute > 0,
+        "{}: every:{} means nothing where no layer is recomputed", what, policy.input_every);
+  check(sum == layers, "{} are {} layers, the model has {}; accepted: {}", what, sum, layers, kAccepted);
   return policy;
 }
 
@@ -112,7 +113,7 @@ PlanRequest make_request(const Options& options, const PlannedDevice& device, co
   request.problem.optimizer.kind = options.optimizer == "none" ? OptimizerKind::none : OptimizerKind::adamw;
   request.device = device.description;
   request.budget_bytes = device.budget_bytes;
-  if (options.host_budget) request.host_budget_bytes = parse_budget(*options.host_budget);
+  request.host_budget_bytes = options.host_budget.value_or(0);
   request.pins.loss_chunk_tokens = options.loss_chunk;
   request.pins.mlp_tile_tokens = options.mlp_tile;
   request.pins.accumulation = options.accumulation;
@@ -273,7 +274,29 @@ EagerOptions eager_options(const Options& options, const PlanRequest& request) {
   return eager;
 }
 
-void plan(const Options& options, std::ostream& out, int& exit_code) {
+// What a mode would ignore is refused before anything else is looked at.
+void check_mode(const Command& command, const Options& options) {
+  if (options.program) {
+    return command.check_read("--program ring-softmax",
+                              {"--program", "--context", "--batch", "--device", "--budget", "--json"});
+  }
+  check(!options.model.empty(), "--model is required; a built-in name or a Hugging Face folder");
+  if (options.runtime == "pytorch") {
+    command.check_read(
+        "--runtime pytorch",
+        {"--runtime", "--model", "--context", "--batch", "--device", "--budget", "--dtype", "--optimizer",
+         "--loss-chunk", "--torch-attention", "--torch-loss", "--no-checkpointing", "--json"});
+    check(options.torch_loss != "full" || !options.loss_chunk,
+          "--loss-chunk means nothing with --torch-loss full, which has no chunks");
+    return;
+  }
+  command.check_only_with("--runtime pytorch", {"--torch-attention", "--torch-loss", "--no-checkpointing"});
+  check(options.optimizer != "none" || !options.optimizer_state,
+        "--optimizer-state means nothing with --optimizer none, which has no state");
+}
+
+void plan(const Command& command, const Options& options, std::ostream& out, int& exit_code) {
+  check_mode(command, options);
   const PlannedDevice device = find_planned_device(options);
   const auto say_whether = [&](bool fits) {
     if (!fits) exit_code = static_cast<int>(ErrorKind::memory);
@@ -286,7 +309,6 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
                                           .json = options.json},
                                          out));
   }
-  check(!options.model.empty(), "--model is required; a built-in name or a Hugging Face folder");
   const auto [config, file_notes] = open_model(options.model);
   const PlanRequest request = make_request(options, device, config);
   if (options.runtime == "pytorch") {
@@ -317,7 +339,7 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
   answer.max_context = std::max(largest_context(request, costs), answer.plan.fits ? options.context : 0);
   if (options.html) write_html(*options.html, plan_page(options.model, request, answer, costs));
   if (options.json) {
-    out << to_json(options, request, answer).dump(2) << "\n";
+    print_json(to_json(options, request, answer), out);
     if (!answer.plan.fits) exit_code = static_cast<int>(ErrorKind::memory);
     return;
   }
@@ -327,53 +349,41 @@ void plan(const Options& options, std::ostream& out, int& exit_code) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
+void add_plan(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<Options>();
-  const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
-  app.add_option("--model", options->model,
-                 "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, "
-                 "llama3-8b, llama3-70b, or a Hugging Face folder");
-  app.add_option("--context", options->context, "Tokens of a sequence")
-      ->required()
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{std::numeric_limits<std::int32_t>::max()}));
-  app.add_option("--batch", options->batch, "Sequences of an update")->check(positive)->capture_default_str();
-  app.add_option("--device", options->device,
-                 "cpu (this one), a100-40, a100-80, h100, h200, b200, rtx-3090, rtx-4090, p100, gtx-1080")
-      ->capture_default_str();
-  app.add_option("--budget", options->budget, "Bytes of the device, such as 80GiB (default: what it has)");
-  app.add_option("--host-budget", options->host_budget,
+  app.add_text("--model", options->model,
+               "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b, or a "
+               "Hugging Face folder");
+  app.add_whole("--context", options->context, 1, kMostTokens, "Tokens of a sequence")->required();
+  app.add_whole("--batch", options->batch, 1, kMostTokens, "Sequences of an update");
+  app.add_text("--device", options->device,
+               "cpu (this one), a100-40, a100-80, h100, h200, b200, rtx-3090, rtx-4090, p100, gtx-1080");
+  app.add_budget("--budget", options->budget, "Bytes of the device, such as 80GiB (default: what it has)");
+  app.add_budget("--host-budget", options->host_budget,
                  "Host memory that layer inputs and the optimizer's state may move to (default: none)");
-  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
-      ->capture_default_str();
-  app.add_option("--dtype", options->dtype, "f32, bf16 or f16 (default: what is fast on the device)");
-  app.add_option("--optimizer", options->optimizer, "adamw, or none: forward and backward alone")
-      ->check(CLI::IsMember({"adamw", "none"}))
-      ->capture_default_str();
-  app.add_option("--layers", options->layers,
-                 "Pins what layers do: keep:8,attention:4,recompute:24 (also offload:N, every:N)");
-  app.add_option("--loss-chunk", options->loss_chunk, "Pins the tokens of a chunk of the loss")
-      ->check(positive);
-  app.add_option("--mlp-tile", options->mlp_tile, "Pins the tokens of a tile of the MLP")->check(positive);
-  app.add_option("--accumulation", options->accumulation, "Pins the micro-steps that share a batch")
-      ->check(positive);
-  app.add_option("--optimizer-state", options->optimizer_state,
-                 "Pins where moments and master weights live: device or host")
-      ->check(CLI::IsMember({"device", "host"}));
-  app.add_option("--runtime", options->runtime, "headroom, or pytorch: the same model in eager PyTorch")
-      ->check(CLI::IsMember({"headroom", "pytorch"}))
-      ->capture_default_str();
-  app.add_option("--torch-attention", options->torch_attention, "With pytorch: sdpa, or naive: scores held")
-      ->check(CLI::IsMember({"sdpa", "naive"}))
-      ->capture_default_str();
-  app.add_option("--torch-loss", options->torch_loss,
-                 "With pytorch: full logits, chunked, recompute (chunks made again), compiled")
-      ->check(CLI::IsMember({"full", "chunked", "recompute", "compiled"}))
-      ->capture_default_str();
+  app.add_text("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
+  app.add_text("--dtype", options->dtype, "f32, bf16 or f16 (default: what is fast on the device)");
+  app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
+                 "adamw, or none: forward and backward alone");
+  app.add_text("--layers", options->layers,
+               "Pins what layers do: keep:8,attention:4,recompute:24 (also offload:N, every:N)");
+  app.add_whole("--loss-chunk", options->loss_chunk, 1, kMostTokens,
+                "Pins the tokens of a chunk of the loss");
+  app.add_whole("--mlp-tile", options->mlp_tile, 1, kMostTokens, "Pins the tokens of a tile of the MLP");
+  app.add_whole("--accumulation", options->accumulation, 1, kMostTokens,
+                "Pins the micro-steps that share a batch");
+  app.add_choice("--optimizer-state", options->optimizer_state, {"device", "host"},
+                 "Pins where moments and master weights live");
+  app.add_choice("--runtime", options->runtime, {"headroom", "pytorch"},
+                 "headroom, or pytorch: the same model in eager PyTorch");
+  app.add_choice("--torch-attention", options->torch_attention, {"sdpa", "naive"},
+                 "With --runtime pytorch: sdpa, or naive: scores held");
+  app.add_choice("--torch-loss", options->torch_loss, {"full", "chunked", "recompute", "compiled"},
+                 "With --runtime pytorch: full logits, chunked, recompute (chunks made again), compiled");
   app.add_flag("--no-checkpointing", options->no_checkpointing,
-               "With pytorch: layers keep their activations");
-  app.add_option("--program", options->program,
-                 "Instead of a model: ring-softmax, a ring-attention rank's chunk function of --context keys")
-      ->check(CLI::IsMember({"ring-softmax"}));
+               "With --runtime pytorch: layers keep their activations");
+  app.add_choice("--program", options->program, {"ring-softmax"},
+                 "Instead of a model: a ring-attention rank's chunk function of --context keys");
   app.add_flag("--compare", options->compare, "The naive way and full recomputation beside the chosen one");
   add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
@@ -384,7 +394,7 @@ void add_plan(CLI::App& app, std::ostream& out, int& exit_code) {
       "  headroom plan --model qwen3-4b --context 131072 --device h200 --runtime pytorch --optimizer none\n"
       "  headroom plan --program ring-softmax --context 8192 --device gtx-1080 --budget 2793MiB\n"
       "Needs neither the device nor weights. Exit code 3: nothing fits.");
-  app.callback([options, &out, &exit_code] { plan(*options, out, exit_code); });
+  app.callback([app, options, &out, &exit_code] { plan(app, *options, out, exit_code); });
 }
 
 }  // namespace headroom

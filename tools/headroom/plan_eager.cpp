@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/report.h"
 
@@ -97,7 +98,7 @@ bool plan_eager(const EagerPlan& plan, std::ostream& out) {
                        {"step_seconds", nullptr},
                        {"failure", to_json(bounded.failure)},
                        {"advice", Json::array()}};
-    out << json.dump(2) << "\n";
+    print_json(json, out);
     return fits;
   }
   fmt::print(out, "model     {}, {} tokens, {}, in eager PyTorch: {}\n", plan.model,
@@ -145,8 +146,7 @@ bool plan_ring_softmax(RingPlan plan, std::ostream& out) {
                     {"failure", to_json(bounded.failure)}});
   }
   if (plan.json) {
-    out << Json{{"program", "ring-softmax"}, {"budget_bytes", plan.budget_bytes}, {"rows", rows}}.dump(2)
-        << "\n";
+    print_json({{"program", "ring-softmax"}, {"budget_bytes", plan.budget_bytes}, {"rows", rows}}, out);
   } else {
     fmt::print(out, "online softmax of one ring step, {} queries x {} keys, {} heads, {}; budget {}\n\n",
                format_count(plan.ring.seq_q), format_count(plan.ring.seq_k), plan.ring.heads,

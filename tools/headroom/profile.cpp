@@ -3,7 +3,7 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
-#include <limits>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -14,6 +14,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/core/files.h"
 #include "headroom/core/memory_status.h"
+#include "headroom/core/text.h"
 #include "headroom/cpu.h"
 #include "rates.h"
 #include "step_program.h"
@@ -21,11 +22,13 @@
 namespace headroom {
 namespace {
 
+namespace fs = std::filesystem;
+
 struct Options {
   std::string model;
   std::int64_t context = 0;
   std::int64_t batch = 1;
-  std::optional<std::string> budget;
+  std::optional<std::int64_t> budget;
   std::string attention = "causal";
   std::optional<std::string> dtype;
   std::int64_t steps = 3;
@@ -265,6 +268,10 @@ Page profile_page(const Options& options, const Profile& profile) {
 }
 
 void profile_step(const Options& options, std::ostream& out) {
+  if (options.html && options.trace) {
+    check(fs::path(*options.html).lexically_normal() != fs::path(*options.trace).lexically_normal(),
+          "--html and --trace name the same file {}", quote(*options.html));
+  }
   BenchOptions bench;
   bench.budget = options.budget;
   const std::int64_t budget_bytes = budget_on_cpu(bench, "a step");
@@ -279,7 +286,7 @@ void profile_step(const Options& options, std::ostream& out) {
   const Profile profile = measure(options, problem, budget_bytes);
   if (options.html) write_html(*options.html, profile_page(options, profile));
   if (options.json) {
-    out << to_json(options, profile).dump(2) << "\n";
+    print_json(to_json(options, profile), out);
   } else {
     print(options, profile, out);
   }
@@ -287,24 +294,19 @@ void profile_step(const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_profile(CLI::App& app, std::ostream& out) {
+void add_profile(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
-  app.add_option("--model", options->model, "A built-in name (random weights) or a Hugging Face folder")
+  app.add_text("--model", options->model, "A built-in name (random weights) or a Hugging Face folder")
       ->required();
-  app.add_option("--context", options->context, "Tokens of a sequence")->required()->check(positive);
-  app.add_option("--batch", options->batch, "Sequences at a time")->check(positive)->capture_default_str();
-  app.add_option("--budget", options->budget,
+  app.add_whole("--context", options->context, 1, kMostTokens, "Tokens of a sequence")->required();
+  app.add_whole("--batch", options->batch, 1, kMostTokens, "Sequences at a time");
+  app.add_budget("--budget", options->budget,
                  "Bytes it may take, such as 512MiB (default: what is free now)");
-  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
-      ->capture_default_str();
-  app.add_option("--dtype", options->dtype, "f32 or bf16 (default: f32)");
-  app.add_option("--steps", options->steps, "Steps to run, after one that does not count")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--trace", options->trace, "Write the last step as a Chrome trace (JSON)");
-  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
+  app.add_text("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
+  app.add_text("--dtype", options->dtype, "f32 or bf16 (default: f32)");
+  app.add_whole("--steps", options->steps, 1, 1000, "Steps to run, after one that does not count");
+  app.add_output("--trace", options->trace, "Write the last step as a Chrome trace (JSON) to FILE");
+  add_threads_option(app, options->threads);
   add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom profile --model demo --context 16384 --budget 512MiB --trace step.json");

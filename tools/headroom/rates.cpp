@@ -6,6 +6,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 #include "headroom/core/files.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
 namespace {
@@ -14,9 +15,24 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxRatesBytes = kMiB;
 
-double rate(const nlohmann::json& kernel, const char* key) {
-  const double value = kernel.at(key).get<double>();
-  check(value >= 0 && value < 1e18, "{} is {}; a rate is from 0 up", key, value);
+using Json = nlohmann::json;
+
+[[noreturn]] void refuse(const fs::path& file, std::string_view reason) {
+  fail(ErrorKind::input, "{} holds no rates: {}; headroom bench step --calibrate writes them anew",
+       file.string(), reason);
+}
+
+// The value of a key, of the kind that `is` checks.
+const Json& member(const fs::path& file, const Json& object, std::string_view key,
+                   bool (Json::*is)() const noexcept, std::string_view kind) {
+  const auto found = object.find(key);
+  if (found == object.end() || !((*found).*is)()) refuse(file, fmt::format("'{}' is not {}", key, kind));
+  return *found;
+}
+
+double rate(const fs::path& file, const Json& kernel, std::string_view key) {
+  const double value = member(file, kernel, key, &Json::is_number, "a number").get<double>();
+  if (!(value >= 0 && value < 1e18)) refuse(file, fmt::format("'{}' is {}; a rate is from 0 up", key, value));
   return value;
 }
 
@@ -25,22 +41,20 @@ double rate(const nlohmann::json& kernel, const char* key) {
 bool read_rates(const fs::path& file, const DeviceDescription& device, DType dtype, CostModel& costs) {
   std::error_code ignored;
   if (!fs::exists(file, ignored)) return false;
-  try {
-    const auto json = nlohmann::json::parse(read_small_file(file, kMaxRatesBytes));
-    if (json.at("machine") != device.name || json.at("cores") != device.cores) return false;
-    const auto& dtypes = json.at("dtypes");
-    const auto kernels = dtypes.find(std::string(name(dtype)));
-    if (kernels == dtypes.end()) return false;
-    for (const auto& [kernel, fitted] : kernels->items()) {
-      costs.set(kernel, {.flops_per_second = rate(fitted, "flops_per_second"),
-                         .bytes_per_second = rate(fitted, "bytes_per_second"),
-                         .start_seconds = rate(fitted, "start_seconds")});
-    }
-    return true;
-  } catch (const std::exception& error) {
-    fail(ErrorKind::input, "{} holds no rates ({}); headroom bench step --calibrate writes them anew",
-         file.string(), error.what());
+  const Json json = Json::parse(read_small_file(file, kMaxRatesBytes), nullptr, false);
+  if (!json.is_object()) refuse(file, "it is no JSON object");
+  const Json& machine = member(file, json, "machine", &Json::is_string, "a text");
+  const Json& cores = member(file, json, "cores", &Json::is_number_integer, "a whole number");
+  const Json& dtypes = member(file, json, "dtypes", &Json::is_object, "an object");
+  if (machine != device.name || cores != device.cores || !dtypes.contains(name(dtype))) return false;
+  for (const auto& [kernel, fitted] :
+       member(file, dtypes, name(dtype), &Json::is_object, "an object").items()) {
+    if (!fitted.is_object()) refuse(file, fmt::format("{} is not an object", quote(kernel)));
+    costs.set(kernel, {.flops_per_second = rate(file, fitted, "flops_per_second"),
+                       .bytes_per_second = rate(file, fitted, "bytes_per_second"),
+                       .start_seconds = rate(file, fitted, "start_seconds")});
   }
+  return true;
 }
 
 }  // namespace
@@ -54,9 +68,15 @@ fs::path rates_file() {
   return fs::path(home) / ".config" / "headroom" / "rates.json";
 }
 
+void check_can_write_rates() {
+  const fs::path file = rates_file();
+  check(!file.empty(), "neither HOME, XDG_CONFIG_HOME nor HEADROOM_RATES says where rates are kept");
+  if (file.has_parent_path()) create_folders(file.parent_path());
+  check_can_write(file);
+}
+
 void write_rates(const fs::path& file, const DeviceDescription& device,
                  std::span<const CalibrationRuns> runs) {
-  check(!file.empty(), "neither HOME, XDG_CONFIG_HOME nor HEADROOM_RATES says where rates are kept");
   nlohmann::ordered_json json = {{"machine", device.name}, {"cores", device.cores}};
   for (const CalibrationRuns& run : runs) {
     CostModel costs(device, run.dtype);
@@ -67,8 +87,7 @@ void write_rates(const fs::path& file, const DeviceDescription& device,
                                                               {"start_seconds", fitted.start_seconds}};
     }
   }
-  if (file.has_parent_path()) fs::create_directories(file.parent_path());
-  write_file(file, json.dump(2) + "\n");
+  write_file(file, json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 MachineCosts this_machine(const DeviceDescription& device, DType dtype) {

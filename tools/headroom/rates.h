@@ -24,6 +24,8 @@ struct CalibrationRuns {
   DType dtype;
   std::vector<WorkRecord> records;
 };
+// Creates the folder of the rates, and refuses what could not be written there: before anything is measured.
+void check_can_write_rates();
 void write_rates(const std::filesystem::path& file, const DeviceDescription& device,
                  std::span<const CalibrationRuns> runs);
 

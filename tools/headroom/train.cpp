@@ -2,7 +2,6 @@
 #include <fmt/ostream.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -16,6 +15,7 @@
 #include <utility>
 
 #include "cli.h"
+#include "command.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/files.h"
 #include "headroom/device.h"
@@ -29,17 +29,15 @@
 namespace headroom {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct Options {
   std::string model;
   std::string data;
   std::int64_t context = 0;
   std::int64_t batch = 1;
   std::int64_t accumulation = 1;
-  std::int64_t max_documents = 256;
+  std::optional<std::int64_t> max_documents;
   bool bytes = false;
-  std::optional<std::string> budget;
+  std::optional<std::int64_t> budget;
   std::string attention = "causal";
   std::optional<std::string> dtype;
   OptimizerSettings optimizer;
@@ -135,7 +133,7 @@ std::vector<Setting> settings_of(const Options& options, const Data& data, const
   // Data and models are compared by what they hold: they may have moved.
   add(SettingKind::free, "model", model_name(options));
   add(SettingKind::free, "data", options.data);
-  add(SettingKind::exact, "data_fingerprint", data.describe());
+  add(SettingKind::exact, "data_fingerprint", data.fingerprint());
   add(SettingKind::exact, "context", options.context);
   add(SettingKind::exact, "batch", options.batch);
   add(SettingKind::exact, "accumulation", options.accumulation);
@@ -166,13 +164,17 @@ std::int64_t warmup_steps(const Options& options, const std::optional<Resumed>& 
   return std::min<std::int64_t>(options.optimizer.steps / 10, 100);
 }
 
+std::int64_t max_documents(const Options& options) {
+  return options.max_documents.value_or(256);
+}
+
 TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
                          const DeviceDescription& device, const std::optional<Resumed>& resumed) {
   TrainingSetup setup;
   setup.problem = {.config = config,
                    .sizes = {.batch = options.batch,
                              .seq = options.context,
-                             .max_documents = data.documents() ? options.max_documents : 0},
+                             .max_documents = data.documents() ? max_documents(options) : 0},
                    .mask = parse_mask(options.attention),
                    .optimizer = options.optimizer,
                    .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
@@ -180,11 +182,13 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
   OptimizerSettings& optimizer = setup.problem.optimizer;
   optimizer.warmup_steps = warmup_steps(options, resumed);
   validate(optimizer);
+  check(data.documents() || !options.max_documents,
+        "--max-documents means nothing with data '{}', which has no documents", options.data);
   check(setup.problem.mask.causal, "attention '{}' lets a token see what it is to predict; add causal",
         options.attention);
   check(setup.problem.compute_dtype == DType::f32 || setup.problem.compute_dtype == DType::bf16,
         "dtype '{}' cannot be trained in; use f32 or bf16", name(setup.problem.compute_dtype));
-  if (fs::is_directory(options.model)) setup.weights = options.model;
+  if (is_folder(options.model)) setup.weights = options.model;
   setup.out = options.out;
   setup.seed = options.seed;
   setup.save_every = options.save_every;
@@ -440,12 +444,6 @@ void check_text(std::string_view option, const std::string& value) {
   }
 }
 
-void make_folder(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail(ErrorKind::runtime, "cannot make the folder {}: {}", path.string(), error.message());
-}
-
 void train(const Options& options, std::ostream& out) {
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   check_text("--model", options.model);
@@ -456,18 +454,16 @@ void train(const Options& options, std::ostream& out) {
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
   AppendedFile::check_kind(metrics_path(options.out));
-  const std::int64_t budget_bytes =
-      options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  const std::int64_t budget_bytes = options.budget ? *options.budget : default_budget(listed.memory);
   // Nothing in the folder is read or written by two runs at a time.
   std::optional<FolderLock> lock;
-  std::error_code ignored;  // what cannot be looked at is refused below
-  if (fs::is_directory(options.out, ignored)) lock.emplace(options.out);
+  if (is_folder(options.out)) lock.emplace(options.out);
   const std::optional<Resumed> resumed = find_run(options);
   const auto [config, model_notes] = model_of(options, resumed);
   const Data data = Data::open(options.data, {.context = options.context,
                                               .vocab = config.vocab,
                                               .seed = options.seed,
-                                              .max_documents = options.max_documents,
+                                              .max_documents = max_documents(options),
                                               .bytes = options.bytes});
   DeviceDescription description = listed.description;
   if (options.threads > 0) description.cores = options.threads;
@@ -495,7 +491,7 @@ void train(const Options& options, std::ostream& out) {
   }
   const std::unique_ptr<Backend> backend = open_backend(device, options.threads);
   if (!lock) {
-    make_folder(setup.out);
+    create_folders(setup.out);
     lock.emplace(setup.out);
     static_cast<void>(find_run(options));  // another run may have been here before the lock
   }
@@ -514,7 +510,7 @@ void train(const Options& options, std::ostream& out) {
   if (options.html) write_html(*options.html, training_page(plan, result));
   if (lost_output) fail_lost_output(*lost_output, result);
   if (options.json) {
-    out << to_json(options, plan, result).dump(2) << "\n";
+    print_json(to_json(options, plan, result), out);
   } else {
     print_result(result, data, out);
   }
@@ -522,54 +518,46 @@ void train(const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_train(CLI::App& app, std::ostream& out) {
+void add_train(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  const CLI::Range positive(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
-  app.add_option(
-         "--model", options->model,
-         "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b "
-         "(random weights), or a Hugging "
-         "Face folder")
+  constexpr double kLargestFloat = std::numeric_limits<float>::max();
+  app.add_text("--model", options->model,
+               "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b "
+               "(random weights), or a Hugging Face folder")
       ->required();
-  app.add_option("--data", options->data,
-                 "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
+  app.add_text("--data", options->data,
+               "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
       ->required();
   app.add_flag("--bytes", options->bytes,
                "Take the bytes of --data for tokens 0 to 255: of any file, for a model of any vocabulary");
-  app.add_option("--context", options->context, "Tokens of a sequence")->required()->check(positive);
-  app.add_option("--steps", options->optimizer.steps, "Updates")->required()->check(positive);
-  app.add_option("--out", options->out, "Folder for checkpoints and metrics.jsonl")->required();
-  app.add_option("--budget", options->budget,
+  app.add_whole("--context", options->context, 1, kMostTokens, "Tokens of a sequence")->required();
+  app.add_whole("--steps", options->optimizer.steps, 1, kMostCounted, "Updates")->required();
+  app.add_text("--out", options->out, "Folder for checkpoints and metrics.jsonl")->required();
+  app.add_budget("--budget", options->budget,
                  "Bytes it may take, such as 512MiB (default: what is free now)");
-  app.add_option("--batch", options->batch, "Sequences at a time")->check(positive)->capture_default_str();
-  app.add_option("--accumulation", options->accumulation, "Batches per update")
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE")
-      ->capture_default_str();
-  app.add_option("--dtype", options->dtype, "f32 or bf16 (default: what is fast on the device)");
-  app.add_option("--learning-rate", options->optimizer.learning_rate, "After warm-up")->capture_default_str();
-  app.add_option("--warmup", options->warmup, "Steps (default: a tenth, at most 100)");
-  app.add_option("--final-fraction", options->optimizer.final_fraction,
-                 "Of the learning rate, at the end of the cosine")
-      ->capture_default_str();
-  app.add_option("--weight-decay", options->optimizer.weight_decay, "Of matrices")->capture_default_str();
-  app.add_option("--clip", options->optimizer.max_norm, "Largest norm of the gradients")
-      ->capture_default_str();
-  app.add_option("--max-documents", options->max_documents, "Pieces of documents in a sequence")
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--seed", options->seed, "Of weights and data")->capture_default_str();
-  app.add_option("--save-every", options->save_every, "Steps between checkpoints (default: at the end alone)")
-      ->check(positive);
-  app.add_option("--keep-last", options->keep_last, "Checkpoints to keep")
-      ->check(positive)
-      ->capture_default_str();
+  app.add_whole("--batch", options->batch, 1, kMostTokens, "Sequences at a time");
+  app.add_whole("--accumulation", options->accumulation, 1, kMostTokens, "Batches per update");
+  app.add_text("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
+  app.add_text("--dtype", options->dtype, "f32 or bf16 (default: what is fast on the device)");
+  app.add_number("--learning-rate", options->optimizer.learning_rate, {.most = kLargestFloat},
+                 "After warm-up");
+  app.add_whole("--warmup", options->warmup, 0, kMostCounted, "Steps (default: a tenth, at most 100)");
+  app.add_number("--final-fraction", options->optimizer.final_fraction, {.most = 1},
+                 "Of the learning rate, at the end of the cosine");
+  app.add_number("--weight-decay", options->optimizer.weight_decay, {.most = kLargestFloat}, "Of matrices");
+  app.add_number("--clip", options->optimizer.max_norm,
+                 {.most = kLargestFloat, .above = true, .or_infinity = true},
+                 "Largest norm of the gradients; inf clips nothing");
+  app.add_whole("--max-documents", options->max_documents, 1, kMostTokens - 1,
+                "Pieces of documents in a sequence (default: 256)");
+  app.add_seed("--seed", options->seed, "Of weights and data");
+  app.add_whole("--save-every", options->save_every, 1, kMostCounted,
+                "Steps between checkpoints (default: at the end alone)");
+  app.add_whole("--keep-last", options->keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", options->resume, "Go on from the last checkpoint in --out, with the same bits");
   app.add_flag("--overwrite", options->overwrite, "Begin anew: remove the checkpoints in --out first");
-  app.add_option("--device", options->device, "Where to train: cpu")->capture_default_str();
-  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
+  app.add_text("--device", options->device, "Where to train: cpu");
+  add_threads_option(app, options->threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   add_html_option(app, options->html);
   app.footer(

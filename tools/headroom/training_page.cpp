@@ -45,9 +45,9 @@ LineChart loss_chart(const TrainingPlan& plan) {
   LineChart::Series& loss = chart.series.emplace_back(LineChart::Series{.name = "loss"});
   std::ifstream lines(metrics_path(plan.setup.out));
   for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object() || !json.contains("loss") || !json["loss"].is_number()) continue;
-    loss.points.push_back({json.value("step", 0.0), json["loss"].get<double>()});
+    auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json["step"].is_number() || !json["loss"].is_number()) continue;
+    loss.points.push_back({json["step"].get<double>(), json["loss"].get<double>()});
   }
   if (const std::optional<double> floor = plan.data.floor()) {
     chart.levels.push_back({"guessing", *floor});

@@ -6,21 +6,18 @@
 #include <cmath>
 #include <limits>
 
+#include "cli.h"
 #include "commit.h"
 #include "headroom/cpu.h"
 #include "headroom/report.h"
 
 namespace headroom {
 
-void add_verify_options(CLI::App& app, VerifyOptions& options, const std::string& names) {
-  app.add_option("--device", options.device, "Where to run: cpu; attention also cuda:N")
-      ->capture_default_str();
-  app.add_option("--impl", options.implementation, fmt::format("Only this one: {}", names));
-  app.add_option("--threads", options.threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--every", options.every, "Only every n-th case, for a quick look")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+void add_verify_options(Command app, VerifyOptions& options, const std::string& names) {
+  app.add_text("--device", options.device, "Where to run: cpu; attention also cuda:N");
+  app.add_text("--impl", options.implementation, fmt::format("Only this one: {}", names));
+  add_threads_option(app, options.threads);
+  app.add_whole("--every", options.every, 1, 1000, "Only every n-th case, for a quick look");
   app.add_flag("--json", options.json, "For machines; keys in docs/cli.md");
 }
 
@@ -82,7 +79,7 @@ int Verification::report(const VerifyOptions& options, const nlohmann::ordered_j
                                    {"commit", HEADROOM_COMMIT},
                                    {"groups", rows}};
     json.update(more);
-    out << json.dump(2) << "\n";
+    print_json(json, out);
   } else {
     out << "error over what is allowed: twice (gradients three times) that of a plain computation of the "
            "same precision, or a\n"

@@ -2,7 +2,6 @@
 // group, and how they are shown.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -10,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "command.h"
 #include "headroom/core/kernel_family.h"
 
 namespace headroom {
@@ -23,7 +23,7 @@ struct VerifyOptions {
 };
 
 // --device, --impl, --threads, --every, --json. `names` are the implementations as --help lists them.
-void add_verify_options(CLI::App& app, VerifyOptions& options, const std::string& names);
+void add_verify_options(Command app, VerifyOptions& options, const std::string& names);
 
 class Verification {
  public:

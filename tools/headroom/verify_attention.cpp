@@ -77,7 +77,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 }  // namespace
 
-void add_verify_attention(CLI::App& app, std::ostream& out, int& exit_code) {
+void add_verify_attention(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
   add_verify_options(app, *options,
                      "tiled, naive, naive-recompute; on a GPU sm90, bf16x3, tf32x3, portable, tf32");

@@ -127,7 +127,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 }  // namespace
 
-void add_verify_loss(CLI::App& app, std::ostream& out, int& exit_code) {
+void add_verify_loss(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
   add_verify_options(app, *options, "fused, chunked-recompute, chunked, standard");
   app.footer("Example:\n  HEADROOM_SIMD=avx2 headroom verify loss --impl fused");

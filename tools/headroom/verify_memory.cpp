@@ -3,7 +3,6 @@
 #include <fmt/ostream.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "cli.h"
+#include "command.h"
 #include "headroom/core/bytes.h"
 #include "headroom/device.h"
 #include "headroom/report.h"
@@ -23,7 +23,7 @@ namespace {
 
 struct Options {
   std::string device = "cpu";
-  std::optional<std::string> budget;
+  std::optional<std::int64_t> budget;
   int steps = 50;
   int threads = 0;
   bool json = false;
@@ -75,12 +75,18 @@ std::int64_t count_differences(const Ledger& rehearsed, const Ledger& run, std::
   return differing;
 }
 
+std::filesystem::path temporary_file() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  check(!error, "there is no folder for temporary files: {}; TMPDIR names one", error.message());
+  return folder / fmt::format("headroom-verify-{}.bin", getpid());
+}
+
 std::vector<float> run_program(Outcome& outcome, Backend& backend, const Options& options) {
   Context context(backend, outcome.layout);
   outcome.reserved_bytes = backend.reserved_bytes(Space::device);
   outcome.reserved_host_bytes = backend.reserved_bytes(Space::host);
-  const std::filesystem::path saved =
-      std::filesystem::temp_directory_path() / fmt::format("headroom-verify-{}.bin", getpid());
+  const std::filesystem::path saved = temporary_file();
   MemoryProgram program(context, {});
   Progress progress("step");
   for (int i = 0; i < options.steps; ++i) {
@@ -91,7 +97,8 @@ std::vector<float> run_program(Outcome& outcome, Backend& backend, const Options
   constexpr int kStepsToLearn = 30;
   outcome.learned = options.steps < kStepsToLearn || outcome.last_loss < outcome.first_loss / 2;
   program.save(saved);
-  std::filesystem::remove(saved);
+  std::error_code ignored;  // it is in a folder for files that nobody needs any more
+  std::filesystem::remove(saved, ignored);
   outcome.live_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
   outcome.events = 0;
   outcome.differing_events = count_differences(outcome.layout.rehearsal, context.ledger(), outcome.events);
@@ -103,7 +110,7 @@ Outcome verify(const Options& options) {
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': verify memory runs its program on cpu", options.device);
   Outcome outcome;
-  outcome.budget_bytes = options.budget ? parse_budget(*options.budget) : default_budget(listed.memory);
+  outcome.budget_bytes = options.budget ? *options.budget : default_budget(listed.memory);
   outcome.layout = rehearse(listed.description);
   const std::int64_t needed = outcome.layout.reserved(Space::device) + outcome.layout.reserved(Space::host);
   outcome.fits = needed <= outcome.budget_bytes;
@@ -175,21 +182,18 @@ void print(const Outcome& o, const Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_verify_memory(CLI::App& app, std::ostream& out, int& exit_code) {
+void add_verify_memory(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<Options>();
-  app.add_option("--device", options->device, "Where to run it: cpu")->capture_default_str();
-  app.add_option("--budget", options->budget, "Bytes it may take, such as 64MiB (default: what is free now)");
-  app.add_option("--steps", options->steps, "Training steps")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
-  app.add_option("--threads", options->threads, "Threads to run on (default: every core)")
-      ->check(CLI::Range(1, 4096));
+  app.add_text("--device", options->device, "Where to run it: cpu");
+  app.add_budget("--budget", options->budget, "Bytes it may take, such as 64MiB (default: what is free now)");
+  app.add_whole("--steps", options->steps, 1, 1'000'000, "Training steps");
+  add_threads_option(app, options->threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom verify memory --budget 64MiB");
   app.callback([options, &out, &exit_code] {
     const Outcome outcome = verify(*options);
     if (options->json) {
-      out << to_json(outcome).dump(2) << "\n";
+      print_json(to_json(outcome), out);
     } else if (outcome.fits) {
       print(outcome, *options, out);
     }

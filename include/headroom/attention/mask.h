@@ -50,7 +50,8 @@ struct Mask {
   bool operator==(const Mask&) const = default;
 };
 
-// full, causal, window:N (causal, N keys and the query's own among them), dilated:SEGMENT/RATE; joined by +.
+// full, or one or more of causal, window:N (causal, N keys and the query's own among them) and
+// dilated:SEGMENT/RATE, each once, joined by +.
 [[nodiscard]] Mask parse_mask(std::string_view text);
 
 // Keys [begin, end).

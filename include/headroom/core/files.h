@@ -1,7 +1,7 @@
 // The one way to a file. What is written appears whole, under its name, or not at all: bytes go to a
 // temporary name beside it and are synced before the rename, the folder after it. A writer that is killed at
-// any moment leaves what was there before and a temporary that the next writer of that name takes over.
-// Errors name path and reason.
+// any moment leaves what was there before and a temporary that the next writer of that name removes.
+// Only regular files are read and written; links are followed for reading alone. Errors name path and reason.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,15 @@ namespace headroom {
 
 // The temporary name beside a path: folder/.NAME.tmp
 [[nodiscard]] std::filesystem::path temporary_path(const std::filesystem::path& path);
+
+// Whether a folder has the name; links are followed. An error where that cannot be known.
+[[nodiscard]] bool is_folder(const std::filesystem::path& path);
+// Creates the folder and those around it, where they are not there.
+void create_folders(const std::filesystem::path& path);
+
+// Refuses what FileWriter could not write, before the work whose result is to be written: a folder that is
+// not there or cannot be written to, and a name that a link, a device or anything but a regular file has.
+void check_can_write(const std::filesystem::path& path);
 
 // An open file or folder, closed when it goes.
 class Descriptor {
@@ -150,7 +159,7 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-// The whole of a file that is meant to be small; a larger one is refused.
+// The whole of a file that is meant to be small; a larger one is refused before any of it is read.
 [[nodiscard]] std::string read_small_file(const std::filesystem::path& path, std::int64_t max_bytes);
 
 }  // namespace headroom

@@ -1,0 +1,514 @@
+#include "cli/bad_inputs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "headroom/core/text.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Line = std::vector<std::string>;
+
+// Lines that work, so that one bad value is all that is wrong; should it be taken, the work is small.
+Line devices() {
+  return {"devices"};
+}
+Line plan() {
+  return {"plan", "--model", "demo", "--context", "64"};
+}
+Line train(const fs::path& folder) {
+  return {"train",
+          "--model",
+          "demo",
+          "--data",
+          "recall",
+          "--context",
+          "64",
+          "--steps",
+          "1",
+          "--out",
+          (folder / "never").string()};
+}
+Line profile() {
+  return {"profile", "--model", "demo", "--context", "64", "--steps", "1"};
+}
+Line bench_memory() {
+  return {"bench", "memory", "--traces", "1", "--blocks", "10", "--large-events", "10"};
+}
+Line bench_attention() {
+  return {"bench", "attention", "--seq", "16", "--heads", "1", "--steps", "1", "--warmup", "0"};
+}
+Line bench_loss() {
+  return {"bench",   "loss", "--tokens", "16", "--hidden", "16",
+          "--vocab", "32",   "--steps",  "1",  "--warmup", "0"};
+}
+Line bench_step() {
+  return {"bench", "step", "--context", "16", "--steps", "1", "--warmup", "0"};
+}
+Line verify_attention() {
+  return {"verify", "attention", "--every", "1000", "--impl", "tiled"};
+}
+Line verify_loss() {
+  return {"verify", "loss", "--every", "1000", "--impl", "fused"};
+}
+Line verify_memory() {
+  return {"verify", "memory", "--steps", "1"};
+}
+
+// The line with an option set to a value, or with a flag.
+Line with(Line line, const std::string& option, const std::string& value) {
+  const auto found = std::ranges::find(line, option);
+  if (found != line.end()) {
+    *(found + 1) = value;
+  } else {
+    line.insert(line.end(), {option, value});
+  }
+  return line;
+}
+Line with(Line line, const Line& more) {
+  line.insert(line.end(), more.begin(), more.end());
+  return line;
+}
+Line without(Line line, const std::string& option) {
+  const auto found = std::ranges::find(line, option);
+  return line.erase(found, found + 2), line;
+}
+
+class Table {
+ public:
+  std::vector<BadInput> rows;
+
+  void add(Line line, std::string named) {
+    rows.push_back({.arguments = std::move(line), .named = std::move(named)});
+  }
+
+  // A value that an option of a line must not take; the message names the option.
+  void value(const Line& line, const std::string& option, const std::string& bad) {
+    add(with(line, option, bad), option);
+  }
+
+  void whole(const Line& line, const std::string& option, std::int64_t least, std::int64_t most) {
+    for (const char* bad : {"", "many", "010", "0x10", "+5", "-1", " 5", "5 ", "5\n", "1e3", "5.0", "nan",
+                            "1_000", "1,000", "٣", "9223372036854775808", "99999999999999999999"}) {
+      value(line, option, bad);
+    }
+    if (least > 0) value(line, option, std::to_string(least - 1));
+    value(line, option, std::to_string(most + 1));
+    add(with(line, {option + "="}), option);
+  }
+
+  void number(const Line& line, const std::string& option) {
+    for (const char* bad :
+         {"",   "nan", "-nan", "infinity", "-inf", "-1", "-0",    "+1",     "0x1p3", "010", ".5",
+          "5.", "1e",  "1,5",  "1 ",       " 1",   "1f", "1e999", "1e-999", "one",   "5\n"}) {
+      value(line, option, bad);
+    }
+  }
+
+  void size(const Line& line, const std::string& option) {
+    for (const char* bad : {"",
+                            "0",
+                            "0GiB",
+                            "12XB",
+                            "GiB",
+                            "-1",
+                            "-5GiB",
+                            "+5GiB",
+                            "1e9",
+                            "nan",
+                            "inf",
+                            "99999999999999999999",
+                            "9223372036854775808",
+                            "8192PiB",
+                            "1..5GiB",
+                            "1.5.5",
+                            "0x100",
+                            "010",
+                            "080GiB",
+                            ".5GiB",
+                            "1.GiB",
+                            "80gib",
+                            "80 GiB extra",
+                            "80GiB ",
+                            " 80GiB",
+                            "80  GiB",
+                            "٣GiB",
+                            "0.0000000001GB",
+                            ".",
+                            "1,5GiB",
+                            "1GiB\n"}) {
+      value(line, option, bad);
+    }
+  }
+
+  void numbers(const Line& line, const std::string& option, std::int64_t least) {
+    for (const char* bad : {"", ",", "64,,128", ",64", "64,", "64 128", "64;128", "64,x", "64,-1", "[64,128]",
+                            "64,010", "0x40", "64,99999999999999999999", "64, 128"}) {
+      value(line, option, bad);
+    }
+    if (least > 0) value(line, option, "64,0");
+    add(with(line, {option, "64", "128"}), "128");
+  }
+
+  // A list of names, or one name; the message names the value where it does not the option.
+  void names(const Line& line, const std::string& option, const std::string& unknown) {
+    for (const char* bad : {"", ",", "f32,,f32", ",f32", "f32,"}) value(line, option, bad);
+    add(with(line, option, unknown), unknown);
+  }
+  void name(const Line& line, const std::string& option, const std::string& unknown) {
+    value(line, option, "");
+    add(with(line, option, unknown), unknown);
+    add(with(line, {option + "="}), option);
+  }
+
+  void flag(const Line& line, const std::string& option) {
+    for (const char* bad : {"=", "=true", "=false", "=1", "=yes"}) add(with(line, {option + bad}), option);
+    add(with(line, {option, option}), option);
+    add(with(line, {option, "yes"}), "yes");
+  }
+
+  void mask(const Line& line, const std::string& option, bool listed) {
+    for (const char* bad : {"windo:3",       "window:",           "window:0",
+                            "window:x",      "window:010",        "window:0x10",
+                            "window:-3",     "window:1e3",        "window:9223372036854775808",
+                            "window",        "dilated:8192",      "dilated:8/0",
+                            "dilated:/2",    "dilated:8/",        "dilated:8/2/2",
+                            "causal+",       "+causal",           "causal++window:3",
+                            "causal+causal", "window:3+window:4", "full+causal",
+                            "Causal",        " causal",           "causal:1"}) {
+      add(with(line, option, bad), "");
+    }
+    value(line, option, "");
+    if (listed) value(line, option, "causal,,full");
+  }
+};
+
+void add_commands(Table& table) {
+  for (const auto& [line, named] : std::vector<std::pair<Line, std::string>>{
+           {{}, "devices"},
+           {{""}, "devices"},
+           {{"trian"}, "trian"},
+           {{"bench"}, "memory"},
+           {{"verify"}, "memory"},
+           {{"bench", "memroy"}, "memroy"},
+           {{"verify", "everything"}, "everything"},
+           {{"--frobnicate"}, "--frobnicate"},
+           {{"-x"}, "-x"},
+           {{"-"}, "-"},
+           {{"--"}, "devices"},
+           {{"--", "devices"}, "devices"},
+           {{"--=x"}, "--=x"},
+           {{"--version=2"}, "--version"},
+           {{"devices\n"}, "devices"},
+           {{"DEVICES"}, "DEVICES"},
+           {{"devices", "--frobnicate"}, "--frobnicate"},
+           {{"devices", "--", "--frobnicate"}, "--frobnicate"},
+           {{"verify", "memory", "extra"}, "extra"},
+           {{"--frobnicate", "devices"}, "--frobnicate"},
+           {{"verify", "--bogus", "memory"}, "--bogus"},
+           {{"plan"}, "--context"},
+           {{"plan", "--context", "64"}, "--model"},
+           {{"train"}, "--model"},
+           {{"profile"}, "--model"},
+           {{"plan", "--model", "demo"}, "--context"},
+           {{"plan", "--model", "demo", "--context"}, "--context"},
+           {{"plan", "--model", "--context", "64"}, "--context"},
+           {{"plan", "--Context", "64"}, "--Context"},
+           {{"plan", "-context", "64"}, "-context"},
+           {{"plan", "--context:64"}, "--context:64"},
+           {{"plan", "--context", "64", "demo"}, "demo"},
+           {{"devices", "devices"}, "devices"},
+           {{"devices", "--json", "plan"}, "plan"},
+       }) {
+    table.add(line, named);
+  }
+  for (const char* device :
+       {"", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:one", "cuda:01", "cuda:0x1", "cuda:999", "cuda:70000",
+        "cuda:99999999999999999999", "cpu:0", "[cpu]", "cpu,cpu", " cpu"}) {
+    table.add(with(devices(), Line{device}), "device");
+    for (const Line& line : {bench_attention(), verify_memory()})
+      table.add(with(line, "--device", device), "device");
+  }
+  table.add({"devices", "cpu", "tpu"}, "tpu");
+}
+
+void add_plan(Table& table) {
+  constexpr std::int64_t kMost = 2'147'483'647;
+  for (const char* option : {"--context", "--batch", "--loss-chunk", "--mlp-tile", "--accumulation"}) {
+    table.whole(plan(), option, 1, kMost);
+  }
+  table.size(plan(), "--budget");
+  table.size(plan(), "--host-budget");
+  table.name(plan(), "--model", "gpt-2");
+  table.name(plan(), "--device", "h2000");
+  table.name(plan(), "--dtype", "f64");
+  for (const char* option : {"--optimizer", "--optimizer-state", "--runtime", "--program"})
+    table.name(plan(), option, "none of it");
+  for (const char* option : {"--torch-attention", "--torch-loss"}) {
+    table.name(with(plan(), "--runtime", "pytorch"), option, "none of it");
+  }
+  table.mask(plan(), "--attention", false);
+  table.add(with(plan(), "--attention", "full"), "causal");
+  for (const char* bad :
+       {"", ",", "keep", "keep:", "keep:x", "keep:01", "keep:-1", "keep:1,", "keep:1,,recompute:0", "kept:1",
+        "keep:1,keep:0", "keep:2", "keep:0", "keep:1,every:0", "keep:1,every:2", "keep:9223372036854775808",
+        "keep:1:1", "keep=1"}) {
+    table.value(plan(), "--layers", bad);
+  }
+  for (const char* flag : {"--compare", "--json"}) table.flag(plan(), flag);
+  table.flag(with(plan(), "--runtime", "pytorch"), "--no-checkpointing");
+  // What a mode would ignore.
+  const std::vector<Line> pins = {{"--layers", "keep:1"},        {"--mlp-tile", "8"},
+                                  {"--accumulation", "1"},       {"--host-budget", "1GiB"},
+                                  {"--optimizer-state", "host"}, {"--compare"},
+                                  {"--attention", "window:8"},   {"--html", "page.html"}};
+  for (const Line& ignored : pins) {
+    table.add(with(with(plan(), "--runtime", "pytorch"), ignored), ignored[0]);
+    table.add(with({"plan", "--program", "ring-softmax", "--context", "64"}, ignored), ignored[0]);
+  }
+  for (const Line& ignored : std::vector<Line>{{"--model", "demo"},
+                                               {"--dtype", "f32"},
+                                               {"--optimizer", "none"},
+                                               {"--loss-chunk", "8"},
+                                               {"--runtime", "headroom"},
+                                               {"--torch-attention", "sdpa"},
+                                               {"--torch-loss", "full"},
+                                               {"--no-checkpointing"}}) {
+    table.add(with({"plan", "--program", "ring-softmax", "--context", "64"}, ignored), ignored[0]);
+  }
+  for (const Line& ignored :
+       std::vector<Line>{{"--torch-attention", "sdpa"}, {"--torch-loss", "full"}, {"--no-checkpointing"}}) {
+    table.add(with(plan(), ignored), ignored[0]);
+  }
+  table.add(with(plan(), {"--runtime", "pytorch", "--torch-loss", "full", "--loss-chunk", "8"}),
+            "--loss-chunk");
+  table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
+  table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
+}
+
+void add_train(Table& table, const fs::path& folder) {
+  constexpr std::int64_t kTokens = 2'147'483'647;
+  constexpr std::int64_t kCounted = std::int64_t{1} << 40;
+  const Line line = train(folder);
+  for (const char* option : {"--context", "--batch", "--accumulation"}) table.whole(line, option, 1, kTokens);
+  table.whole(line, "--max-documents", 1, kTokens - 1);
+  for (const char* option : {"--steps", "--save-every", "--keep-last"})
+    table.whole(line, option, 1, kCounted);
+  table.whole(line, "--warmup", 0, kCounted);
+  table.whole(line, "--threads", 1, 4096);
+  table.value(line, "--warmup", "2");  // more than the steps
+  for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
+    table.number(line, option);
+  for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})
+    table.value(line, option, "inf");
+  for (const char* option : {"--learning-rate", "--weight-decay", "--clip"})
+    table.value(line, option, "1e39");
+  table.value(line, "--final-fraction", "1.5");
+  table.value(line, "--clip", "0");
+  for (const char* bad : {"", "-1", "18446744073709551616", "0x1", "010", "1e5", "+1", " 1", "nan"})
+    table.value(line, "--seed", bad);
+  table.size(line, "--budget");
+  table.name(line, "--model", "gpt-2");
+  table.name(line, "--device", "cuda:77");
+  table.name(line, "--dtype", "f64");
+  table.name(line, "--dtype", "f16");
+  table.value(line, "--out", "");
+  table.mask(line, "--attention", false);
+  table.add(with(line, "--attention", "full"), "causal");
+  table.add(with(line, "--attention", "dilated:8/2"), "causal");
+  for (const char* bad : {"",
+                          "recall:",
+                          "recall:keys",
+                          "recall:keys=",
+                          "recall:keys=0",
+                          "recall:keys=010",
+                          "recall:keys=0x8",
+                          "recall:keys=-1",
+                          "recall:keys=8,",
+                          "recall:,keys=8",
+                          "recall:keys=8,,values=2",
+                          "recall:keys=8,keys=8",
+                          "recall:values=1",
+                          "recall:keys=30001",
+                          "recall:keys=99999999999999999999",
+                          "recall:keys=33",
+                          "recall:keys=8;values=8",
+                          "recall:kezs=8",
+                          "recall:keys=1e1",
+                          "/no/such/file",
+                          "/no/such.bin:uint64",
+                          "/dev/zero",
+                          "/dev/null"}) {
+    table.add(with(line, "--data", bad), "data");
+  }
+  for (const char* flag : {"--resume", "--json"}) table.flag(line, flag);
+  table.add(with(line, "--max-documents", "4"), "--max-documents");  // recall has none
+  for (const char* option : {"--model", "--data", "--context", "--steps", "--out"})
+    table.add(without(line, option), option);
+  table.add(with(line, {"--resume"}), "--resume");  // from nothing
+}
+
+void add_profile(Table& table, const fs::path& folder) {
+  constexpr std::int64_t kTokens = 2'147'483'647;
+  for (const char* option : {"--context", "--batch"}) table.whole(profile(), option, 1, kTokens);
+  table.whole(profile(), "--steps", 1, 1000);
+  table.whole(profile(), "--threads", 1, 4096);
+  table.size(profile(), "--budget");
+  table.name(profile(), "--model", "gpt-2");
+  table.name(profile(), "--dtype", "half");
+  table.mask(profile(), "--attention", false);
+  table.add(with(profile(), "--attention", "full"), "causal");
+  table.flag(profile(), "--json");
+  const std::string page = (folder / "page").string();
+  table.add(with(profile(), {"--html", page, "--trace", page}), "--trace");
+  table.add(with(profile(), {"--html", page, "--trace", (folder / "." / "page").string()}), "--trace");
+}
+
+void add_bench(Table& table) {
+  table.whole(bench_memory(), "--traces", 1, 100'000);
+  table.whole(bench_memory(), "--blocks", 1, 1'000'000);
+  table.whole(bench_memory(), "--large-events", 2, 10'000'000);
+  table.flag(bench_memory(), "--json");
+  for (const Line& line : {bench_attention(), bench_loss(), bench_step()}) {
+    table.whole(line, "--warmup", 0, 1000);
+    table.whole(line, "--steps", 1, 100'000);
+    table.whole(line, "--threads", 1, 4096);
+    table.number(line, "--max-seconds");
+    table.value(line, "--max-seconds", "inf");
+    table.value(line, "--max-seconds", "1e7");
+    table.size(line, "--budget");
+    table.names(line, "--dtype", "f64");
+    table.add(with(line, {"--json", "--csv"}), "--csv");
+    table.add(with(line, {"--json", "--markdown"}), "--markdown");
+    table.add(with(line, {"--csv", "--markdown"}), "--markdown");
+    table.flag(line, "--json");
+    table.flag(line, "--csv");
+  }
+  for (const char* option : {"--seq", "--head-dim", "--batch", "--heads"})
+    table.numbers(bench_attention(), option, 1);
+  table.whole(bench_attention(), "--kv-heads", 1, 2'147'483'647);
+  table.value(bench_attention(), "--kv-heads", "3");
+  table.mask(bench_attention(), "--mask", true);
+  table.names(bench_attention(), "--impl", "fastest");
+  table.name(without(without(bench_attention(), "--seq"), "--heads"), "--preset", "grid");
+  for (const char* bad : {"60", "264", "7"}) table.add(with(bench_attention(), "--head-dim", bad), bad);
+  for (const char* option : {"--seq", "--head-dim", "--batch", "--heads", "--kv-heads"}) {
+    table.add({"bench", "attention", "--preset", "seed-grid", option, "8"}, option);
+  }
+  table.add({"bench", "attention", "--preset", "seed-grid", "--mask", "full"}, "--mask");
+  table.add(with(bench_attention(), {"--explain", "--json"}), "--explain");
+  table.add(with(bench_attention(), {"--explain", "--csv"}), "--explain");
+  table.add(with(bench_attention(), {"--nondeterministic"}), "--nondeterministic");
+  for (const char* option : {"--tokens", "--hidden", "--vocab"}) table.numbers(bench_loss(), option, 1);
+  for (const char* option : {"--chunk-tokens", "--chunk-vocab"}) table.numbers(bench_loss(), option, 0);
+  table.names(bench_loss(), "--impl", "fastest");
+  table.numbers(bench_step(), "--context", 1);
+  table.names(bench_step(), "--model", "gpt-2");
+  table.mask(bench_step(), "--attention", false);
+  table.flag(bench_step(), "--calibrate");
+  for (const Line& line : {bench_loss(), bench_step()})
+    table.add(with(line, "--device", "cuda:77"), "cuda:77");
+}
+
+void add_verify(Table& table) {
+  for (const Line& line : {verify_attention(), verify_loss()}) {
+    table.whole(line, "--every", 1, 1000);
+    table.whole(line, "--threads", 1, 4096);
+    table.name(line, "--impl", "fastest");
+    table.name(line, "--impl", "reference");
+    table.name(line, "--device", "cuda:77");
+    table.flag(line, "--json");
+  }
+  table.whole(verify_memory(), "--steps", 1, 1'000'000);
+  table.whole(verify_memory(), "--threads", 1, 4096);
+  table.size(verify_memory(), "--budget");
+  table.add(with(verify_memory(), {"--budget", "1GiB", "--budget", "2GiB"}), "--budget");
+  table.rows.push_back(
+      {.arguments = with(verify_memory(), "--budget", "1B"), .named = "does not fit", .code = 3});
+  table.rows.push_back(
+      {.arguments = verify_memory(), .named = "TMPDIR", .environment = {{"TMPDIR", "/no/such/folder"}}});
+  table.rows.push_back(
+      {.arguments = devices(), .named = "HEADROOM_SIMD", .environment = {{"HEADROOM_SIMD", "sse\n"}}});
+}
+
+// Text that a message must not pass on as it is.
+void add_hostile_text(Table& table, const fs::path& folder) {
+  const std::string long_name(100'000, 'x');
+  const std::string long_digits(100'000, '9');
+  for (const std::string& text :
+       {std::string("\x1b[31mred\x1b[0m"), std::string("a\nheadroom: b"), std::string("\xff\xfe"),
+        std::string("\xc2\x9b"
+                    "31m"),
+        std::string("\r\t\b\a"), std::string("{}{0}%s%n"), long_name}) {
+    table.add(Line{text}, "");
+    table.add(Line{"--" + text}, "");
+    table.add(with(devices(), Line{text}), "device");
+    for (const char* option :
+         {"--model", "--device", "--dtype", "--attention", "--layers", "--budget", "--context"}) {
+      table.add(with(plan(), option, text), "");
+    }
+    table.add(with(train(folder), "--data", text), "data");
+    table.add(with(bench_attention(), "--mask", text), "mask");
+    table.add(with(bench_attention(), "--mask", "documents:" + text), "");
+    table.add(with(bench_loss(), "--impl", text), "");
+    table.add(with(plan(), "--html", (folder / "no" / text).string()), "");
+  }
+  table.add(with(plan(), "--context", long_digits), "--context");
+  table.add(with(plan(), "--budget", long_digits), "--budget");
+  table.add(with(train(folder), "--learning-rate", long_digits), "--learning-rate");
+  table.add(with(train(folder), "--learning-rate", "0." + long_digits + "x"), "--learning-rate");
+  table.add(with(train(folder), "--seed", long_digits), "--seed");
+  std::string many_masks = "causal";
+  for (int i = 0; i < 10'000; ++i) many_masks += "+causal";
+  table.add(with(plan(), "--attention", many_masks), "twice");
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_values(const fs::path& folder) {
+  Table table;
+  add_commands(table);
+  add_plan(table);
+  add_train(table, folder);
+  add_profile(table, folder);
+  add_bench(table);
+  add_verify(table);
+  add_hostile_text(table, folder);
+  return table.rows;
+}
+
+std::string describe(const BadInput& input) {
+  std::string text = "headroom";
+  for (const std::string& argument : input.arguments) text += " " + quote(argument);
+  for (const auto& [name, value] : input.environment)
+    text = fmt::format("{}={} {}", name, quote(value), text);
+  return text;
+}
+
+std::string fault(const BadInput& input, int code, const std::string& out, const std::string& err) {
+  constexpr std::size_t kLongest = 1600;
+  std::vector<std::string> faults;
+  if (code != input.code) faults.push_back(fmt::format("exit code {}, not {}", code, input.code));
+  if (!out.empty()) faults.push_back(fmt::format("{} bytes on standard output", out.size()));
+  if (!err.starts_with("headroom: ")) faults.emplace_back("no 'headroom: ' at the beginning");
+  const std::string line = err.substr(0, err.find('\n'));
+  if (line.size() + 1 != err.size()) faults.emplace_back("not one line");
+  if (printable(line) != line) faults.emplace_back("control characters");
+  if (err.size() > kLongest) faults.push_back(fmt::format("{} bytes long", err.size()));
+  if (err.find(input.named) == std::string::npos)
+    faults.push_back(fmt::format("'{}' is not named", input.named));
+  for (const char* raw :
+       {"exception", "filesystem error", "basic_string", "vector::", "std::", "fault of the program"}) {
+    if (err.find(raw) != std::string::npos) faults.push_back(fmt::format("raw text '{}'", raw));
+  }
+  if (faults.empty()) return {};
+  return fmt::format("{}\n  {}\n  {}", describe(input), fmt::join(faults, "; "),
+                     shortened(printable(err), 400));
+}
+
+}  // namespace headroom
