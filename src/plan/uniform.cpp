@@ -84,7 +84,8 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   Context context(rehearsed_on(request.device));
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
   trainer.load(context, [] {});
-  if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1);
+  const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
+  if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
   RunCosts run{.update_seconds = costs.seconds(context.work("update"))};
   const CategoryBytes& on_host = context.ledger().usage(Space::host).live;
   run.device_bytes = context.ledger().usage(Space::device).live_bytes;

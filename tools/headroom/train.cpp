@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -28,6 +29,8 @@
 
 namespace headroom {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct Options {
   std::string model;
