@@ -42,11 +42,15 @@ check: test check-ci
 check-sm61: setup-checks
 	@scripts/check_sm61.sh
 
-# Remakes the parity references with the PyTorch and transformers of PYTHON and compares with them live.
+# Compares with the PyTorch and transformers of PYTHON live: which keys they read and refuse, the parity references made again, and 30 models
+# drawn anew (SEED draws those of an earlier run).
 PYTHON ?= python3
 parity: build
+	@$(PYTHON) tests/parity/list_config_keys.py --check tests/model/transformers_keys.json
+	@$(PYTHON) tests/parity/judge_configs.py --check tests/model/odd_configs.json
 	@$(PYTHON) tests/parity/make_reference.py --out build/parity
-	@HEADROOM_PARITY=build/parity build/release/test_parity
+	@$(PYTHON) tests/parity/draw_models.py --out build/parity $(if $(SEED),--seed $(SEED))
+	@HEADROOM_PARITY=build/parity build/release/test_parity --gtest_brief=1
 
 bench: build
 	@build/release/headroom bench memory --traces 1000

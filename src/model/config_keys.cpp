@@ -128,7 +128,7 @@ constexpr std::array kKeys = {
     // Where a file comes from. Code beside it (auto_map) is not run, as transformers does not run it unasked.
     ConfigKey{"architectures", does_not_change_training},
     ConfigKey{"transformers_version", does_not_change_training},
-    ConfigKey{"auto_map", does_not_change_training, any & ~null},
+    ConfigKey{"auto_map", does_not_change_training, any & ~(null | boolean | whole | real)},
     ConfigKey{"_auto_class", does_not_change_training},
     ConfigKey{"name_or_path", does_not_change_training},
     ConfigKey{"_name_or_path", does_not_change_training},

@@ -6,6 +6,7 @@
 
 #include "cli/run.h"
 #include "core/temporary_folder.h"
+#include "headroom/model.h"
 
 namespace headroom {
 namespace {
@@ -99,6 +100,32 @@ TEST_F(PlanCommand, PlanAndTrainWarnOfTheSameDType) {
   EXPECT_FALSE(json::parse(plan({"--json"})).contains("warning"));
   EXPECT_FALSE(json::parse(train("f32", {"--json"})).contains("warning"));
   EXPECT_THAT(plan({"--device", "gtx-1080", "--dtype", "f16"}), HasSubstr("note      f16 on NVIDIA GeForce"));
+}
+
+TEST_F(PlanCommand, PlanAndTrainNameWhatTheyIgnoreOfAModelsFile) {
+  std::string config = to_json(find_model("demo"));
+  config.insert(config.find('{') + 1, R"("unsloth_fixed": true, )");
+  put(folder_ / "config.json", config);
+  const std::string folder = folder_.path().string();
+  const std::string note = "config.json: ignored, as transformers does: unsloth_fixed";
+  const std::vector<std::string> plan = {"plan", "--model", folder, "--context", "64", "--budget", "64MiB"};
+  EXPECT_THAT(run_command(plan).out, HasSubstr("note      " + note + "\n"));
+  std::vector<std::string> for_machines = plan;
+  for_machines.emplace_back("--json");
+  EXPECT_EQ(json::parse(run_command(for_machines).out)["notes"], json::array({note}));
+
+  // A model of random weights becomes a folder like any other.
+  const CliResult first =
+      run_command({"train", "--model", "demo", "--data", "recall", "--context", "64", "--steps", "1",
+                   "--budget", "64MiB", "--out", (folder_ / "run").string(), "--json"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  const auto weights = std::filesystem::path(json::parse(first.out)["checkpoint"].get<std::string>());
+  std::filesystem::copy_file(weights / "model.safetensors", folder_ / "model.safetensors");
+  const CliResult train =
+      run_command({"train", "--model", folder, "--data", "recall", "--context", "64", "--steps", "1",
+                   "--budget", "64MiB", "--out", (folder_ / "again").string()});
+  EXPECT_EQ(train.code, 0) << train.err;
+  EXPECT_THAT(train.out, HasSubstr("note    " + note + "\n"));
 }
 
 TEST_F(PlanCommand, PinsAndComparison) {

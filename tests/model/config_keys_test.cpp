@@ -4,19 +4,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <map>
 #include <set>
 
+#include "headroom/core/error.h"
 #include "headroom/model/config.h"
 
 namespace headroom {
 namespace {
 
-Json transformers_keys() {
-  std::ifstream file(HEADROOM_TESTS_FOLDER "/model/transformers_keys.json");
+Json read_list(const std::string& name) {
+  std::ifstream file(HEADROOM_TESTS_FOLDER "/model/" + name);
   return Json::parse(file);
+}
+
+Json transformers_keys() {
+  return read_list("transformers_keys.json");
 }
 
 constexpr std::array kFamilies = {std::pair{"qwen3", ModelFamily::qwen3},
@@ -100,6 +106,27 @@ TEST(ConfigKeys, DefaultsOfTransformersAreAccepted) {
     EXPECT_TRUE(check_config_keys(JsonReader(file, "defaults"), family).empty());
     const auto from_defaults = parse_model_config(file.dump());
     EXPECT_EQ(from_defaults, parse_model_config(Json{{"model_type", name}}.dump())) << name;
+  }
+}
+
+// tests/parity/judge_configs.py writes what transformers makes of each.
+TEST(ConfigKeys, OddFilesAreReadWhereTransformersTrainsAndRefusedWhereItRaises) {
+  const Json list = read_list("odd_configs.json");
+  ASSERT_GT(list["rows"].size(), 200u);
+  for (const Json& row : list["rows"]) {
+    for (const auto& [name, family] : kFamilies) {
+      Json file = list["model"];
+      file["model_type"] = name;
+      file.update(row["change"]);
+      const Json unsupported = row.value("unsupported", Json::array());
+      const bool reads = row[name] == "trains" &&
+                         std::find(unsupported.begin(), unsupported.end(), name) == unsupported.end();
+      if (reads) {
+        EXPECT_NO_THROW(static_cast<void>(parse_model_config(file.dump()))) << name << row["change"];
+      } else {
+        EXPECT_THROW(static_cast<void>(parse_model_config(file.dump())), Error) << name << row["change"];
+      }
+    }
   }
 }
 

@@ -292,6 +292,31 @@ TEST(Decoder, DilatedMasksGiveTheSameBitsToo) {
   }
 }
 
+TEST(Decoder, ThePadTokenLearnsAsAnOutputAlone) {
+  for (const bool tied : {false, true}) {
+    ModelConfig config = small_model(tied, true);
+    const std::vector<float> weights = random_weights(config);
+    SmallStep step{.config = config, .strategy = {.layers = kKeepAll}};
+    const HostBatch batch = random_batch(config, step.sizes);
+    const StepResult without = step.run(weights, batch);
+    const std::int64_t pad_token = batch.tokens[5];
+    step.config.pad_token = pad_token;
+    const StepResult with = step.run(weights, batch);
+    EXPECT_EQ(with.loss, without.loss);
+    const auto begin = static_cast<std::size_t>(pad_token * config.hidden);  // the embedding comes first
+    double left = 0;
+    for (std::size_t i = 0; i < with.gradients.size(); ++i) {
+      if (i - begin < static_cast<std::size_t>(config.hidden)) {
+        EXPECT_NE(with.gradients[i], without.gradients[i]) << i;
+        left += std::abs(with.gradients[i]);
+      } else {
+        ASSERT_EQ(with.gradients[i], without.gradients[i]) << i;
+      }
+    }
+    EXPECT_EQ(left != 0, tied);
+  }
+}
+
 TEST(Decoder, GradientsAreAddedUp) {
   const ModelConfig config = small_model(true, false);
   const std::vector<float> weights = random_weights(config);

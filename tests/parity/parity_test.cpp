@@ -2,9 +2,8 @@
 // in the folder that HEADROOM_PARITY names).
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -13,46 +12,16 @@
 #include "headroom/model.h"
 #include "headroom/train.h"
 #include "memory/rehearsed.h"
+#include "parity/reference.h"
 
 namespace headroom {
 namespace {
 
 std::filesystem::path reference_folder() {
-  const char* given = std::getenv("HEADROOM_PARITY");
-  return std::filesystem::path(given != nullptr ? given : HEADROOM_PARITY_FOLDER) / "reference";
+  return parity_folder() / "reference";
 }
 
-std::vector<std::string> models() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(reference_folder())) {
-    if (entry.is_directory()) names.push_back(entry.path().filename());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::vector<float> floats(const SafetensorsFile& file, const std::string& name) {
-  const SafetensorsEntry* entry = file.find(name);
-  EXPECT_NE(entry, nullptr) << name;
-  std::vector<float> values(static_cast<std::size_t>(entry->shape.elements()));
-  file.read_into(*entry, TensorView(values.data(), DType::f32, entry->shape));
-  return values;
-}
-
-struct Difference {
-  double error = 0;  // length of the difference
-  double norm = 0;   // of what is expected
-};
-
-Difference difference(const TensorView& ours, const std::vector<float>& expected, double scale = 1) {
-  Difference result;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double e = expected[i];
-    result.error += std::pow(scale * static_cast<double>(ours.data<float>()[i]) - e, 2);
-    result.norm += e * e;
-  }
-  return {std::sqrt(result.error), std::sqrt(result.norm)};
-}
+const testing::Environment* const kWorstErrors = testing::AddGlobalTestEnvironment(new WorstErrors);
 
 class Parity : public testing::TestWithParam<std::string> {
  protected:
@@ -95,6 +64,7 @@ TEST_P(Parity, LossGradientsAndFiveSteps) {
             const Difference d =
                 difference(table.view(trainer.gradients(), parameter),
                            floats(reference_, "grad." + parameter.name), trainer.gradient_scale(loss.labels));
+            WorstErrors::note("gradients", d.error / d.norm, GetParam() + ", " + parameter.name);
             EXPECT_LE(d.error, 1e-4 * d.norm) << parameter.name;
           }
         });
@@ -102,6 +72,7 @@ TEST_P(Parity, LossGradientsAndFiveSteps) {
       const double norm = trainer.update(context, step, loss.labels);
       if (context.phantom()) continue;
       const auto i = static_cast<std::size_t>(step - 1);
+      WorstErrors::note("losses", std::abs(*loss.mean() - losses[i]) / losses[i], GetParam());
       EXPECT_NEAR(*loss.mean(), losses[i], 1e-5 * losses[i]) << "step " << step;
       EXPECT_NEAR(norm, norms[i], 1e-4 * norms[i]) << "step " << step;
     }
@@ -110,18 +81,18 @@ TEST_P(Parity, LossGradientsAndFiveSteps) {
       for (const Parameter& parameter : table.entries()) {
         const std::vector<float> after = floats(reference_, "after." + parameter.name);
         const std::vector<float> start = floats(before, parameter.name);
-        double moved = 0;
-        for (std::size_t i = 0; i < after.size(); ++i) moved += std::pow(after[i] - start[i], 2);
+        const double moved = distance(after, start);
         // A near-zero gradient's rounding decides its direction under AdamW, so the way is judged with room.
         const Difference d = difference(table.view(trainer.buffers().weights, parameter), after);
-        EXPECT_LE(d.error, 1e-2 * std::sqrt(moved)) << parameter.name;
+        WorstErrors::note("movements", d.error / moved, GetParam() + ", " + parameter.name);
+        EXPECT_LE(d.error, 1e-2 * moved) << parameter.name;
         EXPECT_LE(d.error, 1e-4 * d.norm) << parameter.name;
       }
     });
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transformers, Parity, testing::ValuesIn(models()),
+INSTANTIATE_TEST_SUITE_P(Transformers, Parity, testing::ValuesIn(models_in(reference_folder())),
                          [](const auto& model) { return model.param; });
 
 }  // namespace

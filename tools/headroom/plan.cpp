@@ -190,6 +190,7 @@ nlohmann::ordered_json to_json(const Options& options, const PlanRequest& reques
   if (request.problem.optimizer.kind != OptimizerKind::none)
     json["optimizer_state"] = step.strategy.offload_optimizer ? "host" : "device";
   if (answer.warning) json["warning"] = *answer.warning;
+  if (!answer.notes.empty()) json["notes"] = answer.notes;
   for (const PlanAnswer::Compared& row : answer.compared) {
     json["compare"].push_back({{"strategy", row.name},
                                {"bytes", row.bytes},
