@@ -29,7 +29,7 @@ check-ci: setup-checks setup-browser
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
 	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
 
-# Everything, however slow: steps of more than a gibibyte, every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
+# Everything, however slow: steps of more than a gibibyte, every fault of tests/faults, every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
 check: test check-ci
 	@ctest --preset huge
 	@ctest --preset dev

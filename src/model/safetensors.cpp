@@ -1,7 +1,9 @@
 #include "headroom/model/safetensors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <future>
 #include <set>
 
 #include "headroom/core/checked.h"
@@ -14,8 +16,7 @@ namespace headroom {
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 20;
-// Of a tensor on its way to a file: it is still in the L2 cache when its checksum has been made.
-constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
+constexpr std::size_t kCachedBytes = std::size_t{1} << 18;  // stays in L2 from one look at it to the next
 
 // In a file nothing is aligned, so elements are copied out before they are looked at.
 template <class From, class To>
@@ -100,6 +101,45 @@ std::string header_text(std::span<const NamedView> tensors) {
   return header + text;
 }
 
+std::span<const std::byte> bytes_of(const TensorView& view) {
+  return {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())};
+}
+
+// The checksums of tensors while they are written, on a thread of its own where there is one: both only read
+// them, and a file system takes longer.
+class Checksums {
+ public:
+  Checksums(std::span<const NamedView> tensors, AllowedValues values)
+      : made_(std::async([this, tensors, values] {
+          std::vector<std::uint32_t> checksums;
+          for (const NamedView& tensor : tensors) checksums.push_back(make(tensor, values));
+          return checksums;
+        })) {}
+  Checksums(const Checksums&) = delete;
+  Checksums& operator=(const Checksums&) = delete;
+  ~Checksums() { given_up_ = true; }
+
+  // Throws where a tensor is not finite that has to be.
+  std::vector<std::uint32_t> get() { return made_.get(); }
+
+ private:
+  [[nodiscard]] std::uint32_t make(const NamedView& tensor, AllowedValues values) const {
+    std::uint32_t checksum = 0;
+    for (auto rest = bytes_of(tensor.view); !rest.empty() && !given_up_;) {
+      const auto piece = rest.first(std::min(rest.size(), kCachedBytes));
+      if (values == AllowedValues::finite && !all_finite(piece, tensor.view.dtype())) {
+        fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved", in_quotes(tensor.name));
+      }
+      checksum = crc32c(piece, checksum);
+      rest = rest.subspan(piece.size());
+    }
+    return checksum;
+  }
+
+  std::atomic<bool> given_up_ = false;
+  std::future<std::vector<std::uint32_t>> made_;  // its destructor waits
+};
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
@@ -177,26 +217,13 @@ bool SafetensorsFile::equal(const SafetensorsEntry& entry, const SafetensorsFile
 SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
                                        AllowedValues values) {
   const std::string header = header_text(tensors);
-  SafetensorsChecksums checksums{.header = crc32c(std::as_bytes(std::span(header))), .tensors = {}};
   FileWriter file(path);
   file.write(header);
-  for (const auto& [name, view] : tensors) {
-    std::span<const std::byte> bytes(static_cast<const std::byte*>(view.raw()),
-                                     static_cast<std::size_t>(view.bytes()));
-    std::uint32_t checksum = 0;
-    while (!bytes.empty()) {
-      const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
-      if (values == AllowedValues::finite && !all_finite(piece, view.dtype())) {
-        fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved", in_quotes(name));
-      }
-      checksum = crc32c(piece, checksum);
-      file.write(piece);
-      bytes = bytes.subspan(piece.size());
-    }
-    checksums.tensors.push_back(checksum);
-  }
+  Checksums checksums(tensors, values);
+  for (const NamedView& tensor : tensors) file.write(bytes_of(tensor.view));
+  SafetensorsChecksums made{.header = crc32c(std::as_bytes(std::span(header))), .tensors = checksums.get()};
   file.commit();
-  return checksums;
+  return made;
 }
 
 }  // namespace headroom
