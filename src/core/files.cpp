@@ -345,8 +345,13 @@ void FolderWriter::commit() {
 FolderLock::FolderLock(const fs::path& folder) : path_(folder / ".lock") {
   // The holder removes the file before it lets go: then the lock is of a file without a name, try again.
   do {
-    file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW);
+    check_kind(path_, S_IFREG);
+    file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     if (!file_) fail_to("write", path_, errno);
+    const struct stat status = status_of(file_, path_);
+    check(S_ISREG(status.st_mode) && status.st_nlink <= 1,
+          "cannot write {}: it is {} of {} names; only a regular file of one name is taken", path_.string(),
+          kind_of(status.st_mode), status.st_nlink);
     if (!lock(file_)) {
       const Descriptor held = std::exchange(file_, Descriptor());
       fail(ErrorKind::input, "{} is in use by {}; one run at a time may write there", folder.string(),

@@ -25,8 +25,8 @@ constexpr std::array<std::string_view, 11> kNames = {"tokenizer.json",
                                                      "chat_template.jinja",
                                                      "chat_template.json",
                                                      "generation_config.json"};
-constexpr std::array<std::string_view, 5> kKeys = {"bos_token_id", "eos_token_id", "pad_token_id",
-                                                   "initializer_range", "use_cache"};
+constexpr std::array<std::string_view, 4> kKeys = {"bos_token_id", "eos_token_id", "initializer_range",
+                                                   "use_cache"};
 constexpr std::int64_t kMaxBytes = 128 * kMiB;  // the largest tokenizers in use have about 35 MiB
 
 std::string kept_keys(const fs::path& config_path) {

@@ -345,13 +345,25 @@ TEST(FolderLock, DoesNotRemoveTheLockOfAnother) {
   EXPECT_THAT(error_of([&] { FolderLock third(folder.path()); }), HasSubstr("in use"));
 }
 
-TEST(FolderLock, FollowsNoLinkAndShowsNoControlCharacters) {
+TEST(FolderLock, WritesToAFileOfItsOwnAlone) {
   const TemporaryFolder folder;
   put(folder / "precious", "text");
+  const auto refused = [&] {
+    const std::string message = error_of([&] { FolderLock lock(folder.path()); });
+    EXPECT_EQ(content(folder / "precious"), "text");
+    fs::remove(folder / ".lock");
+    return message;
+  };
   fs::create_symlink(folder / "precious", folder / ".lock");
-  EXPECT_THAT(error_of([&] { FolderLock lock(folder.path()); }), HasSubstr(".lock"));
-  EXPECT_EQ(content(folder / "precious"), "text");
-  fs::remove(folder / ".lock");
+  EXPECT_THAT(refused(), HasSubstr("it is a symbolic link"));
+  fs::create_hard_link(folder / "precious", folder / ".lock");
+  EXPECT_THAT(refused(), HasSubstr("it is a regular file of 2 names"));
+  ASSERT_EQ(mkfifo((folder / ".lock").c_str(), 0666), 0);
+  EXPECT_THAT(refused(), HasSubstr("it is a named pipe"));
+}
+
+TEST(FolderLock, ShowsNoControlCharacters) {
+  const TemporaryFolder folder;
   const FolderLock lock(folder.path());
   put(folder / ".lock", "\033[2Jx\n");
   EXPECT_THAT(error_of([&] { FolderLock second(folder.path()); }), HasSubstr("in use by another process"));

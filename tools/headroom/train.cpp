@@ -162,8 +162,8 @@ std::vector<Setting> settings_of(const Options& options, const Data& data, const
 
 std::int64_t warmup_steps(const Options& options, const std::optional<Resumed>& resumed) {
   if (options.warmup) return *options.warmup;
-  if (resumed)
-    return resumed->whole_setting("warmup");  // the default depends on --steps, which may have grown
+  // The default depends on --steps, which may have grown.
+  if (resumed) return resumed->whole_setting("warmup");
   return std::min<std::int64_t>(options.optimizer.steps / 10, 100);
 }
 
@@ -223,8 +223,7 @@ std::vector<std::string> compare(const Resumed& resumed, const TrainingSetup& se
     const std::int64_t next = state.step + 1;
     notes.push_back(
         fmt::format("--steps is {} and was {}: from here on the learning rate is that of a run of {} steps "
-                    "(step {}: {:.3g} "
-                    "instead of {:.3g})",
+                    "(step {}: {:.3g} instead of {:.3g})",
                     format_count(steps), format_count(before.steps), format_count(steps), format_count(next),
                     learning_rate(setup.problem.optimizer, next), learning_rate(before, next)));
   }
@@ -310,8 +309,9 @@ class Narrator {
         duration(left));
     if (!report.loss && !std::exchange(told_of_no_labels_, true)) {
       if (terminal_) std::fputs("\r\033[K", stderr);
-      say(fmt::format("note    step {} has no labelled token, so nothing was updated; the end counts such steps",
-                      report.step));
+      say(fmt::format(
+          "note    step {} has no labelled token, so nothing was updated; the end counts such steps",
+          report.step));
     }
     if (terminal_) {
       std::fprintf(stderr, "\r\033[K%s", line.c_str());
@@ -524,9 +524,10 @@ void train(const Options& options, std::ostream& out) {
 void add_train(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
   constexpr double kLargestFloat = std::numeric_limits<float>::max();
-  app.add_text("--model", options->model,
-               "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b "
-               "(random weights), or a Hugging Face folder")
+  app.add_text(
+         "--model", options->model,
+         "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b "
+         "(random weights), or a Hugging Face folder")
       ->required();
   app.add_text("--data", options->data,
                "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
