@@ -114,7 +114,7 @@ class SmallRun {
       const fs::path& out, const std::function<void(const StepReport&)>& listen = [](const StepReport&) {},
       const std::function<bool()>& stop = [] { return false; }) {
     setup.out = out;
-    setup.resume = latest_checkpoint(out).has_value();
+    setup.checkpoint = latest_checkpoint(out);
     fs::create_directories(out);
     const Data data = Data::open("recall", {.context = 64, .vocab = setup.problem.config.vocab});
     const Strategy strategy{.layers = {.recompute = setup.problem.config.layers},
@@ -144,7 +144,7 @@ TEST_F(Train, StoppedInTheMiddleOfAnAccumulationItContinuesWithTheSameBits) {
     EXPECT_FALSE(stopped.held_out_loss.has_value());
     EXPECT_EQ(stopped.last_step, micro_step / 3);
     EXPECT_EQ(stopped.finished_a_step(), micro_step >= 3);
-    EXPECT_EQ(std::isnan(stopped.last_loss), micro_step < 3);
+    EXPECT_EQ(stopped.last_loss.has_value(), micro_step >= 3);
     EXPECT_EQ(stopped.checkpoint,
               micro_step < 3 ? fs::path() : out / fmt::format("step-{:08}", micro_step / 3));
     const TrainingResult rest = run.run(out);

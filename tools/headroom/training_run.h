@@ -27,14 +27,13 @@ struct TrainingSetup {
 
 struct StepReport {
   std::int64_t step = 0;
-  std::optional<double>
-      loss;  // the mean over the labels; nothing where the step has none, which changes nothing
-  std::int64_t labels = 0;  // of this step
+  std::optional<double> loss{};  // the mean over the labels; without one nothing changes
+  std::int64_t labels = 0;       // of this step
   double learning_rate = 0;
-  std::optional<double> grad_norm;  // nothing where there is no loss
-  std::int64_t tokens = 0;          // since the run first began
-  double seconds = 0;               // since this process began to train
-  double tokens_per_second = 0;     // of the step alone, without saving or reporting
+  std::optional<double> grad_norm{};  // nothing where there is no loss
+  std::int64_t tokens = 0;            // since the run first began
+  double seconds = 0;                 // since this process began to train
+  double tokens_per_second = 0;       // of the step alone, without saving or reporting
   std::int64_t live_bytes = 0;
   std::int64_t live_peak_bytes = 0;
 };
@@ -56,10 +55,10 @@ struct TrainingResult {
 
 // Trains until the last step or until stop() says so, which is asked before every micro-step; then saves. A
 // step that was stopped half way is dropped: the checkpoint is that of the last step that was finished, and
-// a run that goes on from it has the bits of one that was never stopped. A loss, a gradient, or a weight to be
-// saved that is not finite is an error that names step and tensor, and leaves the last checkpoint as it is. So
-// is a folder `out` that is removed or replaced meanwhile. `out` has to be there, and nobody else may write to
-// it.
+// a run that goes on from it has the bits of one that was never stopped. A loss, a gradient, or a weight to
+// be saved that is not finite is an error that names step and tensor, and leaves the last checkpoint as it
+// is. So is a folder `out` that is removed or replaced meanwhile. `out` has to be there, and nobody else may
+// write to it.
 [[nodiscard]] TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit,
                                           const Data& data, Backend& backend,
                                           const std::function<void(const StepReport&)>& listen,
