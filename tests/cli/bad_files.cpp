@@ -69,8 +69,12 @@ class Files {
  public:
   explicit Files(const fs::path& folder) : folder_(folder) {
     put(folder / kPrecious, "kept");
-    const CliResult result = run_command(train({"--out", (folder / "run").string()}));
+    // Two more steps are to come, so that it can be resumed.
+    const fs::path run = folder / "run";
+    const CliResult result =
+        run_command(train({"--out", run.string(), "--steps", "3", "--save-every", "1", "--keep-last", "3"}));
     EXPECT_EQ(result.code, 0) << result.err;
+    for (const char* step : {"step-00000002", "step-00000003"}) fs::remove_all(run / step);
   }
 
   std::vector<BadInput> rows;
@@ -137,7 +141,7 @@ class Files {
       const fs::path path = copy();
       fs::remove_all(path / name);
       obstacle.put_at(path / name);
-      add(line(path), "");
+      add(line(path), name);
     }
   }
   void contents(const std::function<fs::path()>& copy, const std::string& name,
@@ -145,7 +149,7 @@ class Files {
     for (const std::string& text : texts) {
       const fs::path path = copy();
       put(path / name, text);
-      add(line(path), "");
+      add(line(path), name);
     }
   }
 
@@ -306,7 +310,9 @@ void add_weights(Files& files) {
 }
 
 void add_data(Files& files) {
-  const auto data = [&](const fs::path& path) { files.add(files.train_new({"--data", path.string()}), ""); };
+  const auto data = [&](const fs::path& path) {
+    files.add(files.train_new({"--data", path.string()}), path.stem().string().substr(0, 40));
+  };
   for (const Obstacle& obstacle : obstacles_to_reading(files.folder())) {
     if (obstacle.named == "at most") continue;  // a mapped file may be as large as it likes
     const fs::path path = files.fresh();
@@ -338,7 +344,7 @@ void add_data(Files& files) {
   const auto documents = [&](const fs::path& path) {
     files.add({"bench", "attention", "--seq", "16", "--heads", "1", "--steps", "1", "--mask",
                "causal+documents:" + path.string()},
-              "");
+              path.empty() ? "documents" : path.filename().string());
   };
   for (const Obstacle& obstacle : obstacles_to_reading(files.folder())) {
     const fs::path path = files.fresh();
@@ -355,7 +361,7 @@ void add_data(Files& files) {
 
 void add_rates(Files& files) {
   const auto plan_with = [&](const fs::path& path) {
-    files.add(Files::plan({"--model", "demo"}), "");
+    files.add(Files::plan({"--model", "demo"}), path.filename().string());
     files.rows.back().environment = {{"HEADROOM_RATES", path.string()}};
   };
   for (const Obstacle& obstacle : obstacles_to_reading(files.folder())) {
@@ -439,15 +445,15 @@ void add_runs(Files& files) {
     if (obstacle.named == "folder") continue;
     const fs::path path = files.fresh();
     obstacle.put_at(path);
-    out(path, "");
+    out(path, path.filename().string());
   }
-  out(files.folder() / kPrecious, "");
-  out(files.folder() / kPrecious / "below", "");
-  out(files.folder() / std::string(300, 'x'), "");
+  out(files.folder() / kPrecious, kPrecious);
+  out(files.folder() / kPrecious / "below", "below");
+  out(files.folder() / std::string(300, 'x'), "xxx");
   out(files.folder() / "run", "--resume");
 
   const auto resume = [](const fs::path& run) {
-    Line line = Files::train({"--out", run.string(), "--steps", "2"});
+    Line line = Files::train({"--out", run.string(), "--steps", "3"});
     line.emplace_back("--resume");
     return line;
   };
@@ -456,9 +462,9 @@ void add_runs(Files& files) {
   files.add(resume(files.folder() / "no such run"), "no checkpoint");
   for (const Line& other : std::vector<Line>{
            {"--seed", "7"}, {"--batch", "2"}, {"--data", "recall:keys=2"}, {"--learning-rate", "1"}}) {
-    Line line = Files::train({"--out", files.run().string(), "--steps", "2", other[0], other[1]});
+    Line line = Files::train({"--out", files.run().string(), "--steps", "3", other[0], other[1]});
     line.emplace_back("--resume");
-    files.add(line, "");
+    files.add(line, other[0].substr(2, 4));
   }
   for (const char* name : {"state.json", "config.json"}) {
     files.contents(copy, step + name, no_json_object(), resume);
@@ -478,7 +484,7 @@ void add_runs(Files& files) {
       const fs::path run = files.run();
       fs::remove(run / file);
       obstacle.put_at(run / file);
-      files.add(resume(run), "");
+      files.add(resume(run), run.filename().string());
     }
   }
 }

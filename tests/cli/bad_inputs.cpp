@@ -152,7 +152,7 @@ class Table {
       value(line, option, bad);
     }
     if (least > 0) value(line, option, "64,0");
-    add(with(line, {option, "64", "128"}), "128");
+    add(with(with(line, option, "64"), Line{"128"}), "128");
   }
 
   // A list of names, or one name; the message names the value where it does not the option.
@@ -301,7 +301,7 @@ void add_train(Table& table, const fs::path& folder) {
     table.whole(line, option, 1, kCounted);
   table.whole(line, "--warmup", 0, kCounted);
   table.whole(line, "--threads", 1, 4096);
-  table.value(line, "--warmup", "2");  // more than the steps
+  table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})
@@ -392,7 +392,7 @@ void add_bench(Table& table) {
   for (const char* option : {"--seq", "--head-dim", "--batch", "--heads"})
     table.numbers(bench_attention(), option, 1);
   table.whole(bench_attention(), "--kv-heads", 1, 2'147'483'647);
-  table.value(bench_attention(), "--kv-heads", "3");
+  table.add(with(bench_attention(), "--kv-heads", "3"), "heads_kv 3");
   table.mask(bench_attention(), "--mask", true);
   table.names(bench_attention(), "--impl", "fastest");
   table.name(without(without(bench_attention(), "--seq"), "--heads"), "--preset", "grid");

@@ -27,8 +27,8 @@ Layout layout_of(const Backend& backend, bool offload_optimizer) {
   Context phantom(backend.description());
   Trainer trainer = make_trainer(offload_optimizer);
   trainer.load(phantom, [&] { trainer.initialize(phantom, 7); });
-  static_cast<void>(trainer.micro_step(phantom, {}));
-  static_cast<void>(trainer.update(phantom, 1));
+  const LossSum loss = trainer.micro_step(phantom, {});
+  static_cast<void>(trainer.update(phantom, 1, loss.labels));
   static_cast<void>(trainer.evaluate(phantom, {}));
   trainer.save(phantom, {});
   return make_layout(std::move(phantom).take_ledger());
@@ -49,9 +49,10 @@ Outcome three_steps(Backend& backend, bool offload_optimizer) {
     const HostBatch batch =
         random_batch(trainer.decoder().config(), trainer.decoder().sizes(), static_cast<std::uint64_t>(step));
     const auto fill = [&](const StepBatch& views) { batch.copy_to(views); };
-    outcome.values.push_back(trainer.micro_step(context, fill));
-    outcome.values.push_back(trainer.update(context, step));
-    outcome.values.push_back(trainer.evaluate(context, fill));
+    const LossSum loss = trainer.micro_step(context, fill);
+    outcome.values.push_back(loss.sum);
+    outcome.values.push_back(trainer.update(context, step, loss.labels));
+    outcome.values.push_back(trainer.evaluate(context, fill).sum);
   }
   trainer.save(context, [&] {
     const TrainBuffers buffers = trainer.buffers();
