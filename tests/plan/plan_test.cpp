@@ -267,7 +267,7 @@ TEST(Plan, ChangesSaveWhatTheySay) {
 TEST(Plan, AChangeFitsWhereItsOwnStepFits) {
   PlanRequest request = small_request(4);
   int unlike_the_plan = 0;
-  for (std::int64_t budget = 2 * kMiB; budget <= 32 * kMiB; budget += kMiB) {
+  for (std::int64_t budget = 2 * kMiB; budget <= 32 * kMiB; budget += kMiB / 8) {
     request.budget_bytes = budget;
     const CostModel costs = costs_of(request);
     const Plan plan = make_plan(request, costs);
