@@ -263,21 +263,32 @@ TEST(Plan, ChangesSaveWhatTheySay) {
   EXPECT_DOUBLE_EQ(recompute->added_seconds, step.seconds - plan.step.seconds);
 }
 
-// Whatever the plan itself does.
+// Whatever the plan itself does: just below the least that it takes, some single changes are enough and
+// others are not.
 TEST(Plan, AChangeFitsWhereItsOwnStepFits) {
   PlanRequest request = small_request(4);
-  int unlike_the_plan = 0;
-  for (std::int64_t budget = 2 * kMiB; budget <= 32 * kMiB; budget += kMiB / 8) {
+  request.pins.loss_chunk_tokens = 128;  // the same space at every budget
+  request.budget_bytes = kMiB;
+  const CostModel costs = costs_of(request);
+  const Plan least = make_plan(request, costs);
+  ASSERT_FALSE(least.fits);
+  const auto count = [&](std::int64_t budget) {
     request.budget_bytes = budget;
-    const CostModel costs = costs_of(request);
     const Plan plan = make_plan(request, costs);
+    std::pair<int, int> fitting_and_not;
     for (const Change& change : what_if(request, plan, costs)) {
       const bool expected = budgeted_bytes(request, plan.step) - change.saved_bytes <= budget;
       EXPECT_EQ(change.fits, expected) << budget << ": " << change.what;
-      unlike_the_plan += change.fits != plan.fits;
+      ++(change.fits ? fitting_and_not.first : fitting_and_not.second);
     }
-  }
-  EXPECT_GT(unlike_the_plan, 0);
+    return fitting_and_not;
+  };
+  const std::int64_t needed = budgeted_bytes(request, least.step);
+  EXPECT_GT(count(needed - 1).first, 0);
+  EXPECT_GT(count(kMiB).second, 0);
+  const auto [fitting, not_fitting] = count(4 * needed);
+  EXPECT_GT(fitting, 0);
+  EXPECT_EQ(not_fitting, 0);
 }
 
 // What moves to the host has to fit there too.
