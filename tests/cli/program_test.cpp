@@ -70,6 +70,20 @@ TEST_P(Stopped, IsAnsweredInTheMiddleOfAnAccumulation) {
 
 INSTANTIATE_TEST_SUITE_P(Program, Stopped, testing::Values(SIGINT, SIGTERM, SIGHUP));
 
+// As timeout and closing shells do.
+TEST(Program, RequestsToEndMayComeTwice) {
+  for (const int number : {SIGTERM, SIGHUP}) {
+    const TemporaryFolder folder;
+    Program program(folder, std::string(kTrain) + "--steps 1000000 --json >out.json");
+    ASSERT_TRUE(program.runs_until([&] { return steps_in_metrics(folder / "run") >= 1; }));
+    program.signal(number);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // while it saves
+    program.signal(number);
+    EXPECT_EQ(program.wait().code, 0);
+    EXPECT_TRUE(latest_checkpoint(folder / "run").has_value());
+  }
+}
+
 TEST(Program, OutlivesItsTerminalUnderNohup) {
   const TemporaryFolder folder;
   Program program(folder, "trap '' HUP; " + std::string(kTrain) + "--steps 1000000 --json >out.json");

@@ -57,8 +57,9 @@ struct Options {
   std::optional<std::string> html;
 };
 
-// Ctrl-C, a request to end, and a terminal that goes away ask the loop to save and leave; the same signal a
-// second time ends the process as usual.
+// Ctrl-C, a request to end, and a terminal that goes away ask the loop to save and leave. A second Ctrl-C
+// ends the process as usual. The other two often come twice by themselves (from timeout, from a shell that
+// closes), which must not end a run that is saving.
 volatile std::sig_atomic_t stop_asked = 0;
 
 class StopOnSignal {
@@ -67,8 +68,8 @@ class StopOnSignal {
     stop_asked = 0;
     struct sigaction action {};
     action.sa_handler = [](int) { stop_asked = 1; };
-    action.sa_flags = SA_RESETHAND;
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      action.sa_flags = kSignals[i] == SIGINT ? SA_RESETHAND : 0;
       sigaction(kSignals[i], nullptr, &before_[i]);
       // nohup: the run is to outlive its terminal.
       if (kSignals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
