@@ -352,9 +352,10 @@ void plan(const Command& command, const Options& options, std::ostream& out, int
 
 void add_plan(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<Options>();
-  app.add_text("--model", options->model,
-               "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b, or a "
-               "Hugging Face folder");
+  app.add_text(
+      "--model", options->model,
+      "demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-32b, llama3-8b, llama3-70b, or a "
+      "Hugging Face folder");
   app.add_whole("--context", options->context, 1, kMostTokens, "Tokens of a sequence")->required();
   app.add_whole("--batch", options->batch, 1, kMostTokens, "Sequences of an update");
   app.add_text("--device", options->device,
