@@ -442,8 +442,8 @@ TEST_F(Train, BadInputIsOneLine) {
         path("x"), "--bytes"},
        "has tokens of its own"},
       {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
-        path("x"), "--batch", "4294967296", "--accumulation", "8388608"},
-       "batch 4294967296 x context 256 x accumulation 8388608 is a step of 2^63 tokens or more"},
+        path("x"), "--batch", "2147483647", "--accumulation", "2147483647"},
+       "batch 2147483647 x context 256 x accumulation 2147483647 is a step of 2^63 tokens or more"},
   };
   for (const auto& [arguments, part] : cases) {
     const CliResult result = run_command(arguments);
