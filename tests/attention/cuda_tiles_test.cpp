@@ -4,11 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <set>
 #include <vector>
 
 #include "attention/cuda/portable.h"
+#include "attention/cuda/sm90.h"
 #include "attention/cuda/steps.h"
 #include "attention_cases.h"
 #include "headroom/cpu.h"
@@ -188,6 +191,30 @@ TEST(CudaViews, FourNeighboursMoveAsOneOnlyWhereEveryRowStartsSo) {
     EXPECT_FALSE(aligned(0, {1000, 98, 24, 1}, dtype));  // rows
     EXPECT_FALSE(aligned(0, {1000, 96, 23, 1}, dtype));  // heads: rows of four are at multiples of 4 again
   }
+}
+
+TEST(Sm90, RowsFollowFromAFormulaOnlyWhereTheyAreEvenlyApart) {
+  using sm90::Source;
+  const auto source = [](std::int64_t seq, std::initializer_list<Dilation> patterns, bool mixed = false,
+                         std::int64_t documents = 0) {
+    AttentionProblem problem{.seq_q = seq, .seq_k = seq, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
+    std::copy(patterns.begin(), patterns.end(), problem.mask.dilations.begin());
+    problem.mask.dilation_count = static_cast<int>(patterns.size());
+    problem.mask.mix_dilations = mixed;
+    problem.mask.max_documents = documents;
+    return sm90::source_of(problem);
+  };
+  EXPECT_EQ(source(210, {}), Source::formula);
+  EXPECT_EQ(source(210, {}, false, 3), Source::tables);
+  EXPECT_EQ(source(210, {{30, 3}}), Source::formula);
+  EXPECT_EQ(source(210, {{500, 3}}), Source::formula);  // one segment
+  EXPECT_EQ(source(211, {{30, 3}}), Source::lists);     // the rate does not divide the length
+  EXPECT_EQ(source(211, {{500, 3}}), Source::lists);
+  EXPECT_EQ(source(210, {{31, 3}}), Source::lists);  // nor the segment
+  EXPECT_EQ(source(210, {{30, 3}}, false, 3), Source::lists);
+  EXPECT_EQ(source(210, {{30, 3}, {60, 2}}), Source::lists);  // of each head another
+  EXPECT_EQ(source(210, {{30, 3}, {60, 2}}, true), Source::formula);
+  EXPECT_EQ(source(210, {{30, 3}, {60, 4}}, true), Source::lists);
 }
 
 TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {

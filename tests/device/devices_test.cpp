@@ -13,6 +13,9 @@ TEST(Devices, ListsTheCpuFirstAndOpensIt) {
   EXPECT_EQ(list.devices[0].device, (Device{DeviceKind::cpu}));
   EXPECT_EQ(list.devices.size() == 1, !list.no_cuda_reason.empty());
   EXPECT_EQ(open_backend({DeviceKind::cpu}, 1)->device(), (Device{DeviceKind::cpu}));
+  for (const int threads : {1, 3}) {
+    EXPECT_EQ(open_backend({DeviceKind::cpu}, threads)->description().cores, threads);
+  }
   EXPECT_EQ(default_budget(
                 {.total_bytes = 1 << 30, .free_bytes = 1 << 29, .held_by_others_bytes = 0, .holders = {}}),
             (1 << 29) - kOutsideArenaBytes);

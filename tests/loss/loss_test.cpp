@@ -305,6 +305,36 @@ std::string message_of(const std::function<void()>& body) {
   return "nothing was thrown";
 }
 
+// What predicted times and `headroom profile` are made of. Backward makes the logits once more.
+TEST(Loss, SaysWhatItDoes) {
+  const LossProblem problem{.tokens = 12, .hidden = 8, .vocab = 30, .dtype = DType::bf16};
+  const TensorView hidden(nullptr, DType::bf16, {12, 8});
+  const TensorView loss(nullptr, DType::f32, {1});
+  const LossForward forward{.hidden = hidden,
+                            .weight = TensorView(nullptr, DType::bf16, {30, 8}),
+                            .labels = TensorView(nullptr, DType::i32, {12}),
+                            .token_weights = {},
+                            .loss = loss,
+                            .saved = {}};
+  Context context(describe_cpu());
+  context.phase("step", [&] {
+    loss_forward(context, problem, forward);
+    loss_backward(context, problem,
+                  {.forward = forward,
+                   .loss_gradient = loss,
+                   .hidden_gradient = hidden,
+                   .weight_gradient = TensorView(nullptr, DType::f32, {30, 8})});
+  });
+  const std::span<const WorkRecord> work = context.work("step");
+  ASSERT_EQ(work.size(), 2U);
+  EXPECT_EQ(work[0].work.kernel, "loss");
+  EXPECT_EQ(work[0].work.flops, 2 * 12 * 8 * 30);
+  EXPECT_EQ(work[0].work.bytes, 2 * (12 * 8 + 30 * 8));
+  EXPECT_EQ(work[1].work.kernel, "loss backward");
+  EXPECT_EQ(work[1].work.flops, 3 * 2 * 12 * 8 * 30);
+  EXPECT_EQ(work[1].work.bytes, 3 * 2 * (12 * 8 + 30 * 8));
+}
+
 TEST(Loss, RefusesInOneLine) {
   const LossProblem problem{.tokens = 3, .hidden = 4, .vocab = 9};
   const auto with_label = [&](std::int32_t label) {

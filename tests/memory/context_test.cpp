@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -225,6 +226,21 @@ TEST(Context, AnInterruptedPhaseIsUndone) {
   program(context);
   EXPECT_EQ(saved, 1);
   EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 0);
+}
+
+TEST(Context, AStageThatIsLeftOpenEndsWithItsPhase) {
+  Context context({.name = "made up"});
+  std::unique_ptr<Context::Stage> left_open;
+  EXPECT_THROW(context.phase("first",
+                             [&] {
+                               left_open.reset(new Context::Stage(context.stage("lost")));
+                               throw std::runtime_error("in the middle");
+                             }),
+               std::runtime_error);
+  context.phase("second", [&] { const Tensor a = context.allocate(floats("a", 1)); });
+  const Ledger& ledger = context.ledger();
+  ASSERT_EQ(ledger.phases().size(), 1U);
+  EXPECT_EQ(ledger.stage_path(ledger.phases()[0].events[0].stage), "");
 }
 
 TEST(Context, SideStreamsHaveToWait) {

@@ -233,6 +233,23 @@ std::string message_of(const RopeSettings& settings, std::int64_t head_dim) {
   return "";
 }
 
+// As in transformers, the range of pairs that are neither kept nor stretched ends at head_dim - 1, however
+// few turns the slowest pair makes.
+TEST(RopeFrequencies, YarnsRangeEndsAtTheLastElementOfAHead) {
+  const RopeSettings settings{.theta = 2,
+                              .kind = RopeKind::yarn,
+                              .factor = 4,
+                              .original_positions = 1'000'000,
+                              .beta_fast = 1e5,  // pair 2.7, rounded down
+                              .beta_slow = 1};   // pair 69.1
+  const RopeFrequencies frequencies = rope_frequencies(settings, 8);
+  for (int pair = 0; pair < 4; ++pair) {
+    const double plain = std::pow(2.0, -pair / 4.0);
+    const double stretched = std::clamp((pair - 2) / (7.0 - 2), 0.0, 1.0);
+    EXPECT_DOUBLE_EQ(frequencies.inverse[pair], plain * (1 - stretched) + plain / 4 * stretched) << pair;
+  }
+}
+
 TEST(RopeFrequencies, NameWhatIsWrong) {
   EXPECT_THAT(message_of({}, 63), HasSubstr("head_dim 63 is not an even number from 2 to 256"));
   EXPECT_THAT(message_of({}, 258), HasSubstr("head_dim 258"));
