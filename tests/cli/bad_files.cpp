@@ -289,9 +289,12 @@ void add_weights(Files& files) {
   };
   files.contents(sharded, index,
                  {"{}", "{\"weight_map\":[]}", "{\"weight_map\":{}}", mapped("../shard.safetensors"),
-                  mapped("/etc/passwd"), mapped("x.txt"), mapped("missing.safetensors"), mapped(1),
-                  mapped(nullptr), mapped(""), mapped(".."), mapped(std::string("a\0.safetensors", 14))},
+                  mapped("/etc/passwd"), mapped("x.txt"), mapped(1), mapped(nullptr), mapped(""),
+                  mapped(".."), mapped(std::string("a\0.safetensors", 14))},
                  line);
+  const fs::path missing = sharded();
+  put(missing / index, mapped("missing.safetensors"));
+  files.add(line(missing), "missing.safetensors");
   const auto all_to = [&](const fs::path& model, const std::string& shard) {
     const std::string file = content(files.checkpoint() / "model.safetensors");
     std::uint64_t length = 0;

@@ -228,14 +228,15 @@ nlohmann::json bench_loss(std::vector<std::string> arguments) {
 TEST(Commands, BenchLossMeasures) {
   const auto json = bench_loss({"--tokens", "70", "--hidden", "24", "--vocab", "1100", "--dtype", "f32,bf16",
                                 "--impl", "fused,chunked-recompute,chunked,standard,reference",
-                                "--chunk-tokens", "50", "--chunk-vocab", "0,512", "--steps", "2"});
+                                "--chunk-tokens", "0,50", "--chunk-vocab", "0,512", "--steps", "2"});
   for (const char* key : {"machine", "commit", "rows", "budget_bytes"})
     EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_GT(json["machine"]["peak_gflops"]["f32"], 0);
-  ASSERT_EQ(json["rows"].size(), 2U * 5 * 2);
+  ASSERT_EQ(json["rows"].size(), 2U * 5 * 2 * 2);
   for (const auto& row : json["rows"]) {
-    const bool keeps = row.at("impl") == "chunked" || row.at("impl") == "standard";
-    if (keeps && row.at("chunk_vocab") != 0) {
+    const bool chunks_words = row.at("impl") == "fused" || row.at("impl") == "chunked-recompute";
+    const bool chunks_tokens = chunks_words || row.at("impl") == "chunked";
+    if ((!chunks_words && row.at("chunk_vocab") != 0) || (!chunks_tokens && row.at("chunk_tokens") != 0)) {
       EXPECT_EQ(row.at("status"), "unsupported");
       continue;
     }

@@ -182,11 +182,12 @@ TEST_F(PlanCommand, RefusesWhatItCannotRead) {
   refused({}, "--model is required");
   refused({"--model", "demo", "--device", "h300"}, "no device 'h300'; accepted: cpu, a100-40");
   refused({"--model", "demo", "--layers", "keep:2"}, "'keep:2' are 2 layers, the model has 1");
-  refused({"--model", "demo", "--layers", "keep:x"}, "accepted: parts of keep:N");
+  refused({"--model", "demo", "--layers", "keep:x"}, "keep 'x' has to be a whole number");
   refused({"--model", "demo", "--layers", "hold:1"}, "accepted: parts of keep:N");
   refused({"--model", "demo", "--accumulation", "3"}, "a batch of 1 sequences is not 3 equal micro-steps");
   refused({"--model", "demo", "--attention", "full"}, "add causal");
-  refused({"--model", "demo", "--optimizer-state", "host", "--optimizer", "none"}, "there is no optimizer");
+  refused({"--model", "demo", "--optimizer-state", "host", "--optimizer", "none"},
+          "--optimizer none, which has no state");
   put(folder_ / "rates.json", "{");
   refused({"--model", "demo"}, "holds no rates");
 }

@@ -135,7 +135,7 @@ TEST_F(Resume, ComparesWhatTheBitsDependOn) {
     EXPECT_THAT(refused(more), HasSubstr(message));
   }
   // Neither changes a bit.
-  trained({"--resume", "--threads", "1", "--budget", "12MiB", "--max-documents", "3", "--save-every", "1"});
+  trained({"--resume", "--threads", "1", "--budget", "12MiB", "--save-every", "1"});
 }
 
 TEST_F(Resume, ComparesTheDataByWhatItHolds) {
