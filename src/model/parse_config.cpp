@@ -104,7 +104,7 @@ void parse_window(const JsonReader& json, const Defaults& defaults, ModelConfig&
       sliding[static_cast<std::size_t>(i)] = true;
     }
   }
-  if (std::ranges::find(sliding, true) == sliding.end()) return;
+  if (!window || std::ranges::find(sliding, true) == sliding.end()) return;
   if (*window < 1 || *window > kMaxPositions)
     json.refuse("sliding_window", fmt::format("1 to {}", kMaxPositions));
   config.sliding_window = *window;

@@ -204,8 +204,8 @@ bool SafetensorsFile::equal(const SafetensorsEntry& entry, const SafetensorsFile
     const auto ours = piece_of(*this, entry, first, count);
     const auto theirs = piece_of(other, other_entry, first, count);
     if (entry.dtype != other_entry.dtype || std::memcmp(ours.data(), theirs.data(), ours.size()) != 0) {
-      convert_from(*entry.dtype, ours.data(), here.data(), count);
-      convert_from(*other_entry.dtype, theirs.data(), there.data(), count);
+      convert_from(entry.dtype.value_or(DType::f32), ours.data(), here.data(), count);
+      convert_from(other_entry.dtype.value_or(DType::f32), theirs.data(), there.data(), count);
       if (!std::equal(here.begin(), here.begin() + count, there.begin())) return false;
     }
     file_.release(ours);

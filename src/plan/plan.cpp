@@ -381,7 +381,7 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   });
   if (plan.fits) return plan;
   ++plan.rehearsed;
-  plan.step = plan_step(request, strategy_of(*smallest), costs, &plan.layout);
+  plan.step = plan_step(request, strategy_of(smallest.value_or(Candidate{})), costs, &plan.layout);
   plan.fits = fits(request, plan.step);
   return plan;
 }
