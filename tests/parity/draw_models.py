@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 STEPS = 3
 # An epsilon that gradients of rounding alone do not reach, so that they do not choose where a weight goes.
-LEARNING_RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.95), 1e-4, 0.1
+LEARNING_RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.95), 1e-3, 0.1
 WEIGHT_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -38,7 +38,8 @@ def draw_shape(draw, kind):
     config = {
         "model_type": kind,
         "vocab_size": draw.randint(37, 131),
-        "hidden_size": heads * draw.randint(3, 13) if kind == "llama" else draw.randint(17, 61),
+        # Not fewer than 16: a norm of a few numbers multiplies what is rounded.
+        "hidden_size": heads * draw.randint(-(-16 // heads), 61 // heads) if kind == "llama" else draw.randint(17, 61),
         "intermediate_size": draw.randint(11, 73),
         "num_hidden_layers": draw.randint(1, 3),
         "num_attention_heads": heads,
@@ -137,7 +138,8 @@ def draw_weights(draw, config, dtype, generator, folder):
     """Random weights of the model, in files as they are found."""
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(**{**json.loads(json.dumps(config)), "tie_word_embeddings": False}))
-    fixed.randomise(model, {"spread": draw.uniform(0.2, 0.8)}, generator)
+    # Logits of a few units, whatever the width: with larger ones a few steps learn by heart, and nothing but rounding is left.
+    fixed.randomise(model, {"spread": draw.uniform(0.5, 3) / math.sqrt(config["hidden_size"])}, generator)
     tensors = {name: value.to(WEIGHT_TYPES[dtype]) for name, value in model.state_dict().items()}
     embedding, output = "model.embed_tokens.weight", "lm_head.weight"
     ties = "no"
@@ -169,6 +171,9 @@ def draw_batches(draw, config):
     documents = draw.choice([0, draw.randint(1, 5)])
     vocab = config["vocab_size"]
     tokens = torch.tensor([[[draw.randrange(vocab) for _ in range(seq)] for _ in range(batch)] for _ in range(micro)])
+    if config.get("pad_token_id") is not None:
+        tokens[torch.tensor([chance(draw, 0.2) for _ in range(tokens.numel())]).reshape(tokens.shape)] = (
+            config["pad_token_id"] % vocab)
     labels = torch.full_like(tokens, fixed.IGNORED)
     positions = torch.zeros_like(tokens)
     starts = torch.full((micro, batch, documents + 1), seq)

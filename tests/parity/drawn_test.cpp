@@ -37,13 +37,11 @@ class Drawn : public testing::TestWithParam<std::string> {
     if (documents_ > 0) copy("starts", batch.document_starts);
   }
 
-  // Of a tensor, where `whole` is the length of all of them together: one that is nearly zero is all
-  // rounding.
-  void expect_close(const std::string& what, const std::string& parameter, double error, double norm,
-                    double whole, double most) const {
-    const double relative = error / (norm + 0.01 * whole);
-    WorstErrors::note("drawn " + what, relative, GetParam() + ", " + parameter);
-    EXPECT_LE(relative, most) << what << " of " << parameter;
+  // Errors are judged beside `scale`, which is never nearly nothing: what is would be all rounding.
+  void expect_close(const std::string& what, const std::string& parameter, double error, double scale,
+                    double most) const {
+    WorstErrors::note("drawn " + what, error / scale, GetParam() + ", " + parameter);
+    EXPECT_LE(error / scale, most) << what << " of " << parameter;
   }
 };
 
@@ -58,7 +56,7 @@ TEST_P(Drawn, LossGradientsAndSteps) {
                                     .final_fraction = 1,
                                     .steps = std::ssize(losses),
                                     .beta2 = 0.95,
-                                    .epsilon = 1e-4,
+                                    .epsilon = 1e-3,
                                     .weight_decay = 0.1,
                                     .max_norm = floats(reference_, "clip").front()};
   run_rehearsed([&](Context& context) {
@@ -79,21 +77,26 @@ TEST_P(Drawn, LossGradientsAndSteps) {
             const Difference d =
                 difference(table.view(trainer.gradients(), parameter),
                            floats(reference_, "grad." + parameter.name), trainer.gradient_scale(loss.labels));
-            expect_close("gradients", parameter.name, d.error, d.norm, norms[0], 1e-4);
+            expect_close("gradients", parameter.name, d.error, d.norm + 0.01 * norms[0], 1e-4);
           }
         });
       }
       const double norm = trainer.update(context, step, loss.labels);
       if (context.phantom()) continue;
-      expect_close("losses", "the model", std::abs(*loss.mean() - losses[i]), losses[i], 0, 2e-5);
-      expect_close("gradient norms", "the model", std::abs(norm - norms[i]), norms[i], 0, 1e-4);
+      expect_close("losses", "the model", std::abs(*loss.mean() - losses[i]), losses[i] + 0.01 * losses[0],
+                   2e-5);
+      expect_close("gradient norms", "the model", std::abs(norm - norms[i]), norms[i] + 0.01 * norms[0],
+                   1e-4);
     }
     context.run([&](const Stream&) {
       for (const Parameter& parameter : table.entries()) {
         const std::vector<float> after = floats(reference_, "after." + parameter.name);
         const double moved = distance(after, floats(reference_, "before." + parameter.name));
         const Difference d = difference(table.view(trainer.buffers().weights, parameter), after);
-        expect_close("movements", parameter.name, d.error, moved, 0, 1e-2);
+        // AdamW moves a weight by up to the learning rate in a step.
+        const double most = optimizer.learning_rate * static_cast<double>(optimizer.steps) *
+                            std::sqrt(static_cast<double>(after.size()));
+        expect_close("movements", parameter.name, d.error, moved + 0.1 * most, 1e-2);
       }
     });
   });
