@@ -50,10 +50,10 @@ constexpr std::array kKeys = {
     // Windows. A llama has none, whatever is said of one.
     ConfigKey{"use_sliding_window", used, boolean, {}, kQwen3},
     ConfigKey{"sliding_window", used, whole | null, {}, kQwen3},
-    ConfigKey{"sliding_window", does_not_change_training, any, {}, kLlama},
+    ConfigKey{"sliding_window", does_not_change_training, whole | null, {}, kLlama},
     ConfigKey{"max_window_layers", used, whole, {}, kQwen3},
     ConfigKey{"layer_types", used, text_list | null, {}, kBoth},
-    ConfigKey{"attention_chunk_size", does_not_change_training, any, {}, kLlama},
+    ConfigKey{"attention_chunk_size", does_not_change_training, whole | null, {}, kLlama},
 
     // Arithmetic that is not there.
     ConfigKey{"hidden_act", must_have_value, text, R"(["silu", "swish"])"},
