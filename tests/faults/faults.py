@@ -176,7 +176,7 @@ class Faults:
         for resumed in (False, True):
             more = ["--resume"] if resumed else []
             count = self.count(resumed)
-            for mode, codes in (("kill", (-signal.SIGKILL,)), ("error", (0, 1)), ("full", (0, 1))):
+            for mode, codes in (("kill", (-signal.SIGKILL,)), ("error", (0, 1, 2)), ("full", (0, 1, 2))):
                 numbers = range(1, count + 1)
                 for call in numbers if every_call else sorted(self.random.sample(numbers, sample)):
                     what = f"{mode} at call {call} of a {'resumed' if resumed else 'new'} run"
@@ -185,7 +185,9 @@ class Faults:
                     self.mark.unlink(missing_ok=True)
                     process = self.start(more, f"{mode}:{call}")
                     # Where the removal of a temporary name fails, such as the lock's, the run goes on.
-                    self.finish(process, what, codes)
+                    code = self.finish(process, what, codes)
+                    if code == 2 and self.out.exists():  # a folder that cannot be made is the only bad input here
+                        self.fail(what, "exit 2")
                     if self.mark.exists():
                         struck += 1
                         self.go_on(before, what)
