@@ -98,7 +98,7 @@ Descriptor open_regular(const fs::path& path) {
 void check_kind(const fs::path& path, mode_t wanted) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return;  // nothing there, or nothing that could be opened either
-  check((status.st_mode & S_IFMT) == wanted, "cannot write {}: it is {}; only {} is replaced", path.string(),
+  check((status.st_mode & S_IFMT) == wanted, "cannot write {}: it is {}, not {}", path.string(),
         kind_of(status.st_mode), kind_of(wanted));
 }
 
@@ -252,9 +252,7 @@ AppendedFile::AppendedFile(fs::path path) : path_(std::move(path)) {
 }
 
 void AppendedFile::check_kind(const fs::path& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return;
-  check(S_ISREG(status.st_mode), "cannot write {}: it is not a regular file", path.string());
+  headroom::check_kind(path, S_IFREG);
 }
 
 void AppendedFile::open() {

@@ -97,10 +97,10 @@ class Files {
     }
     return line;
   }
-  [[nodiscard]] Line train_new(const Line& more) const {
+  [[nodiscard]] Line train_new(const Line& more) {
     Line line = train(more);
     if (std::ranges::find(line, "--out") == line.end())
-      line.insert(line.end(), {"--out", (folder_ / "never").string()});
+      line.insert(line.end(), {"--out", fresh("out").string()});
     return line;
   }
   [[nodiscard]] static Line plan(const Line& more) {
@@ -204,6 +204,21 @@ void add_configs(Files& files) {
     put(model / "config.json", good.dump().insert(1, fmt::format("\"{}\":8,", key)));  // twice
     files.add(line(model), key);
   }
+  for (const int layers : {10'000, 10'001}) {  // deeper than what is planned, and than what is read
+    const fs::path model = files.model();
+    Json config = good;
+    config["num_hidden_layers"] = layers;
+    put(model / "config.json", config.dump());
+    const std::string name = model.string();
+    for (const Line& command : std::vector<Line>{Files::plan({"--model", name}),
+                                                 Files::plan({"--model", name, "--runtime", "pytorch"}),
+                                                 {"profile", "--model", name, "--context", "64"},
+                                                 {"bench", "step", "--model", name, "--context", "64"},
+                                                 files.train_new({"--model", name})}) {
+      files.add(command, "layers");
+      files.rows.back().seconds = 5;
+    }
+  }
   const fs::path without = files.model();
   fs::remove(without / "config.json");
   files.add(line(without), "config.json");
@@ -272,6 +287,15 @@ void add_weights(Files& files) {
   files.reading(copy, "model.safetensors", line);
   files.contents(copy, "model.safetensors",
                  bad_safetensors(content(files.checkpoint() / "model.safetensors")), line);
+
+  for (const char* name : {"tokenizer.json", "generation_config.json"}) {  // checkpoints carry them along
+    for (const Obstacle& obstacle : obstacles_to_reading(files.folder())) {
+      if (obstacle.named == "symbolic link") continue;  // to nowhere: it is not there
+      const fs::path model = files.model();
+      obstacle.put_at(model / name);
+      files.add(line(model), name);
+    }
+  }
 
   const auto sharded = [&] {
     const fs::path model = files.model();

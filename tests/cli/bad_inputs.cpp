@@ -346,7 +346,9 @@ void add_train(Table& table, const fs::path& folder) {
                           "/dev/null"}) {
     table.add(with(line, "--data", bad), "data");
   }
-  for (const char* flag : {"--resume", "--json"}) table.flag(line, flag);
+  for (const char* flag : {"--resume", "--overwrite", "--bytes", "--json"}) table.flag(line, flag);
+  table.add(with(line, {"--bytes"}), "--bytes");  // recall has tokens of its own
+  table.add(with(line, {"--resume", "--overwrite"}), "--overwrite");
   table.add(with(line, "--max-documents", "4"), "--max-documents");  // recall has none
   for (const char* option : {"--model", "--data", "--context", "--steps", "--out"})
     table.add(without(line, option), option);
@@ -436,6 +438,35 @@ void add_verify(Table& table) {
       {.arguments = devices(), .named = "HEADROOM_SIMD", .environment = {{"HEADROOM_SIMD", "sse\n"}}});
 }
 
+// Sizes that parse and cannot be: the planner refuses them within its own limit.
+void add_large(Table& table, const fs::path& folder) {
+  const std::string most = "2147483647";
+  const auto refused = [&](const Line& line, const std::string& named, int code = 2) {
+    table.rows.push_back({.arguments = line, .named = named, .code = code, .seconds = 5});
+  };
+  const Line large = {"--context", most, "--batch", most};
+  const Line pytorch = {"--runtime", "pytorch"};
+  const auto sized = [&](const Line& line) { return with(without(line, "--context"), large); };
+  refused(sized(plan()), most.substr(0, 1));
+  refused(with(sized(plan()), pytorch), "64 bits");
+  refused(sized(profile()), "tokens");
+  refused(sized(train(folder)), "");
+  refused(with(with(train(folder), "--batch", most), {"--accumulation", most}), "accumulation");
+  refused(with(train(folder), "--batch", most), "does not fit", 3);
+  refused(with(profile(), "--batch", most), "does not fit", 3);
+  refused(with(train(folder), "--budget", "1B"), "does not fit", 3);
+  refused(with(profile(), "--budget", "1B"), "does not fit", 3);
+  refused({"plan", "--program", "ring-softmax", "--context", most, "--batch", most}, "64 bits");
+  refused({"plan", "--program", "ring-softmax", "--context", most}, "64 bits");
+  refused(with(with(plan(), "--context", "1000000"),
+               {"--runtime", "pytorch", "--torch-loss", "chunked", "--loss-chunk", "8"}),
+          "chunks");
+  refused(with(with(plan(), "--batch", "7"), {"--accumulation", "2"}), "micro-steps");
+  refused({"bench", "attention", "--seq", most, "--batch", most, "--heads", most}, "64 bits");
+  refused({"bench", "loss", "--tokens", most, "--vocab", most, "--hidden", most}, "64 bits");
+  refused(with(bench_step(), "--context", most), "64 bits");
+}
+
 // Text that a message must not pass on as it is.
 void add_hostile_text(Table& table, const fs::path& folder) {
   const std::string long_name(100'000, 'x');
@@ -478,6 +509,7 @@ std::vector<BadInput> bad_values(const fs::path& folder) {
   add_profile(table, folder);
   add_bench(table);
   add_verify(table);
+  add_large(table, folder);
   add_hostile_text(table, folder);
   return table.rows;
 }

@@ -193,7 +193,7 @@ TEST(Program, RefusesMetricsThatAreNoFileAtOnce) {
   const ProgramResult result = run_program(
       folder, "mkdir run; mkfifo run/metrics.jsonl; " + std::string(kTrain) + "--steps 2 >out.txt");
   EXPECT_EQ(result.code, 2);
-  EXPECT_EQ(result.err, "headroom: cannot write run/metrics.jsonl: it is not a regular file\n");
+  EXPECT_EQ(result.err, "headroom: cannot write run/metrics.jsonl: it is a named pipe, not a regular file\n");
   EXPECT_EQ(content(folder / "out.txt"), "");
 }
 

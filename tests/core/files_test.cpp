@@ -122,9 +122,13 @@ TEST(AppendedFile, OpensRegularFilesAlone) {
   fs::create_symlink("/dev/null", folder / "device");
   fs::create_directory(folder / "folder");
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  for (const char* name : {"link", "device", "folder", "pipe"}) {
+  const std::vector<std::pair<std::string, std::string>> kinds = {{"link", "a symbolic link"},
+                                                                  {"device", "a symbolic link"},
+                                                                  {"folder", "a folder"},
+                                                                  {"pipe", "a named pipe"}};
+  for (const auto& [name, kind] : kinds) {
     const std::string message =
-        fmt::format("cannot write {}: it is not a regular file", (folder / name).string());
+        fmt::format("cannot write {}: it is {}, not a regular file", (folder / name).string(), kind);
     EXPECT_EQ(error_of([&] { AppendedFile file(folder / name); }), message);
     EXPECT_EQ(error_of([&] { AppendedFile::check_kind(folder / name); }), message);
   }
