@@ -171,6 +171,79 @@ TEST(Page, HoldsExactBytesAndWhatTheyAreCalled) {
   EXPECT_EQ(data["sections"][3]["levels"][0]["value"], 1 << 22);
 }
 
+TEST(Page, HoldsEveryWordOfFiguresTablesAndCharts) {
+  Page page{.title = "Title", .subtitle = "subtitle", .notes = {"first note", "second note"}};
+  page.sections.emplace_back(Figures{{{"planned", bytes_cell(2048), "a note"}}});
+  Table table({"stage", "peak"});
+  table.add({"forward", bytes_cell(1024)});
+  page.sections.emplace_back(TableSection{.title = "Stages", .table = table, .note = "of the table"});
+  page.sections.emplace_back(LineChart{.title = "Memory",
+                                       .x = {.label = "context", .unit = Unit::tokens, .logarithmic = true},
+                                       .y = {.label = "peak", .unit = Unit::bytes},
+                                       .series = {{"tiled", {{1, 10}, {2, 20}}}, {"naive", {{1, 30}}}},
+                                       .levels = {{"budget", 99}},
+                                       .note = "of the chart"});
+  EXPECT_EQ(data_of(html(page)), nlohmann::json::parse(R"({
+    "title": "Title", "subtitle": "subtitle", "notes": ["first note", "second note"],
+    "sections": [
+      {"kind": "figures",
+       "figures": [{"label": "planned", "value": {"text": "2 KiB", "bytes": 2048}, "note": "a note"}]},
+      {"kind": "table", "title": "Stages", "note": "of the table",
+       "rows": [[{"text": "stage"}, {"text": "peak"}], [{"text": "forward"}, {"text": "1 KiB", "bytes": 1024}]]},
+      {"kind": "lines", "title": "Memory", "note": "of the chart",
+       "x": {"label": "context", "unit": "tokens", "logarithmic": true},
+       "y": {"label": "peak", "unit": "bytes", "logarithmic": false},
+       "levels": [{"name": "budget", "value": 99.0}],
+       "series": [{"name": "tiled", "points": [[1.0, 10.0], [2.0, 20.0]]}, {"name": "naive", "points": [[1.0, 30.0]]}]}
+    ]})"));
+}
+
+// Names are numbers of a list there, so that each is written once.
+TEST(Page, HoldsTheTimelineMomentByMoment) {
+  const MemoryTimeline timeline = memory_timeline(small_ledger(), "step");
+  Page page{.title = "t"};
+  page.sections.emplace_back(timeline);
+  const nlohmann::json data = data_of(html(page))["sections"][0];
+  const auto text = [&](const nlohmann::json& id) {
+    return data["texts"][id.get<std::size_t>()].get<std::string>();
+  };
+  EXPECT_EQ(data["kind"], "timeline");
+  EXPECT_EQ(data["title"], timeline.title);
+  EXPECT_EQ(data["moment_count"], timeline.moment_count);
+  EXPECT_EQ(data["peak"], timeline.peak);
+  ASSERT_EQ(data["number"].size(), timeline.moments.size());
+  for (std::size_t i = 0; i < timeline.moments.size(); ++i) {
+    const MemoryTimeline::Moment& moment = timeline.moments[i];
+    EXPECT_EQ(data["number"][i], moment.number);
+    EXPECT_EQ(text(data["name"][i]), moment.name);
+    EXPECT_EQ(text(data["stage"][i]), moment.stage);
+    EXPECT_EQ(data["change"][i], moment.change_bytes);
+    for (std::size_t c = 0; c < data["categories"].size(); ++c) {
+      std::size_t category = 0;
+      while (name(static_cast<Category>(category)) != data["categories"][c]) ++category;
+      EXPECT_EQ(data["live"][c][i], moment.live[category]) << i;
+    }
+  }
+  ASSERT_EQ(data["stages"].size(), timeline.stages.size());
+  for (std::size_t i = 0; i < timeline.stages.size(); ++i) {
+    const MemoryTimeline::Stage& stage = timeline.stages[i];
+    EXPECT_EQ(text(data["stages"][i][0]), stage.path);
+    EXPECT_EQ(data["stages"][i][1], stage.depth);
+    EXPECT_EQ(data["stages"][i][2], stage.begin);
+    EXPECT_EQ(data["stages"][i][3], stage.end);
+  }
+  ASSERT_EQ(data["blocks"].size(), timeline.blocks.size());
+  for (std::size_t i = 0; i < timeline.blocks.size(); ++i) {
+    const LiveBlock& block = timeline.blocks[i];
+    EXPECT_EQ(text(data["blocks"][i][0]), block.name);
+    EXPECT_EQ(text(data["blocks"][i][1]), name(block.category));
+    EXPECT_EQ(text(data["blocks"][i][2]), block.allocated_in);
+    EXPECT_EQ(data["blocks"][i][3], block.bytes);
+  }
+  EXPECT_EQ(data["other_blocks"], timeline.other_blocks);
+  EXPECT_EQ(data["other_bytes"], timeline.other_bytes);
+}
+
 // Nothing that a name holds ends the script it stands in, and nothing is fetched.
 TEST(Page, NamesCannotBecomeMarkup) {
   const std::string name = "</script><script>hacked()</script><!-- \xff\xc3 \" \\ \u2028";
