@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "headroom/core/checked.h"
+
 namespace headroom {
 namespace {
 
@@ -13,27 +15,38 @@ std::string place(const Ledger& ledger, const Ledger::Phase& phase, std::uint32_
   return path.empty() ? text : text + "/" + path;
 }
 
-// Live bytes before the phase, then after each event of it.
+// Live bytes before the phase, then after each event of it; blocks rounded up to the alignment. Returns the
+// last.
 template <class Visit>
-void replay(const Ledger::Phase& phase, Space space, Visit visit) {
-  CategoryBytes live = phase.live_before[static_cast<std::size_t>(space)];
+CategoryBytes replay(const Ledger::Phase& phase, Space space, CategoryBytes live, std::int64_t alignment,
+                     Visit visit) {
   visit(nullptr, live);
   for (const Event& event : phase.events) {
     const auto category = static_cast<std::size_t>(event.category);
-    if (event.space == space && event.kind == EventKind::allocate) live[category] += event.bytes;
-    if (event.space == space && event.kind == EventKind::free) live[category] -= event.bytes;
+    if (event.space == space && event.kind == EventKind::allocate)
+      live[category] += round_up(event.bytes, alignment);
+    if (event.space == space && event.kind == EventKind::free)
+      live[category] -= round_up(event.bytes, alignment);
     visit(&event, live);
   }
+  return live;
+}
+
+template <class Visit>
+void replay(const Ledger::Phase& phase, Space space, Visit visit) {
+  replay(phase, space, phase.live_before[static_cast<std::size_t>(space)], 1, visit);
 }
 
 }  // namespace
 
-std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space) {
+std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space, std::int64_t alignment) {
   std::vector<StageUsage> rows;
+  CategoryBytes held{};  // by the run: all that is left after a phase
   for (const Ledger::Phase& phase : ledger.phases()) {
     std::map<std::uint32_t, std::size_t> row_of;
     std::vector<std::size_t> open;  // rows of the stages that are open, outermost first
-    replay(phase, space, [&](const Event* event, const CategoryBytes& live) {
+    if (alignment == 1) held = phase.live_before[static_cast<std::size_t>(space)];
+    held = replay(phase, space, held, alignment, [&](const Event* event, const CategoryBytes& live) {
       const bool begins = event == nullptr || event->kind == EventKind::stage_begin;
       if (begins) {
         const std::uint32_t stage = event == nullptr ? 0 : event->stage;

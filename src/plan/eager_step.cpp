@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "headroom/model/parameters.h"
+#include "headroom/plan/plan.h"
 #include "plan/eager_layer.h"
 #include "plan/eager_loss.h"
 
@@ -182,9 +183,9 @@ Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const E
         "a model of {} layers is too deep to plan in eager PyTorch; at most {} are accepted",
         format_count(config.layers), kMaxLayers);
   std::int64_t tokens = 0;
-  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens),
-        "a batch of {} sequences of {} tokens is too large to plan", format_count(sizes.batch),
-        format_count(sizes.seq));
+  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) && tokens <= kMaxPlannedTokens,
+        "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
+        format_count(sizes.batch), format_count(sizes.seq), format_count(kMaxPlannedTokens));
   Context context(device);
   context.phase("pytorch", [&] {
     EagerProgram program(context);

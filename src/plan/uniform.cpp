@@ -31,6 +31,11 @@ TrainingProblem one_layer(TrainingProblem problem) {
   return problem;
 }
 
+// Bytes as an arena holds them: where blocks are small, rounding them up is most of what they take.
+std::vector<StageUsage> in_the_arena(const Ledger& ledger, Space space) {
+  return usage_by_stage(ledger, space, kArenaAlignment);
+}
+
 struct Place {
   bool backward = false;
   std::int64_t layer = -1;  // -1: outside the layers
@@ -87,10 +92,14 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
   RunCosts run{.update_seconds = costs.seconds(context.work("update"))};
-  const CategoryBytes& on_host = context.ledger().usage(Space::host).live;
-  run.device_bytes = context.ledger().usage(Space::device).live_bytes;
-  run.host_bytes = total(on_host) - on_host[static_cast<std::size_t>(Category::staging)];
-  run.update_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
+  for (const StageUsage& row : in_the_arena(context.ledger(), Space::device)) {
+    if (row.phase == "load" && row.stage.empty()) run.device_bytes = row.live_bytes;
+    if (row.phase == "update" && row.stage.empty()) run.update_peak_bytes = row.peak_bytes;
+  }
+  for (const StageUsage& row : in_the_arena(context.ledger(), Space::host)) {
+    if (row.phase != "load" || !row.stage.empty()) continue;
+    run.host_bytes = row.live_bytes - row.at_peak[static_cast<std::size_t>(Category::staging)];
+  }
   return run;
 }
 
@@ -99,7 +108,7 @@ LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& 
   const TrainingRehearsal rehearsal =
       rehearse(one_layer(micro_step_of(request, cut)), cut, rehearsed_on(request.device));
   LossCosts found;
-  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+  for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;
   }
   for (const WorkRecord& record : rehearsal.micro_step) {
@@ -135,7 +144,7 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
   std::int64_t kept_before = 0;
   std::int64_t loss_peak = 0;
   std::vector<std::int64_t> kept_up_to(step.layers.size());
-  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::device)) {
+  for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == "load" && row.stage.empty()) resident = row.live_bytes;
     if (row.phase != "micro-step") continue;
     if (row.stage == "forward/embedding") embedded = row.live_bytes;
@@ -157,7 +166,7 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
     kept_before = kept_up_to[i];
   }
   step.loss_bytes = loss_peak - resident - kept_before;
-  for (const StageUsage& row : usage_by_stage(rehearsal.ledger, Space::host)) {
+  for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::host)) {
     if (row.phase == "load" && row.stage.empty()) step.staged_bytes = row.live_bytes;
   }
 }
@@ -274,7 +283,7 @@ double LayerCosts::seconds(const LayerPolicy& policy, const LossCosts& loss) con
   return accumulation_ * std::max(kernels, copies);
 }
 
-std::int64_t LayerCosts::live_bytes_at_least(const LayerPolicy& policy, const LossCosts& loss) const {
+std::int64_t LayerCosts::bytes_at_least(const LayerPolicy& policy, const LossCosts& loss) const {
   std::int64_t kept = 0;  // by the kinds before
   std::int64_t highest = 0;
   for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {

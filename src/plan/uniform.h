@@ -58,8 +58,8 @@ struct LossCosts {
 };
 [[nodiscard]] LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs);
 
-// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run. Good for
-// policies of the kinds that the given ones have.
+// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run, with blocks
+// rounded up as an arena holds them. Good for policies of the kinds that the given ones have.
 class LayerCosts {
  public:
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
@@ -68,8 +68,8 @@ class LayerCosts {
   // What all micro-steps of an update take by the cost model. `loss`: what the loss costs more than in the
   // cut, where it is cut in another way.
   [[nodiscard]] double seconds(const LayerPolicy& policy, const LossCosts& loss = {}) const;
-  // The live peak is at least this: the highest of moments that surely come.
-  [[nodiscard]] std::int64_t live_bytes_at_least(const LayerPolicy& policy, const LossCosts& loss = {}) const;
+  // The arena is at least this: what is there at the highest of moments that surely come.
+  [[nodiscard]] std::int64_t bytes_at_least(const LayerPolicy& policy, const LossCosts& loss = {}) const;
   // The inputs that have moved to the host, and its buffers for a batch.
   [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy) const {
     return staged_bytes_ + policy.offload * input_bytes_;

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/run.h"
@@ -206,6 +208,66 @@ TEST_F(PlanCommand, EagerPyTorchAndTheRing) {
   const json rows = json::parse(ring.out)["rows"];
   EXPECT_EQ(rows[0]["failure"]["bytes"], 1073741824);
   EXPECT_TRUE(rows[1]["failure"].is_null());
+}
+
+// MLPs that are wider than one pass of a product is deep; built in, and as their config.json says.
+TEST_F(PlanCommand, LargeModels) {
+  for (const std::string model : {"qwen3-14b", "qwen3-32b", "llama3-70b"}) {
+    const auto plan = [](const std::string& name) {
+      const CliResult result = run_command(
+          {"plan", "--model", name, "--context", "8192", "--device", "b200", "--budget", "2TiB", "--json"});
+      EXPECT_EQ(result.code, 0) << result.err;
+      return json::parse(result.out);
+    };
+    const json planned = plan(model);
+    EXPECT_TRUE(planned["fits"]);
+    // 16-bit weights, f32 gradients, and the optimizer's three.
+    EXPECT_GT(planned["live_peak_bytes"], 18 * ParameterTable(built_in_model(model)).parameters());
+    std::ofstream(folder_ / "config.json") << to_json(built_in_model(model), DType::bf16);
+    const json from_file = plan(folder_.path().string());
+    EXPECT_EQ(from_file["arena_bytes"], planned["arena_bytes"]);
+    EXPECT_EQ(from_file["strategy"], planned["strategy"]);
+    EXPECT_EQ(run_command({"plan", "--model", model, "--context", "8192", "--device", "h200"}).code, 3);
+  }
+}
+
+TEST_F(PlanCommand, WhatIsTooLargeToPlanIsRefusedInALine) {
+  ModelConfig deep = built_in_model("demo");
+  deep.layers = 10'000;
+  std::ofstream(folder_ / "config.json") << to_json(deep);
+  const auto refusal = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--context", "256", "--device", "h200"});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+    return result.err;
+  };
+  const std::string folder = folder_.path().string();
+  EXPECT_THAT(refusal({"--model", folder}), HasSubstr("10,000 layers is too deep to plan; at most 1,024"));
+  EXPECT_THAT(refusal({"--model", folder, "--runtime", "pytorch"}), HasSubstr("at most 256"));
+  EXPECT_THAT(refusal({"--model", "demo", "--batch", "9223372036854775807"}),
+              HasSubstr("at most 1,099,511,627,776 tokens"));
+  EXPECT_THAT(refusal({"--model", "demo", "--batch", "9223372036854775807", "--runtime", "pytorch"}),
+              HasSubstr("at most 1,099,511,627,776 tokens"));
+  EXPECT_THAT(refusal({"--model", "demo", "--batch", "64", "--runtime", "pytorch", "--torch-loss", "chunked",
+                       "--loss-chunk", "8"}),
+              HasSubstr("has 2,048 of 8 tokens; at most 1,024 chunks"));
+}
+
+// What is asked for beside the plan does not take it away.
+TEST_F(PlanCommand, ScoresPast64BitsAreNotCompared) {
+  const CliResult result = run_command({"plan", "--model", "demo", "--context", "1000000000", "--device",
+                                        "h200", "--budget", "100TiB", "--compare", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["compare"][0]["strategy"], "every layer recomputed");
+}
+
+TEST_F(PlanCommand, TheContextAtHandFits) {
+  // Less than the 256 tokens in which the largest is looked for.
+  const CliResult result = run_command(
+      {"plan", "--model", "demo", "--context", "100", "--layers", "keep:1", "--budget", "4200KiB", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["max_context"], 100);
 }
 
 TEST_F(PlanCommand, WritesAPage) {

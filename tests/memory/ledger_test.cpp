@@ -69,6 +69,17 @@ TEST(Ledger, UsageByStage) {
                         Row{"step", "forward/layer 1", 1300, 1350}, Row{"step", "backward", 1000, 1300}));
 }
 
+TEST(Ledger, UsageOfAlignedBlocks) {
+  const Layout layout = rehearse(program);
+  const std::vector<StageUsage> rows = usage_by_stage(layout.rehearsal, Space::device, 256);
+  ASSERT_EQ(rows.size(), 6U);
+  EXPECT_EQ(rows[0].live_bytes, 1024);
+  EXPECT_EQ(rows[1].live_bytes, 1024);
+  EXPECT_EQ(rows[1].peak_bytes, 1024 + 3 * 256);  // two that are kept, one at work
+  EXPECT_EQ(rows[1].peak_bytes, layout.reserved(Space::device));
+  EXPECT_EQ(rows[3].peak_bytes, 1024 + 256);
+}
+
 TEST(Ledger, NamesWhatIsAliveAtThePeak) {
   const std::vector<LiveBlock> blocks = blocks_at_peak(rehearse(program).rehearsal, Space::device);
   ASSERT_EQ(blocks.size(), 4U);

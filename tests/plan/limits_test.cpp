@@ -10,6 +10,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/plan.h"
 #include "memory/heap_counter.h"
+#include "plan/search_space.h"
 
 namespace headroom {
 namespace {
@@ -150,6 +151,15 @@ TEST(PlanLimits, WhatIsPastThemIsRefused) {
   EXPECT_EQ(eager(1, {.seq = 8193}, {.loss_chunk = 8}), "");
 }
 
+TEST(PlanLimits, StrategiesThatBarelyFitArePassedOverInTheEnd) {
+  EXPECT_EQ(whole_rehearsals(36), 113);
+  EXPECT_EQ(whole_rehearsals(1024), 4);
+  EXPECT_EQ(slack_after(112, 36), 0);
+  EXPECT_EQ(slack_after(113, 36), 1.0 / 1024);
+  EXPECT_EQ(slack_after(226, 36), 1.0 / 512);
+  EXPECT_EQ(slack_after(4 * 11, 1024), 1);  // twice as much as the bound
+}
+
 // At budgets from too little to plenty.
 TEST(PlanLimits, FewStrategiesAreRehearsedWhole) {
   PlanRequest request = request_of(120);
@@ -167,6 +177,33 @@ TEST(PlanLimits, FewStrategiesAreRehearsedWhole) {
     fitted = plan.fits;
   }
   EXPECT_TRUE(fitted);
+}
+
+// Blocks of a few bytes, each rounded up: the bounds know what an arena makes of them.
+TEST(PlanLimits, SmallBlocksAreRoundedUpInTheBounds) {
+  PlanRequest request = request_of(24);
+  request.problem.config.hidden = 8;
+  request.problem.config.mlp = 8;
+  request.problem.config.heads_q = request.problem.config.heads_kv = 1;
+  request.problem.config.head_dim = 8;
+  request.problem.sizes = {.batch = 4, .seq = 1};
+  const CostModel costs = costs_of(request);
+  const std::int64_t most =
+      plan_step(request, {.layers = {.keep_all = 24}, .compute_dtype = DType::bf16}, costs).arena_bytes;
+  std::int64_t fitted = 0;
+  for (std::int64_t part = 20; part <= 40; ++part) {
+    request.budget_bytes = most * part / 40;
+    const Plan plan = make_plan(request, costs);
+    EXPECT_LE(plan.rehearsed, 3) << request.budget_bytes;
+    fitted += plan.fits;
+  }
+  EXPECT_GT(fitted, 1);
+  // A byte less on the host than every strategy needs there.
+  request = request_of(24);
+  request.host_budget_bytes = make_plan(request, costs).step.host_bytes - 1;
+  const Plan plan = make_plan(request, costs);
+  EXPECT_FALSE(plan.fits);
+  EXPECT_EQ(plan.rehearsed, 1);
 }
 
 #if HEADROOM_HEAP_COUNTED

@@ -45,13 +45,13 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   for (const LayerPolicy& policy : policies) {
     strategy.layers = policy;
     const PlannedStep step = plan_step(request, strategy, costs);
-    const std::int64_t live_bytes =
-        std::max(run.device_bytes + layers.live_bytes_at_least(policy), run.update_peak_bytes);
+    const std::int64_t least_bytes =
+        std::max(run.device_bytes + layers.bytes_at_least(policy), run.update_peak_bytes);
     EXPECT_NEAR(layers.seconds(policy) + run.update_seconds, step.seconds, 1e-9 * step.seconds)
         << describe(strategy);
-    EXPECT_LE(live_bytes, step.live_peak_bytes) << describe(strategy);
+    EXPECT_LE(least_bytes, step.arena_bytes) << describe(strategy);
     // Near enough that the search skips what does not fit.
-    EXPECT_GE(static_cast<double>(live_bytes), 0.9 * static_cast<double>(step.live_peak_bytes))
+    EXPECT_GE(static_cast<double>(least_bytes), 0.9 * static_cast<double>(step.arena_bytes))
         << describe(strategy);
   }
 }

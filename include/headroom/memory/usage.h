@@ -19,7 +19,9 @@ struct StageUsage {
   std::int64_t peak_bytes = 0;  // while it or a stage inside it was open
   CategoryBytes at_peak{};
 };
-[[nodiscard]] std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space);
+// With an alignment, blocks count as what they take in an arena.
+[[nodiscard]] std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space,
+                                                     std::int64_t alignment = 1);
 
 struct LiveBlock {
   std::string name;

@@ -1,0 +1,182 @@
+#include "plan/search_space.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <ranges>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
+
+namespace headroom {
+namespace {
+
+// What a search may cost, in layers looked at: the time of a strategy is a sum over layers. So many take
+// half a second: 64 layers with offloading, or Qwen3-4B's 36 with nine ways to cut its batch besides.
+constexpr std::int64_t kMaxLayersLookedAt = 170'000'000;
+constexpr std::size_t kMaxAccumulations = 32;
+
+// Every how many-th of the recomputed layers may keep its input.
+std::vector<std::int64_t> input_everies(std::int64_t layers) {
+  std::vector<std::int64_t> everies = {1};
+  const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
+  for (const std::int64_t every : {std::int64_t{2}, root}) {
+    if (every > everies.back() && every <= layers) everies.push_back(every);
+  }
+  return everies;
+}
+
+// Counts of keep all, keep attention, recompute and offload that add up to the layers; kinds change at
+// multiples of `step`.
+std::vector<LayerPolicy> layer_policies(std::int64_t layers, bool offload, std::int64_t step) {
+  const std::vector<std::int64_t> everies = input_everies(layers);
+  std::vector<std::int64_t> edges;  // where kinds may change, the last layer's end first
+  for (std::int64_t edge = round_up(layers, step); edge >= 0; edge -= step)
+    edges.push_back(std::min(edge, layers));
+  std::vector<LayerPolicy> policies;
+  for (std::size_t all = 0; all < edges.size(); ++all) {
+    for (std::size_t attention = 0; attention <= all; ++attention) {
+      for (std::size_t recompute = 0; recompute <= (offload ? attention : 0); ++recompute) {
+        const LayerPolicy policy{.keep_all = edges[all],
+                                 .keep_attention = edges[attention] - edges[all],
+                                 .recompute = edges[recompute] - edges[attention],
+                                 .offload = layers - edges[recompute]};
+        for (const std::int64_t every : everies) {
+          if (every > std::max<std::int64_t>(policy.recompute, 1)) break;
+          policies.push_back(policy);
+          policies.back().input_every = every;
+        }
+      }
+    }
+  }
+  return policies;
+}
+
+// The smallest step between the layers at which kinds may change for which the whole space, with so many ways
+// to cut everything else, can be looked at.
+std::int64_t policy_step(std::int64_t layers, bool offload, std::int64_t cuts) {
+  const auto everies = std::ssize(input_everies(layers));
+  for (std::int64_t step = 1;; ++step) {
+    const auto edges = static_cast<double>(divide_up(layers, step) + 1);
+    const double splits = offload ? edges * (edges + 1) * (edges + 2) / 6 : edges * (edges + 1) / 2;
+    if (step >= layers ||
+        splits * static_cast<double>(everies * cuts * layers) <= static_cast<double>(kMaxLayersLookedAt))
+      return step;
+  }
+}
+
+// Numbers of equal micro-steps that a batch can be cut into: all, or so many of them, evenly spread on a
+// logarithmic scale, with the first and the last.
+std::vector<std::int64_t> accumulations(std::int64_t batch) {
+  std::vector<std::int64_t> divisors, large;
+  for (std::int64_t parts = 1; parts * parts <= batch; ++parts) {
+    if (batch % parts != 0) continue;
+    divisors.push_back(parts);
+    if (parts != batch / parts) large.push_back(batch / parts);
+  }
+  divisors.insert(divisors.end(), large.rbegin(), large.rend());
+  if (divisors.size() <= kMaxAccumulations) return divisors;
+  std::vector<std::int64_t> some;
+  for (std::size_t i = 0; i < kMaxAccumulations; ++i) {
+    const double wanted =
+        std::pow(static_cast<double>(batch), static_cast<double>(i) / (kMaxAccumulations - 1));
+    const auto found = std::ranges::lower_bound(
+        divisors, wanted, {}, [](std::int64_t parts) { return static_cast<double>(parts) * (1 + 1e-12); });
+    const std::int64_t parts = found == divisors.end() ? batch : *found;
+    if (some.empty() || parts > some.back()) some.push_back(parts);
+  }
+  return some;
+}
+
+// No value twice.
+template <class Value>
+void add_new(std::vector<Value>& values, const Value& value) {
+  if (std::ranges::find(values, value) == values.end()) values.push_back(value);
+}
+
+}  // namespace
+
+std::int64_t whole_rehearsals(std::int64_t layers) {
+  constexpr std::int64_t kMaxLayersRehearsed = 4096;
+  return std::max<std::int64_t>(kMaxLayersRehearsed / layers, 1);
+}
+
+double slack_after(std::int64_t rehearsed, std::int64_t layers) {
+  const std::int64_t rounds = std::min<std::int64_t>(rehearsed / whole_rehearsals(layers), 15);
+  return rounds == 0 ? 0 : std::exp2(rounds - 11);
+}
+
+std::vector<LayerPolicy> smallest_policies(const PlanRequest& request) {
+  if (request.pins.layers) return {*request.pins.layers};
+  const std::int64_t layers = request.problem.config.layers;
+  std::vector<LayerPolicy> smallest;
+  if (request.host_budget_bytes > 0) smallest.push_back({.offload = layers});
+  for (const std::int64_t every : input_everies(layers) | std::views::reverse)
+    smallest.push_back({.recompute = layers, .input_every = every});
+  return smallest;
+}
+
+std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
+  const std::int64_t batch = request.problem.sizes.batch;
+  const std::optional<std::int64_t>& pin = request.pins.accumulation;
+  if (!pin) return accumulations(batch);
+  check(*pin >= 1 && batch % *pin == 0, "a batch of {} sequences is not {} equal micro-steps", batch, *pin);
+  return {*pin};
+}
+
+std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
+  if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
+  std::vector<LossChunks> choices;
+  for (const std::int64_t share : {8, 32, 256}) {
+    add_new(choices, fit_loss_chunks(loss_problem(request.problem), rehearsed_on(request.device),
+                                     request.budget_bytes / share));
+  }
+  return choices;
+}
+
+std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request) {
+  if (request.pins.mlp_tile_tokens) return {*request.pins.mlp_tile_tokens};
+  const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.seq;
+  std::vector<std::int64_t> choices;
+  for (const std::int64_t tile : {2048, 512, 128}) add_new(choices, std::min(tile, tokens));
+  return choices;
+}
+
+std::vector<bool> optimizer_choices(const PlanRequest& request) {
+  const bool has_state = request.problem.optimizer.kind != OptimizerKind::none;
+  if (const std::optional<bool>& pin = request.pins.offload_optimizer) {
+    check(has_state || !*pin, "the optimizer's state is to be on the host, and there is no optimizer");
+    return {*pin};
+  }
+  if (has_state && request.host_budget_bytes > 0) return {false, true};
+  return {false};
+}
+
+void check_sizes(const TrainingProblem& problem) {
+  check(problem.config.layers <= kMaxPlannedLayers,
+        "a model of {} layers is too deep to plan; at most {} are accepted",
+        format_count(problem.config.layers), format_count(kMaxPlannedLayers));
+  std::int64_t tokens = 0;
+  check(
+      !__builtin_mul_overflow(problem.sizes.batch, problem.sizes.seq, &tokens) && tokens <= kMaxPlannedTokens,
+      "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
+      format_count(problem.sizes.batch), format_count(problem.sizes.seq), format_count(kMaxPlannedTokens));
+}
+
+SearchSpace search_space(const PlanRequest& request) {
+  check_sizes(request.problem);
+  SearchSpace space{.policies = {},
+                    .accumulations = accumulation_choices(request),
+                    .loss_chunks = loss_chunk_choices(request),
+                    .mlp_tiles = mlp_tile_choices(request),
+                    .optimizer_offloads = optimizer_choices(request)};
+  const auto cuts = std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *
+                    std::ssize(space.mlp_tiles) * std::ssize(space.optimizer_offloads);
+  const bool offload = request.host_budget_bytes > 0;
+  const std::int64_t layers = request.problem.config.layers;
+  space.policies = request.pins.layers ? std::vector{*request.pins.layers}
+                                       : layer_policies(layers, offload, policy_step(layers, offload, cuts));
+  return space;
+}
+
+}  // namespace headroom

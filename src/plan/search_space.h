@@ -1,0 +1,31 @@
+// What a search chooses from, and what it may cost.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headroom/plan/plan.h"
+
+namespace headroom {
+
+// Throws where a problem is too large to plan.
+void check_sizes(const TrainingProblem& problem);
+
+// The parts of a search space, each in the order in which they are tried. No value is there twice.
+[[nodiscard]] std::vector<std::int64_t> accumulation_choices(const PlanRequest& request);
+[[nodiscard]] std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request);
+[[nodiscard]] std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request);
+[[nodiscard]] std::vector<bool> optimizer_choices(const PlanRequest& request);
+// Those that take least memory for their kind, what takes least of the device first.
+[[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);
+
+// How many strategies of a model are rehearsed whole for one part of an answer, at 0.1 ms a layer with the
+// packing.
+[[nodiscard]] std::int64_t whole_rehearsals(std::int64_t layers);
+
+// Bounds are near what strategies take, so that almost always the first that may fit does. Where so many have
+// been rehearsed and did not, those are passed over that would barely fit: they have to by their bound and
+// this part of it, 1/1024 and twice that after as many again.
+[[nodiscard]] double slack_after(std::int64_t rehearsed, std::int64_t layers);
+
+}  // namespace headroom
