@@ -110,6 +110,25 @@ TEST(PlannedEqualsRun, EveryPairOfValuesMeets) {
   }
 }
 
+// Wider than one pass of a product is deep: its sums wait in the workspace.
+TEST(PlannedEqualsRun, WhereTheMlpIsWide) {
+  ModelConfig config = small_model(true, true);
+  config.hidden = 16;
+  config.layers = 2;
+  config.mlp = 28'672;
+  for (const DType dtype : kDTypes) {
+    run_as_planned({.config = config,
+                    .sizes = {.batch = 1, .seq = 21},
+                    .layers = {.keep_all = 1, .recompute = 1},
+                    .mask = "causal",
+                    .dtype = dtype,
+                    .accumulation = 1,
+                    .loss_chunk = 0,
+                    .mlp_tile = 8,
+                    .offload_optimizer = false});
+  }
+}
+
 TEST(PlannedEqualsRun, OverACoverOfCombinations) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr std::size_t kEvery = 7;  // slow there, and the bytes are the same
