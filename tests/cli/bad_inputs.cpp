@@ -448,7 +448,7 @@ void add_large(Table& table, const fs::path& folder) {
   const Line pytorch = {"--runtime", "pytorch"};
   const auto sized = [&](const Line& line) { return with(without(line, "--context"), large); };
   refused(sized(plan()), most.substr(0, 1));
-  refused(with(sized(plan()), pytorch), "64 bits");
+  refused(with(sized(plan()), pytorch), "1,099,511,627,776 tokens are accepted");
   refused(sized(profile()), "tokens");
   refused(sized(train(folder)), "");
   refused(with(with(train(folder), "--batch", most), {"--accumulation", most}), "accumulation");

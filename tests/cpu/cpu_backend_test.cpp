@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -94,6 +95,12 @@ TEST(CpuBackend, SideStreamsSurviveFork) {
   GTEST_SKIP() << "ThreadSanitizer does not follow threads that start after fork";
 #else
   CpuBackend backend(2);
+  // Both threads of the pool have been through a job: one that is still starting may hold a lock of a
+  // sanitizer's, which would stay locked in the child.
+  static std::barrier both(2);
+  backend.submit(StreamId::main, Task([](const Stream& stream) {
+                   parallel_for(stream, 2, [](std::int64_t) { both.arrive_and_wait(); });
+                 }));
   backend.submit(StreamId::copy, Task([](const Stream&) {}));
   backend.synchronize();
   const pid_t child = fork();

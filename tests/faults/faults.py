@@ -5,7 +5,7 @@ that nobody disturbed: weights, optimizer state, state.json and the tokenizer's 
 
 Usage: faults.py PROGRAM SHIM --short|--long [--seed N]
 SHIM is the library of faulty_calls.cpp. --short draws a few faults of every kind (under 20 s). --long kills 200 processes at
-random moments, strikes every call of the system that writes in three ways, and begins two or three runs at once 50 times.
+random moments, strikes every call of the system that writes in three ways, and begins two runs at once 50 times, and three.
 The seed is printed.
 """
 import argparse
@@ -239,7 +239,7 @@ def main():
         begin = time.monotonic()
         print(f"faults: {faults.kills(200 if arguments.long else 20)} runs killed at random moments", flush=True)
         print(f"faults: {faults.calls(arguments.long, 8)} calls of the system struck", flush=True)
-        rounds = 50 if arguments.long else 8
+        rounds = 100 if arguments.long else 8
         faults.races(rounds)
         print(f"faults: {rounds} times two or three runs at once; {time.monotonic() - begin:.0f} s", flush=True)
     if faults.failures:

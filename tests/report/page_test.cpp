@@ -220,7 +220,7 @@ TEST(Page, HoldsTheTimelineMomentByMoment) {
     EXPECT_EQ(data["change"][i], moment.change_bytes);
     for (std::size_t c = 0; c < data["categories"].size(); ++c) {
       std::size_t category = 0;
-      while (name(static_cast<Category>(category)) != data["categories"][c]) ++category;
+      while (name(static_cast<Category>(category)) != data["categories"][c].get<std::string>()) ++category;
       EXPECT_EQ(data["live"][c][i], moment.live[category]) << i;
     }
   }

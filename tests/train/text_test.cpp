@@ -119,7 +119,9 @@ TEST(Text, ADocumentThatIsNotTextIsRefused) {
                   folder.path()));
   EXPECT_EQ(refusal(folder.path(), {.context = 4, .bytes = true}), "");
   // Its beginning is looked at, where a character may be cut.
-  folder.write("b", std::string(1023, 'x') + "\xE2\x82\xAC");
+  std::string cut(1023, 'x');
+  cut += "\xE2\x82\xAC";
+  folder.write("b", cut);
   EXPECT_EQ(refusal(folder.path(), {.context = 4}), "");
 }
 

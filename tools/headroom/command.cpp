@@ -129,7 +129,7 @@ CLI::Option* Command::add_arguments(const std::string& name, std::vector<std::st
     return true;
   };
   // CLI11 would take "[a,b]" apart where extra arguments are allowed.
-  return app_->add_option(name, all, help)->type_name("TEXT")->expected(-1)->allow_extra_args(false);
+  return app_->add_option(name, all, help)->type_name("TEXT")->expected(1, -1)->allow_extra_args(false);
 }
 
 void Command::footer(const std::string& text) {
