@@ -284,6 +284,11 @@ void backward_recomputing(const AttentionProblem& problem, const AttentionBackwa
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cpu) return Support::no("runs on the CPU only");
+  std::int64_t bytes = 4 * size_bytes(problem.dtype);  // of four matrices, an element of each at a time
+  for (const std::int64_t extent : {problem.batch, problem.heads_q, problem.seq_q, problem.seq_k}) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes))
+      return Support::no("its scores have more bytes than 64 bits count");
+  }
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
   if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
     return Support::no("does not cap mixed patterns");

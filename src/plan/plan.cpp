@@ -16,7 +16,7 @@
 namespace headroom {
 namespace {
 
-// No less than what a strategy takes.
+// A lower bound of what a strategy takes.
 PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
                      const RunCosts& run) {
   PlannedStep step;
@@ -139,14 +139,16 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
 
 namespace {
 
-void set(Strategy& strategy, const LossChunks& chunks) {
-  strategy.loss_chunk_tokens = chunks.tokens;
+// A micro-step has no more tokens than its share of the batch.
+void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
+  const StepSizes& sizes = request.problem.sizes;
+  strategy.loss_chunk_tokens = std::min(chunks.tokens, sizes.batch / strategy.accumulation * sizes.seq);
   strategy.loss_chunk_vocab = chunks.vocab;
 }
 
 Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
   Strategy strategy{.layers = {}, .compute_dtype = request.problem.compute_dtype};
-  set(strategy, space.loss_chunks.front());
+  set(strategy, space.loss_chunks.front(), request);
   for (const bool away : space.optimizer_offloads) {
     strategy.offload_optimizer = away;
     runs_.push_back(run_costs(request, strategy, costs));
@@ -155,15 +157,16 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
     strategy.accumulation = accumulation;
     std::vector<LossCosts> losses;
     for (const LossChunks& chunks : space.loss_chunks) {
-      set(strategy, chunks);
+      set(strategy, chunks, request);
       losses.push_back(loss_costs(request, strategy, costs));
     }
     for (const std::int64_t tile : space.mlp_tiles) {
-      strategy.mlp_tile_tokens = tile;
-      set(strategy, space.loss_chunks.front());
+      strategy.mlp_tile_tokens =
+          std::min(tile, request.problem.sizes.batch / accumulation * request.problem.sizes.seq);
+      set(strategy, space.loss_chunks.front(), request);
       layers_.emplace_back(request, strategy, costs, space.policies);
       for (std::size_t i = 0; i < losses.size(); ++i) {
-        set(strategy, space.loss_chunks[i]);
+        set(strategy, space.loss_chunks[i], request);
         for (std::size_t j = 0; j < runs_.size(); ++j) {
           strategy.offload_optimizer = space.optimizer_offloads[j];
           cuts_.push_back({strategy, layers_.size() - 1, losses[i] - losses.front(), j});
@@ -266,10 +269,13 @@ class LeanStrategies {
       return false;  // more bytes than 64 bits count
     }
   }
-  // Whether one fits, rehearsed and packed.
+  // Whether one of the first few whose bound fits does, rehearsed and packed.
   [[nodiscard]] bool fits(std::int64_t seq) {
+    constexpr int kMostRehearsed = 8;
+    int rehearsed = 0;
     return any(seq, [&](const Strategy& strategy) {
-      return headroom::fits(request_,
+      return rehearsed++ < kMostRehearsed &&
+             headroom::fits(request_,
                             rehearsed_step(request_, strategy, costs_, request_.budget_bytes, nullptr));
     });
   }
@@ -279,7 +285,7 @@ class LeanStrategies {
   template <class Holds>
   bool any(std::int64_t seq, const Holds& holds) {
     request_.problem.sizes.seq = seq;
-    set(strategy_, loss_chunk_choices(request_).back());
+    set(strategy_, loss_chunk_choices(request_).back(), request_);
     strategy_.mlp_tile_tokens = mlp_tile_choices(request_).back();
     const LayerCosts layers(request_, strategy_, costs_, policies_);
     const std::vector<bool> aways = optimizer_choices(request_);

@@ -15,6 +15,7 @@ namespace {
 // half a second: 64 layers with offloading, or Qwen3-4B's 36 with nine ways to cut its batch besides.
 constexpr std::int64_t kMaxLayersLookedAt = 170'000'000;
 constexpr std::size_t kMaxAccumulations = 32;
+constexpr std::int64_t kMaxOffloads = 128;  // counts of offloaded layers among the smallest policies
 
 // Every how many-th of the recomputed layers may keep its input.
 std::vector<std::int64_t> input_everies(std::int64_t layers) {
@@ -109,11 +110,18 @@ double slack_after(std::int64_t rehearsed, std::int64_t layers) {
 std::vector<LayerPolicy> smallest_policies(const PlanRequest& request) {
   if (request.pins.layers) return {*request.pins.layers};
   const std::int64_t layers = request.problem.config.layers;
+  const std::vector<std::int64_t> everies = input_everies(layers);
+  const std::int64_t step = divide_up(layers, kMaxOffloads);
   std::vector<LayerPolicy> smallest;
-  if (request.host_budget_bytes > 0) smallest.push_back({.offload = layers});
-  for (const std::int64_t every : input_everies(layers) | std::views::reverse)
-    smallest.push_back({.recompute = layers, .input_every = every});
-  return smallest;
+  // A host that cannot take every input takes as many as it can.
+  for (std::int64_t recompute = request.host_budget_bytes > 0 ? 0 : layers;; recompute += step) {
+    recompute = std::min(recompute, layers);
+    for (const std::int64_t every : everies | std::views::reverse) {
+      if (every > std::max<std::int64_t>(recompute, 1)) continue;
+      smallest.push_back({.recompute = recompute, .offload = layers - recompute, .input_every = every});
+    }
+    if (recompute == layers) return smallest;
+  }
 }
 
 std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {

@@ -187,6 +187,36 @@ TEST(Plan, TheLargestContextIsTheLargest) {
   EXPECT_EQ(largest_context(request, costs), 0);
 }
 
+// Whatever context it is asked from, and also where a host takes some of the inputs and not all.
+TEST(Plan, TheLargestContextIsTheLargestWithAHost) {
+  PlanRequest request = small_request(6);
+  request.budget_bytes = 24 * kMiB;
+  const CostModel costs = costs_of(request);
+  std::int64_t before = 0;
+  for (const std::int64_t host : {kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB, 64 * kMiB}) {
+    request.host_budget_bytes = host;
+    request.problem.sizes.seq = 64;
+    const std::int64_t largest = largest_context(request, costs, 64);
+    EXPECT_GE(largest, before) << host;
+    before = largest;
+    for (const std::int64_t seq : {largest, largest + 64, largest + 256}) {
+      request.problem.sizes.seq = seq;
+      EXPECT_EQ(make_plan(request, costs).fits, seq == largest) << seq << " tokens, host " << host;
+      EXPECT_EQ(largest_context(request, costs, 64), largest) << "asked from " << seq;
+    }
+  }
+}
+
+TEST(Plan, NoPartIsLargerThanAMicroStep) {
+  PlanRequest request = small_request(2);
+  request.problem.sizes = {.batch = 6, .seq = 32};
+  request.budget_bytes = kGiB;
+  request.pins.accumulation = 3;
+  const Plan plan = make_plan(request, costs_of(request));
+  EXPECT_LE(plan.step.strategy.loss_chunk_tokens, 64);
+  EXPECT_LE(plan.step.strategy.mlp_tile_tokens, 64);
+}
+
 // The bounds that the search goes by are a little less than what a packed step takes.
 TEST(Plan, TheLargestContextIsRehearsed) {
   PlanRequest request = small_request(3);

@@ -344,10 +344,9 @@ void plan(const Command& command, const Options& options, std::ostream& out, int
   if (options.html) write_html(*options.html, plan_page(options.model, request, answer, costs));
   if (options.json) {
     print_json(to_json(options, request, answer), out);
-    if (!answer.plan.fits) exit_code = static_cast<int>(ErrorKind::memory);
-    return;
+  } else {
+    print(options, request, answer, out);
   }
-  print(options, request, answer, out);
   if (!answer.plan.fits) fail_shortfall(request, answer);
 }
 
