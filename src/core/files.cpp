@@ -12,8 +12,6 @@
 #include <system_error>
 
 #include "headroom/core/bytes.h"
-#include "headroom/core/error.h"
-
 namespace headroom {
 namespace {
 
@@ -27,6 +25,12 @@ std::string reason(int error) {
 [[noreturn]] void fail_to(std::string_view what, const fs::path& path, int error,
                           ErrorKind kind = ErrorKind::runtime) {
   fail(kind, "cannot {} {}: {}", what, path.string(), reason(error));
+}
+
+// A name that a person chose and that may not be written is their mistake; a disk that fails is not.
+ErrorKind kind_of_error(int error) {
+  const bool refused = error == EACCES || error == EPERM || error == EROFS;
+  return refused ? ErrorKind::input : ErrorKind::runtime;
 }
 
 template <class Call>
@@ -95,11 +99,11 @@ Descriptor open_regular(const fs::path& path) {
 }
 
 // Refuses to write where something of another kind has the name; links are not followed.
-void check_kind(const fs::path& path, mode_t wanted) {
+void check_kind(const fs::path& path, mode_t wanted, ErrorKind kind = ErrorKind::input) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return;  // nothing there, or nothing that could be opened either
-  check((status.st_mode & S_IFMT) == wanted, "cannot write {}: it is {}, not {}", path.string(),
-        kind_of(status.st_mode), kind_of(wanted));
+  if ((status.st_mode & S_IFMT) == wanted) return;
+  fail(kind, "cannot write {}: it is {}, not {}", path.string(), kind_of(status.st_mode), kind_of(wanted));
 }
 
 // The lock goes with its process, so a leftover is told from work in progress. File systems without locks
@@ -149,6 +153,17 @@ void remove_tree(const fs::path& path) {
   if (error) fail_to("remove", path, error.value());
 }
 
+// Whether the temporary name of the path is free now: what a killed writer left there is removed, and a
+// writer at work keeps it.
+bool free_temporary(const fs::path& path) {
+  const fs::path leftover = temporary_path(path);
+  const Descriptor held = open_file(leftover, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  // Between open and lock the name may have become that of another writer.
+  if (held && (!lock(held) || !still_named(held, leftover))) return false;
+  remove_tree(leftover);
+  return true;
+}
+
 // Removes the temporary that a killed writer of the path left. It is never written to: its bytes may have
 // another name.
 void remove_left_file(const fs::path& path) {
@@ -192,10 +207,14 @@ bool is_folder(const fs::path& path) {
   return false;
 }
 
-void create_folders(const fs::path& path) {
+void create_folders(const fs::path& path, ErrorKind kind) {
+  if (path.empty() || is_folder(path)) return;
+  create_folders(path.parent_path(), kind);
+  if (!path.has_filename()) return;  // "run/" is made with "run"
   std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_to("create", path, error.value(), ErrorKind::input);
+  const bool made = fs::create_directory(path, error);
+  if (error) fail_to("create", path, error.value(), kind);
+  if (made) sync_path(folder_of(path));
 }
 
 void check_can_write(const fs::path& path) {
@@ -214,6 +233,25 @@ void check_can_write(const fs::path& path) {
 
 Descriptor::~Descriptor() {
   if (number_ >= 0) ::close(number_);
+}
+
+Descriptor open_to_read(const fs::path& path, const Descriptor& folder) {
+  const int from = folder ? folder.number() : AT_FDCWD;
+  return Descriptor(
+      retried([&] { return ::openat(from, path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); }));
+}
+
+std::int64_t read_at(const Descriptor& file, std::span<std::byte> into, std::int64_t offset) {
+  std::int64_t done = 0;
+  while (done < std::ssize(into)) {
+    const auto rest = into.subspan(static_cast<std::size_t>(done));
+    const ssize_t got =
+        retried([&] { return ::pread(file.number(), rest.data(), rest.size(), offset + done); });
+    if (got < 0) return -1;
+    if (got == 0) break;
+    done += got;
+  }
+  return done;
 }
 
 FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
@@ -248,19 +286,24 @@ AppendedFile::AppendedFile(fs::path path) : path_(std::move(path)) {
   const fs::path folder = folder_of(path_);
   folder_ = open_file(folder, O_RDONLY | O_DIRECTORY);
   if (!folder_) fail_to("open", folder, errno);
-  open();
+  open(ErrorKind::input);
 }
 
 void AppendedFile::check_kind(const fs::path& path) {
   headroom::check_kind(path, S_IFREG);
 }
 
-void AppendedFile::open() {
-  check_kind(path_);  // before it is opened: devices may do something then
-  file_ = open_file(path_, O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-  if (!file_) fail_to("write", path_, errno);
-  check(S_ISREG(status_of(file_, path_).st_mode), "cannot write {}: it is not a regular file",
-        path_.string());
+void AppendedFile::open(ErrorKind kind) {
+  constexpr int kFlags = O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  headroom::check_kind(path_, S_IFREG, kind);  // before it is opened: devices may do something then
+  file_ = open_file(path_, kFlags);
+  const bool missing = !file_ && errno == ENOENT;
+  if (missing) file_ = open_file(path_, kFlags | O_CREAT);
+  if (!file_) fail_to("write", path_, errno, kind == ErrorKind::input ? kind_of_error(errno) : kind);
+  if (!S_ISREG(status_of(file_, path_).st_mode)) {
+    fail(kind, "cannot write {}: it is not a regular file", path_.string());
+  }
+  if (missing) headroom::sync(folder_, folder_of(path_));
 }
 
 std::int64_t AppendedFile::size_bytes() const {
@@ -268,26 +311,30 @@ std::int64_t AppendedFile::size_bytes() const {
 }
 
 std::string_view AppendedFile::read(std::int64_t offset, std::span<char> buffer) const {
-  std::size_t done = 0;
-  while (done < buffer.size()) {
-    const ssize_t got = retried([&] {
-      return ::pread(file_.number(), buffer.data() + done, buffer.size() - done,
-                     offset + static_cast<std::int64_t>(done));
-    });
-    if (got < 0) fail_to("read", path_, errno);
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  return {buffer.data(), done};
+  const std::int64_t got = read_at(file_, std::as_writable_bytes(buffer), offset);
+  if (got < 0) fail_to("read", path_, errno);
+  return {buffer.data(), static_cast<std::size_t>(got)};
 }
 
 void AppendedFile::cut(std::int64_t size_bytes) {
-  if (retried([&] { return ::ftruncate(file_.number(), size_bytes); }) != 0) fail_to("write", path_, errno);
+  const struct stat status = status_of(file_, path_);
+  if (status.st_size <= size_bytes && status.st_nlink <= 1) return;
+  FileWriter kept(path_);
+  std::array<char, 16 * kKiB> buffer;
+  for (std::int64_t done = 0; done < size_bytes;) {
+    const auto wanted = static_cast<std::size_t>(std::min<std::int64_t>(size_bytes - done, buffer.size()));
+    const std::string_view text = read(done, std::span(buffer).first(wanted));
+    if (text.empty()) break;
+    kept.write(text);
+    done += std::ssize(text);
+  }
+  kept.commit();
+  open(ErrorKind::runtime);
 }
 
 void AppendedFile::append(std::string_view text) {
   check_folder();
-  if (!still_named(file_, path_)) open();
+  if (!still_named(file_, path_)) open(ErrorKind::runtime);
   write_all(file_, std::as_bytes(std::span(text)), path_);
 }
 
@@ -337,7 +384,7 @@ void FolderWriter::commit() {
   if (renamed != 0) fail_to(replaces ? "replace" : "write", path_, errno);
   lock_ = Descriptor();
   sync_path(folder_of(path_));
-  if (replaces) remove_tree(folder_);
+  if (replaces) remove_quietly(folder_);  // the new one is there, whatever becomes of the old one
 }
 
 FolderLock::FolderLock(const fs::path& folder) : path_(folder / ".lock") {
@@ -345,7 +392,7 @@ FolderLock::FolderLock(const fs::path& folder) : path_(folder / ".lock") {
   do {
     check_kind(path_, S_IFREG);
     file_ = open_file(path_, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-    if (!file_) fail_to("write", path_, errno);
+    if (!file_) fail_to("write", path_, errno, kind_of_error(errno));
     const struct stat status = status_of(file_, path_);
     check(S_ISREG(status.st_mode) && status.st_nlink <= 1,
           "cannot write {}: it is {} of {} names; only a regular file of one name is taken", path_.string(),
@@ -366,17 +413,20 @@ FolderLock::~FolderLock() {
 }
 
 void remove_folder(const fs::path& path) {
-  remove_leftover(path);
+  if (!free_temporary(path)) fail_taken(path);
+  // Asked before the rename: what cannot be emptied would be hidden by it, and not removed.
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+      ::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    fail_to("remove", path, errno);
+  }
   const fs::path leftover = temporary_path(path);
   if (::rename(path.c_str(), leftover.c_str()) != 0) fail_to("remove", path, errno);
   remove_tree(leftover);
 }
 
 void remove_leftover(const fs::path& path) {
-  const fs::path leftover = temporary_path(path);
-  const Descriptor held = open_file(leftover, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (held && !lock(held)) return;
-  remove_tree(leftover);
+  static_cast<void>(free_temporary(path));
 }
 
 MappedFile::MappedFile(fs::path path) : path_(std::move(path)) {

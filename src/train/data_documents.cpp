@@ -1,8 +1,6 @@
 #include "train/data_documents.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -70,7 +68,7 @@ void fill_padding(std::int64_t begin, std::int64_t context, const SampleViews& v
 
 Documents::Documents(std::string directory_path, const DataOptions& options)
     : path(std::move(directory_path)),
-      directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
+      directory(open_to_read(path)),
       context(options.context),
       max_documents(options.max_documents),
       seed(source_seed(options.seed, SourceSeed::documents)),
@@ -111,7 +109,7 @@ void Documents::list_files() {
 }
 
 Descriptor Documents::open(const File& document, ErrorKind kind) const {
-  Descriptor file(::openat(directory.number(), document.name.c_str(), O_RDONLY | O_CLOEXEC));
+  Descriptor file = open_to_read(document.name, directory);
   if (!file) {
     fail(kind, "document '{}' of '{}' cannot be read: {}", document.name, path, std::strerror(errno));
   }
@@ -120,9 +118,7 @@ Descriptor Documents::open(const File& document, ErrorKind kind) const {
 
 std::int64_t Documents::read(const File& document, const Descriptor& file, std::span<std::byte> into,
                              std::int64_t offset) const {
-  ssize_t got = -1;
-  do got = ::pread(file.number(), into.data(), into.size(), offset);
-  while (got < 0 && errno == EINTR);
+  const std::int64_t got = read_at(file, into, offset);
   if (got < 0) {
     fail(ErrorKind::runtime, "document '{}' of '{}' cannot be read: {}", document.name, path,
          std::strerror(errno));

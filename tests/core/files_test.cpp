@@ -152,8 +152,51 @@ TEST(AppendedFile, ErrorsNamePathAndReason) {
   const std::string wrote =
       fmt::format("cannot write {}: No space left on device", (folder / "log").string());
   EXPECT_EQ(message([&] { file.append("x"); }), wrote);
-  EXPECT_EQ(message([&] { file.cut(0); }), wrote);
   EXPECT_THAT(message([&] { file.sync(); }), HasSubstr("cannot sync"));
+  file.append("text");
+  EXPECT_EQ(message([&] { file.cut(2); }), wrote);
+  EXPECT_EQ(content(folder / "log"), "text");
+}
+
+// What a hard link, such as that of a backup, leads to is not changed.
+TEST(AppendedFile, IsCutInACopy) {
+  for (const std::int64_t kept : {0, 4, 8, 100}) {
+    const TemporaryFolder folder;
+    put(folder / "log", "one\ntwo\n");
+    fs::create_hard_link(folder / "log", folder / "backup");
+    AppendedFile file(folder / "log");
+    file.cut(kept);
+    file.append("three\n");
+    EXPECT_EQ(content(folder / "log"),
+              std::string("one\ntwo\n").substr(0, static_cast<std::size_t>(kept)) + "three\n");
+    EXPECT_EQ(content(folder / "backup"), "one\ntwo\n");
+    EXPECT_THAT(names(folder.path()), ElementsAre("backup", "log"));
+    const ArmedDisk disk;
+    file.cut(100);  // nothing to do: it has one name, and everything is kept
+    EXPECT_THAT(faulty_disk().log, ElementsAre());
+  }
+}
+
+TEST(AppendedFile, ANewNameIsSynced) {
+  const TemporaryFolder folder;
+  const ArmedDisk disk;
+  { const AppendedFile file(folder / "log"); }
+  EXPECT_THAT(faulty_disk().log, ElementsAre("fsync"));
+  { const AppendedFile file(folder / "log"); }
+  EXPECT_THAT(faulty_disk().log, ElementsAre("fsync"));
+}
+
+TEST(AppendedFile, IsAPersonsMistakeOnlyBeforeItWasOpen) {
+  const TemporaryFolder folder;
+  AppendedFile file(folder / "log");
+  fs::remove(folder / "log");
+  fs::create_symlink("elsewhere", folder / "log");
+  EXPECT_EQ(kind_of([&] { file.append("x"); }), ErrorKind::runtime);
+  EXPECT_EQ(kind_of([&] { AppendedFile again(folder / "log"); }), ErrorKind::input);
+  put(folder / "read-only", "x");
+  forbid_writing(folder / "read-only");
+  const WithoutPrivileges user(folder);
+  EXPECT_EQ(kind_of([&] { AppendedFile again(folder / "read-only"); }), ErrorKind::input);
 }
 
 TEST(AppendedFile, SeesThatItsFolderIsGone) {
@@ -253,6 +296,17 @@ TEST(FolderWriter, AppearsWholeAndReplaces) {
   EXPECT_THAT(names(folder.path()), ElementsAre("step"));
 }
 
+TEST(FolderWriter, ReplacesWhatItCannotRemove) {
+  const TemporaryFolder folder;
+  const WithoutPrivileges user(folder);
+  write_pair(folder / "step", "before");
+  forbid_writing(folder / "step");
+  write_pair(folder / "step", "after");
+  EXPECT_EQ(read_pair(folder / "step"), "after");
+  EXPECT_EQ(read_pair(folder / ".step.tmp"), "before");
+  allow_writing(folder / ".step.tmp");
+}
+
 TEST(FolderWriter, SyncsEverythingBeforeTheRename) {
   const TemporaryFolder folder;
   FolderWriter writer(folder / "step");
@@ -324,6 +378,14 @@ TEST(FolderLock, OneHolderAtATime) {
   }
   EXPECT_THAT(names(folder.path()), ElementsAre());
   EXPECT_THAT(error_of([&] { FolderLock lock(folder / "none"); }), HasSubstr("none/.lock: No such file"));
+}
+
+TEST(FolderLock, AFolderThatMayNotBeWrittenIsAPersonsMistake) {
+  const TemporaryFolder folder;
+  const WithoutPrivileges user(folder);
+  forbid_writing(folder.path());
+  EXPECT_EQ(kind_of([&] { FolderLock lock(folder.path()); }), ErrorKind::input);
+  allow_writing(folder.path());
 }
 
 TEST(FolderLock, EndsWithItsProcess) {
@@ -419,6 +481,34 @@ TEST(RemoveFolder, RemovesLeftoversButNotWorkInProgress) {
   EXPECT_TRUE(fs::exists(at_work.folder()));
 }
 
+TEST(RemoveFolder, LeavesAWriterItsFolder) {
+  const TemporaryFolder folder;
+  write_pair(folder / "step", "x");
+  const FolderWriter at_work(folder / "step");
+  EXPECT_THAT(error_of([&] { remove_folder(folder / "step"); }), HasSubstr("another process is writing it"));
+  EXPECT_TRUE(fs::exists(at_work.folder()));
+  EXPECT_EQ(read_pair(folder / "step"), "x");
+}
+
+TEST(RemoveFolder, LeavesWhatMayNotBeChangedUnderItsName) {
+  const TemporaryFolder folder;
+  write_pair(folder / "step", "x");
+  forbid_writing(folder / "step");
+  {
+    const WithoutPrivileges user(folder);
+    EXPECT_THAT(error_of([&] { remove_folder(folder / "step"); }), HasSubstr("step: Permission denied"));
+  }
+  EXPECT_EQ(read_pair(folder / "step"), "x");
+  EXPECT_THAT(names(folder.path()), ElementsAre("step"));
+  allow_writing(folder / "step");
+  // Of what is no folder the permissions do not matter.
+  fs::create_symlink("nowhere", folder / "link");
+  put(folder / "file", "");
+  forbid_writing(folder / "file");
+  for (const char* name : {"link", "file"}) remove_folder(folder / name);
+  EXPECT_THAT(names(folder.path()), ElementsAre("step"));
+}
+
 TEST(MappedFile, GivesTheBytes) {
   const TemporaryFolder folder;
   const std::string text(100'000, 'x');
@@ -486,9 +576,16 @@ TEST(IsFolder, IsAnAnswerOrAPlainError) {
   EXPECT_FALSE(is_folder(folder / "missing"));
   EXPECT_FALSE(is_folder(std::string(10'000, 'x')));
   EXPECT_THAT(error_of([&] { static_cast<void>(is_folder(folder / "loop")); }), HasSubstr("symbolic links"));
-  create_folders(folder / "a/b/c");
-  create_folders(folder / "a/b/c");
-  EXPECT_TRUE(is_folder(folder / "a/b/c"));
+  {
+    const ArmedDisk disk;
+    create_folders(folder / "a/b/");
+    EXPECT_THAT(faulty_disk().log, ElementsAre("mkdir", "fsync", "mkdir", "fsync"));
+    create_folders(folder / "a/b");
+    EXPECT_EQ(faulty_disk().log.size(), 4);
+  }
+  create_folders(folder / "a/b/../c");
+  EXPECT_TRUE(is_folder(folder / "a/b"));
+  EXPECT_TRUE(is_folder(folder / "a/c"));
   EXPECT_THAT(error_of([&] { create_folders(folder / "file/below"); }), HasSubstr("cannot create"));
 }
 

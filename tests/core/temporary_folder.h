@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -36,6 +37,42 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+// Permissions count until the scope ends, also where root runs the tests: the folder and what is in it then
+// belong to a user without rights, and so does the process.
+class WithoutPrivileges {
+ public:
+  explicit WithoutPrivileges(const TemporaryFolder& folder) {
+    if (geteuid() != 0) return;
+    constexpr uid_t kNobody = 65534;
+    bool done = chown(folder.path().c_str(), kNobody, kNobody) == 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+      done = lchown(entry.path().c_str(), kNobody, kNobody) == 0 && done;
+    done = seteuid(kNobody) == 0 && done;
+    prctl(PR_SET_DUMPABLE, 1);  // or /proc/self would not be its own
+    EXPECT_TRUE(done) << "the user cannot be changed";
+    changed_ = true;
+  }
+  WithoutPrivileges(const WithoutPrivileges&) = delete;
+  WithoutPrivileges& operator=(const WithoutPrivileges&) = delete;
+  ~WithoutPrivileges() {
+    if (!changed_) return;
+    EXPECT_EQ(seteuid(0), 0);
+    prctl(PR_SET_DUMPABLE, 1);
+  }
+
+ private:
+  bool changed_ = false;
+};
+
+inline void forbid_writing(const std::filesystem::path& path) {
+  constexpr auto kWrite = std::filesystem::perms::owner_write | std::filesystem::perms::group_write |
+                          std::filesystem::perms::others_write;
+  std::filesystem::permissions(path, kWrite, std::filesystem::perm_options::remove);
+}
+inline void allow_writing(const std::filesystem::path& path) {
+  std::filesystem::permissions(path, std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+}
+
 inline std::string content(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -60,6 +97,18 @@ std::string error_of(Call call) {
   } catch (const Error& error) {
     EXPECT_EQ(std::string_view(error.what()).find('\n'), std::string_view::npos) << error.what();
     return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+// The kind of the Error that a call throws; fails the test where it throws none.
+template <class Call>
+ErrorKind kind_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.kind();
   }
   ADD_FAILURE() << "no Error was thrown";
   return {};

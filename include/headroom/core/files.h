@@ -1,7 +1,8 @@
 // The one way to a file. What is written appears whole, under its name, or not at all: bytes go to a
 // temporary name beside it and are synced before the rename, the folder after it. A writer that is killed at
 // any moment leaves what was there before and a temporary that the next writer of that name removes.
-// Only regular files are read and written; links are followed for reading alone. Errors name path and reason.
+// AppendedFile alone grows in place. Only regular files are read and written; links are followed for reading
+// alone. Errors name path and reason.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "headroom/core/error.h"
+
 namespace headroom {
 
 // The temporary name beside a path: folder/.NAME.tmp
@@ -19,8 +22,8 @@ namespace headroom {
 
 // Whether a folder has the name; links are followed. An error where that cannot be known.
 [[nodiscard]] bool is_folder(const std::filesystem::path& path);
-// Creates the folder and those around it, where they are not there.
-void create_folders(const std::filesystem::path& path);
+// Creates the folder and those around it, where they are not there, and syncs the name of each that it made.
+void create_folders(const std::filesystem::path& path, ErrorKind kind = ErrorKind::input);
 
 // Refuses what FileWriter could not write, before the work whose result is to be written: a folder that is
 // not there or cannot be written to, and a name that a link, a device or anything but a regular file has.
@@ -45,6 +48,14 @@ class Descriptor {
   int number_ = -1;
 };
 
+// Opens a file or a folder for reading; the path is taken from `folder` where one is given. A signal does not
+// interrupt it, and a named pipe is not waited for. Where it fails the descriptor is empty and errno says
+// why.
+[[nodiscard]] Descriptor open_to_read(const std::filesystem::path& path, const Descriptor& folder = {});
+// Reads what the file has from the offset on, as much as the span holds; a signal does not interrupt it.
+// Returns the number of bytes, which is smaller at the end of the file alone, or -1 with the reason in errno.
+[[nodiscard]] std::int64_t read_at(const Descriptor& file, std::span<std::byte> into, std::int64_t offset);
+
 // One file in the making; without commit it was never there. Two writers of one name: the second is refused.
 class FileWriter {
  public:
@@ -68,18 +79,23 @@ void write_file(const std::filesystem::path& path, std::string_view text);
 
 // A file that grows at its end while others read it, as a log does. What is appended is there for readers at
 // once, and on the disk after sync(). Only a regular file is appended to; a link in its place is not
-// followed.
+// followed. Errors of the constructor that a person can mend (another kind of file, no permission) are input
+// errors; those of a file that was open already are runtime errors.
 class AppendedFile {
  public:
   explicit AppendedFile(std::filesystem::path path);  // made where it is missing
 
-  // Refuses what the constructor would refuse, without opening anything.
+  // Refuses a name that something other than a regular file has, without opening anything. Whether the file
+  // may be written is known only when it is opened.
   static void check_kind(const std::filesystem::path& path);
 
   [[nodiscard]] std::int64_t size_bytes() const;
   // The bytes from the offset on, as many as the buffer holds and the file has.
   [[nodiscard]] std::string_view read(std::int64_t offset, std::span<char> buffer) const;
-  void cut(std::int64_t size_bytes);  // keeps so many bytes of it
+  // Keeps so many bytes of it. Where that removes some, or the file has other names too (a backup of hard
+  // links), the kept bytes are copied to a new file that replaces it: bytes that were there are never
+  // changed.
+  void cut(std::int64_t size_bytes);
   // Where the file alone was moved away, the text begins a new one. The folder has to be there.
   void append(std::string_view text);
   void sync() const;
@@ -88,7 +104,7 @@ class AppendedFile {
   void check_folder() const;
 
  private:
-  void open();
+  void open(ErrorKind kind);
 
   std::filesystem::path path_;
   Descriptor folder_;
@@ -96,7 +112,7 @@ class AppendedFile {
 };
 
 // One folder in the making: files go into folder() and appear together. A folder that has the name already is
-// exchanged for the new one in a single step, then removed.
+// exchanged for the new one in a single step, then removed as far as that is possible.
 class FolderWriter {
  public:
   explicit FolderWriter(std::filesystem::path path);
@@ -129,7 +145,8 @@ class FolderLock {
   Descriptor file_;
 };
 
-// Removes a folder in such an order that no part of it is ever left under its name.
+// Removes a folder in such an order that no part of it is ever left under its name. One that may not be
+// changed, and one that a writer is replacing now, stays as it is: that is a runtime error.
 void remove_folder(const std::filesystem::path& path);
 
 // Removes what a killed writer left behind under temporary_path(path); nothing where a live one is at work.
