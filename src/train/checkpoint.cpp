@@ -80,11 +80,23 @@ std::map<std::int64_t, fs::path> complete_checkpoints(const fs::path& root) {
   return found;
 }
 
+// The message of the error that a call ends with; nothing where it ends well.
+template <class Call>
+std::optional<std::string> reason_against(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+// What cannot be removed stays: it is in the way of a checkpoint of its own step alone.
 void remove_leftovers(const fs::path& root) {
   for (const std::string& name : names_in(root)) {
     if (!name.starts_with('.') || !name.ends_with(".tmp")) continue;
     const std::string target = name.substr(1, name.size() - 5);
-    if (step_of(target)) remove_leftover(root / target);
+    if (step_of(target)) static_cast<void>(reason_against([&] { remove_leftover(root / target); }));
   }
 }
 
@@ -304,8 +316,8 @@ StateFile state_of_model(const fs::path& checkpoint, const ModelConfig& config) 
   StateFile state = read_state_file(checkpoint);
   const fs::path path = checkpoint / kConfig;
   const std::string text = read_small_file(path, kMaxTextBytes);
-  check_same_model(parse_model_config(text, path.string()), config, checkpoint);
   state.verify(bytes_of(text), state.saved({kConfig}), path.string());
+  check_same_model(parse_model_config(text, path.string()), config, checkpoint);
   return state;
 }
 
@@ -334,9 +346,7 @@ fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const
   const ParameterTable table(config);
   check_buffers(buffers, table);
   validate(state);  // before anything is written
-  std::error_code error;
-  fs::create_directories(root, error);
-  if (error) fail(ErrorKind::runtime, "cannot write {}: {}", root.string(), error.message());
+  create_folders(root, ErrorKind::runtime);
   remove_leftovers(root);
 
   fs::path path = root / folder_name(state.step);
@@ -417,13 +427,20 @@ std::string compare_settings(const TrainState& state, std::span<const Setting> s
                      state.step, fmt::join(last_bits, ", "));
 }
 
-void remove_old_checkpoints(const fs::path& root, std::int64_t keep_last) {
+std::vector<std::string> remove_old_checkpoints(const fs::path& root, std::int64_t keep_last) {
   check(keep_last >= 1, "keeping {} checkpoints is impossible; accepted: 1 and more", keep_last);
-  const auto found = complete_checkpoints(root);
-  std::int64_t excess = std::ssize(found) - keep_last;
-  for (const auto& [step, path] : found) {
-    if (excess-- > 0) remove_folder(path);
-  }
+  std::vector<std::string> reasons;
+  const auto attempt = [&](const auto& call) {
+    if (auto reason = reason_against(call)) reasons.push_back(*std::move(reason));
+  };
+  attempt([&] {
+    const auto found = complete_checkpoints(root);
+    std::int64_t excess = std::ssize(found) - keep_last;
+    for (const auto& [step, path] : found) {
+      if (excess-- > 0) attempt([&] { remove_folder(path); });
+    }
+  });
+  return reasons;
 }
 
 void remove_checkpoints(const fs::path& root) {

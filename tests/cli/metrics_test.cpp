@@ -63,6 +63,18 @@ TEST(Metrics, AreCutAfterTheStepsThatAreDone) {
   EXPECT_EQ(content(folder / "metrics.jsonl"), "");
 }
 
+TEST(Metrics, LeaveABackupOfHardLinksAsItIs) {
+  for (const std::int64_t done : {4, 9}) {
+    const TemporaryFolder folder;
+    put(folder / "metrics.jsonl", lines(1, 9));
+    fs::create_hard_link(folder / "metrics.jsonl", folder / "backup");
+    Metrics metrics(folder.path(), done);
+    metrics.add({.step = done + 1});
+    EXPECT_EQ(content(folder / "backup"), lines(1, 9));
+    EXPECT_THAT(content(folder / "metrics.jsonl"), HasSubstr(lines(1, done) + "{\"step\":"));
+  }
+}
+
 TEST(Metrics, WhatAKilledWriterLeftIsCut) {
   const std::string torn = line(4).substr(0, 17);
   EXPECT_EQ(kept(lines(1, 3) + torn, 9), lines(1, 3));

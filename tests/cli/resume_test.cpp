@@ -102,6 +102,61 @@ TEST_F(Resume, NothingIsReplacedWithoutAWord) {
   EXPECT_TRUE(incomplete_checkpoints(folder_ / "run").empty());
 }
 
+// A run that died before its first checkpoint, or somebody else's file.
+TEST_F(Resume, MetricsWithoutACheckpointAreNotReplacedWithoutAWord) {
+  fs::create_directory(folder_ / "run");
+  put(folder_ / "run/metrics.jsonl", "{\"step\":1}\n");
+  EXPECT_THAT(refused({}),
+              HasSubstr("run/metrics.jsonl has 11 B and no checkpoint belongs to it; --overwrite"));
+  EXPECT_THAT(refused({"--resume"}), HasSubstr("has no checkpoint"));
+  trained({"--overwrite"});
+  EXPECT_EQ(std::ranges::count(content(folder_ / "run/metrics.jsonl"), '\n'), 4);
+  fs::remove_all(folder_ / "run");
+  fs::create_directory(folder_ / "run");
+  put(folder_ / "run/metrics.jsonl", "");  // of a run that finished no step
+  trained({});
+}
+
+TEST_F(Resume, NothingIsRemovedForARunThatCannotWrite) {
+  trained({"--save-every", "2"});
+  forbid_writing(folder_ / "run/metrics.jsonl");
+  const WithoutPrivileges user(folder_);
+  EXPECT_THAT(refused({"--overwrite"}), HasSubstr("metrics.jsonl: Permission denied"));
+  forbid_writing(folder_ / "run");
+  EXPECT_THAT(refused({"--overwrite"}), HasSubstr(".lock: Permission denied"));
+  allow_writing(folder_ / "run");
+}
+
+TEST_F(Resume, AnOldCheckpointThatCannotBeRemovedIsANote) {
+  trained({"--steps", "2"});
+  forbid_writing(folder_ / "run/step-00000002");
+  const WithoutPrivileges user(folder_);
+  const CliResult result = train({"--resume", "--save-every", "1", "--keep-last", "1", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto notes = nlohmann::json::parse(result.out)["notes"];
+  EXPECT_EQ(std::ranges::count_if(notes,
+                                  [](const auto& note) {
+                                    return note.template get<std::string>().find("cannot remove") !=
+                                           std::string::npos;
+                                  }),
+            1)
+      << notes;
+  EXPECT_THAT(names(folder_ / "run"),
+              testing::ElementsAre("metrics.jsonl", "step-00000002", "step-00000004"));
+  const CliResult text = train({"--resume", "--steps", "5", "--keep-last", "1"});
+  EXPECT_THAT(text.out, HasSubstr("note    cannot remove " + path("run/step-00000002")));
+  allow_writing(folder_ / "run/step-00000002");
+}
+
+TEST_F(Resume, ThePageIsNoneOfTheRunsOwnFiles) {
+  trained({"--save-every", "2"});
+  for (const char* own : {"run/metrics.jsonl", "run/.lock", "run/../run/metrics.jsonl",
+                          "run/step-00000002/model.safetensors", "run/step-00000009"}) {
+    EXPECT_THAT(refused({"--overwrite", "--html", path(own)}), HasSubstr("is the run's own file")) << own;
+  }
+  trained({"--overwrite", "--html", path("run/page.html")});
+}
+
 TEST_F(Resume, GoesOnFromTheLastCompleteCheckpointAndSaysSo) {
   trained({"--save-every", "2"});
   const std::string whole = content(folder_ / "run/step-00000004/model.safetensors");

@@ -202,6 +202,36 @@ TEST_F(Train, SaysThatTheFolderIsGoneBeforeItSaves) {
   }
 }
 
+TEST_F(Train, ALineThatCannotBeWrittenEndsTheRunAfterItIsSaved) {
+  SmallRun run;
+  const auto put_a_link = [&](const StepReport& report) {
+    if (report.step != 2) return;
+    fs::remove(folder_ / "run/metrics.jsonl");
+    fs::create_symlink("elsewhere", folder_ / "run/metrics.jsonl");
+  };
+  const auto run_it = [&] { static_cast<void>(run.run(folder_ / "run", put_a_link)); };
+  const std::string message = error_of(run_it);
+  EXPECT_THAT(message, HasSubstr("metrics.jsonl: it is a symbolic link"));
+  EXPECT_THAT(message, HasSubstr("training stopped after step 3; the last checkpoint is " +
+                                 path("run/step-00000003")));
+  EXPECT_EQ(latest_checkpoint(folder_ / "run"), folder_ / "run/step-00000003");
+  fs::remove_all(folder_ / "run");
+  EXPECT_EQ(kind_of(run_it), ErrorKind::runtime);
+}
+
+// Where the checkpoints cannot be listed, what went wrong before is said all the same.
+TEST_F(Train, AnErrorIsNotReplacedByThatOfItsMessage) {
+  SmallRun run;
+  run.setup.problem.optimizer.learning_rate = 1e38;
+  const auto put_a_file = [&](const StepReport&) {
+    fs::rename(folder_ / "run", folder_ / "away");
+    put(folder_ / "run", "");
+  };
+  EXPECT_THAT(
+      error_of([&] { static_cast<void>(run.run(folder_ / "run", put_a_file)); }),
+      testing::AllOf(HasSubstr("not finite"), HasSubstr("its checkpoints cannot be listed (cannot read")));
+}
+
 TEST_F(Train, TheBudgetLineSaysWhatItCovers) {
   const CliResult text = train("text", {"--steps", "1", "--budget", "64MiB"});
   ASSERT_EQ(text.code, 0) << text.err;
@@ -437,7 +467,7 @@ TEST_F(Train, BadInputIsOneLine) {
        "f32 or bf16"},
       {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
         path("x"), "--clip", "0"},
-       "above 0"},
+       "from 1e-30"},
       {{"train", "--model", "demo", "--data", "recall", "--context", "256", "--steps", "1", "--out",
         path("x"), "--bytes"},
        "has tokens of its own"},

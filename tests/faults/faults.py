@@ -129,6 +129,11 @@ class Faults:
         if resumed:
             shutil.copytree(self.half, self.out)
 
+    @staticmethod
+    def how_to_go_on(steps):
+        """A run that left no checkpoint may have left metrics, which another begins anew only when it is told to."""
+        return ["--resume"] if steps else ["--overwrite"]
+
     def go_on(self, before, what):
         """After a fault: nothing is lost, and the run ends as it would have."""
         steps = self.steps(what)
@@ -136,7 +141,7 @@ class Faults:
             self.fail(what, f"had checkpoints {before}, has {steps}")
         unfinished = STEPS not in steps
         if unfinished:
-            self.run(["--resume"] if steps else [], f"{what}, resumed")
+            self.run(self.how_to_go_on(steps), f"{what}, resumed")
         self.compare(what, tidy=unfinished)
 
     def compare(self, what, tidy=True):
@@ -156,7 +161,7 @@ class Faults:
         while killed < count and len(self.failures) < 10:
             what = f"kill {killed + 1}"
             before = self.steps(what)
-            process = self.start(["--resume"] if before else [])
+            process = self.start(self.how_to_go_on(before))
             time.sleep(self.random.uniform(0, 1.1 * self.seconds))
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

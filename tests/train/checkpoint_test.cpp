@@ -163,6 +163,33 @@ TEST(Checkpoint, KeepsTheLast) {
   EXPECT_THAT(error_of([&] { remove_old_checkpoints(root.path(), 0); }), HasSubstr("keeping 0 checkpoints"));
 }
 
+TEST(Checkpoint, OneThatCannotBeRemovedStaysAndIsNamed) {
+  const TemporaryFolder root;
+  const WithoutPrivileges user(root);
+  for (std::int64_t step = 1; step <= 3; ++step) at_step(step).save(root.path());
+  forbid_writing(root / "step-00000001");
+  EXPECT_THAT(
+      remove_old_checkpoints(root.path(), 1),
+      ElementsAre(fmt::format("cannot remove {}: Permission denied", (root / "step-00000001").string())));
+  EXPECT_THAT(names(root.path()), ElementsAre("step-00000001", "step-00000003"));
+  // Nor is a leftover that cannot be removed in the way of other steps.
+  fs::rename(root / "step-00000001", root / ".step-00000001.tmp");
+  at_step(4).save(root.path());
+  EXPECT_EQ(latest_step(root.path()), 4);
+  allow_writing(root / ".step-00000001.tmp");
+}
+
+TEST(Checkpoint, ADamagedConfigIsDamageWhateverItSays) {
+  const TemporaryFolder root;
+  const fs::path path = at_step(3).save(root.path());
+  for (const ModelConfig& config : {built_in_model("demo"), built_in_model("llama3-8b")}) {
+    put(path / "config.json", to_json(config));
+    EXPECT_THAT(error_of([&] { Training().load(path); }), HasSubstr("config.json is damaged"));
+  }
+  put(path / "config.json", "{");
+  EXPECT_THAT(error_of([&] { Training().load(path); }), HasSubstr("config.json is damaged"));
+}
+
 TEST(Checkpoint, ReplacesOneOfTheSameStep) {
   const TemporaryFolder root;
   Training training = at_step(3);
@@ -233,7 +260,7 @@ TEST(Checkpoint, RefusesDamage) {
   EXPECT_THAT(damaged("state.json", replaced("\"format\": 2", "\"format\": 1")),
               HasSubstr("format 1 is of an earlier version and cannot be resumed"));
   EXPECT_THAT(damaged("state.json", [](auto& text) { text.resize(10); }), HasSubstr("state.json: not JSON"));
-  EXPECT_THAT(damaged("config.json", replaced("qwen3", "gemma")), HasSubstr("model_type is \"gemma\""));
+  EXPECT_THAT(damaged("config.json", replaced("qwen3", "gemma")), HasSubstr("config.json is damaged"));
   EXPECT_THAT(damaged("config.json", replaced("\"architectures\"", "\"architectured\"")),
               HasSubstr("config.json is damaged"));
   EXPECT_THAT(damaged("model.safetensors", [](auto& text) { text.pop_back(); }),

@@ -72,7 +72,7 @@ void Metrics::add(const StepReport& report) {
 }
 
 void Metrics::before_checkpoint() const {
-  file_.check_folder();
+  check_folder();
   file_.sync();
 }
 

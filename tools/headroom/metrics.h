@@ -14,12 +14,16 @@ namespace headroom {
 class Metrics {
  public:
   // Goes on with the file in `out`, or begins it. Lines after that of step `steps_done` are cut off, because
-  // the run will make those steps again, and so is a last line that a killed writer left unfinished. Takes a
-  // fixed amount of memory, however long the file is.
+  // the run will make those steps again, and so is a last line that a killed writer left unfinished. What is
+  // kept is then a new file, so that a hard link to the old one keeps all of it. Takes a fixed amount of
+  // memory, however long the file is.
   Metrics(const std::filesystem::path& out, std::int64_t steps_done);
 
   // A number that is not finite is null.
   void add(const StepReport& report);
+
+  // A runtime error where the folder is gone.
+  void check_folder() const { file_.check_folder(); }
 
   // Before a checkpoint is saved: what was added is on the disk, and the folder is still there.
   void before_checkpoint() const;

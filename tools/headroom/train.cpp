@@ -379,6 +379,7 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
   }
   fmt::print(out, "checkpoint: {}{}\n", result.checkpoint.string(),
              result.interrupted ? "; the same command with --resume goes on from it" : "");
+  for (const std::string& note : result.notes) fmt::print(out, "note    {}\n", note);
 }
 
 nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
@@ -406,7 +407,9 @@ nlohmann::ordered_json to_json(const Options& options, const TrainingPlan& plan,
                                  {"checkpoint", nullptr}};
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
   if (plan.warning) json["warning"] = *plan.warning;
-  if (!plan.notes.empty()) json["notes"] = plan.notes;
+  std::vector<std::string> notes = plan.notes;
+  notes.insert(notes.end(), result.notes.begin(), result.notes.end());
+  if (!notes.empty()) json["notes"] = notes;
   return json;
 }
 
@@ -434,6 +437,12 @@ std::optional<Resumed> find_run(const Options& options) {
         options.out, latest ? latest->filename().string() : "");
   check(incomplete.empty(), "{} has {}; --overwrite removes it, or choose another --out", options.out,
         first_incomplete);
+  std::error_code missing;
+  const fs::path metrics = metrics_path(options.out);
+  const auto metrics_bytes = fs::file_size(metrics, missing);
+  check(missing || metrics_bytes == 0,
+        "{} has {} and no checkpoint belongs to it; --overwrite begins it anew, or choose another --out",
+        metrics.string(), format_bytes(static_cast<std::int64_t>(metrics_bytes)));
   return std::nullopt;
 }
 
@@ -560,7 +569,8 @@ void add_train(Command app, std::ostream& out) {
                 "Steps between checkpoints (default: at the end alone)");
   app.add_whole("--keep-last", options->keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", options->resume, "Go on from the last checkpoint in --out, with the same bits");
-  app.add_flag("--overwrite", options->overwrite, "Begin anew: remove the checkpoints in --out first");
+  app.add_flag("--overwrite", options->overwrite,
+               "Begin anew: remove the checkpoints and metrics in --out first");
   app.add_text("--device", options->device, "Where to train: cpu");
   add_threads_option(app, options->threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");

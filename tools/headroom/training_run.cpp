@@ -46,11 +46,21 @@ class TrainingRun {
                      const std::function<bool()>& stop) {
     start();
     Metrics metrics(setup_.out, state_.step);
+    // Not before it is known that the new run can write its own.
+    if (setup_.overwrite && !setup_.checkpoint) remove_checkpoints(setup_.out);
     TrainingResult result;
     result.first_step = state_.step + 1;
     result.checkpoint = latest_checkpoint(setup_.out).value_or(fs::path());
+    const auto with_metrics = [&](const auto& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        metrics.check_folder();  // nothing can be saved to a folder that is gone
+        stop_at_metrics(error);
+      }
+    };
     const auto save_step = [&] {
-      metrics.before_checkpoint();
+      with_metrics([&] { metrics.before_checkpoint(); });
       result.checkpoint = save();
     };
     const auto begin = std::chrono::steady_clock::now();
@@ -70,7 +80,7 @@ class TrainingRun {
       if (!report->loss) ++result.steps_without_labels;
       if (!result.first_loss) result.first_loss = report->loss;
       if (report->loss) result.last_loss = report->loss;
-      metrics.add(*report);
+      with_metrics([&] { metrics.add(*report); });
       listen(*report);
       if (setup_.save_every > 0 && state_.step % setup_.save_every == 0) save_step();
     }
@@ -79,6 +89,7 @@ class TrainingRun {
     if (!data_.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
+    result.notes = notes_;
     return result;
   }
 
@@ -88,7 +99,6 @@ class TrainingRun {
       if (!setup_.checkpoint && !setup_.weights) return trainer_.initialize(context_, setup_.seed);
       context_.run([&](const Stream&) { setup_.checkpoint ? go_on() : read_weights(); });
     });
-    if (setup_.overwrite && !setup_.checkpoint) remove_checkpoints(setup_.out);
   }
 
   void go_on() {
@@ -166,9 +176,27 @@ class TrainingRun {
     return {};
   }
 
+  // For the end of an error's message, which must not become another error.
   [[nodiscard]] std::string last_good() const {
-    const auto latest = latest_checkpoint(setup_.out);
-    return latest ? fmt::format("the last checkpoint is {}", latest->string()) : "there is no checkpoint yet";
+    try {
+      const auto latest = latest_checkpoint(setup_.out);
+      return latest ? fmt::format("the last checkpoint is {}", latest->string())
+                    : "there is no checkpoint yet";
+    } catch (const Error& error) {
+      return fmt::format("its checkpoints cannot be listed ({})", error.what());
+    }
+  }
+
+  // What was trained is saved first. Where that fails too, both reasons are said.
+  [[noreturn]] void stop_at_metrics(const Error& reason) {
+    std::string saved;
+    try {
+      static_cast<void>(save());
+      saved = last_good();
+    } catch (const Error& error) {
+      saved = error.what();
+    }
+    fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason.what(), state_.step, saved);
   }
 
   [[noreturn]] void stop_at_loss(std::int64_t step, double loss, const Trainer::FillBatch& fill) {
@@ -203,7 +231,9 @@ class TrainingRun {
     try {
       trainer_.save(context_, [&] {
         checkpoint = write_checkpoint(setup_.out, setup_.problem.config, state_, trainer_.buffers(), files_);
-        remove_old_checkpoints(setup_.out, setup_.keep_last);
+        for (const std::string& note : remove_old_checkpoints(setup_.out, setup_.keep_last)) {
+          if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
+        }
       });
     } catch (const Error& error) {
       throw Error(error.kind(), fmt::format("step {}: {}; {}", state_.step, error.what(), last_good()),
@@ -230,6 +260,7 @@ class TrainingRun {
   Context context_;
   Trainer trainer_;
   std::int64_t saved_step_ = 0;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace

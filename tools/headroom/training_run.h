@@ -49,6 +49,7 @@ struct TrainingResult {
   std::int64_t live_peak_bytes = 0;
   bool interrupted = false;
   std::filesystem::path checkpoint;  // the last in the folder; empty where there is none
+  std::vector<std::string> notes;    // what went wrong and did not end the run, a line each
 
   [[nodiscard]] bool finished_a_step() const { return last_step >= first_step; }
 };
@@ -57,8 +58,9 @@ struct TrainingResult {
 // step that was stopped half way is dropped: the checkpoint is that of the last step that was finished, and
 // a run that goes on from it has the bits of one that was never stopped. A loss, a gradient, or a weight to
 // be saved that is not finite is an error that names step and tensor, and leaves the last checkpoint as it
-// is. So is a folder `out` that is removed or replaced meanwhile. `out` has to be there, and nobody else may
-// write to it.
+// is. So is a folder `out` that is removed or replaced meanwhile. A line that cannot be added to
+// metrics.jsonl ends the run with an error too, after what was trained is saved. `out` has to be there, and
+// nobody else may write to it.
 [[nodiscard]] TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit,
                                           const Data& data, Backend& backend,
                                           const std::function<void(const StepReport&)>& listen,

@@ -40,8 +40,8 @@ struct TrainBuffers {
 };
 
 // Writes ROOT/step-<state.step>, replacing one of that name, and makes ROOT where it is missing. What killed
-// writers left in ROOT is removed. A tensor that is not finite is a runtime error that names it, and no
-// checkpoint appears. Returns the folder.
+// writers left in ROOT is removed as far as that is possible. A tensor that is not finite is a runtime error
+// that names it, and no checkpoint appears. Returns the folder.
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const ModelConfig& config,
                                        const TrainState& state, const TrainBuffers& buffers,
                                        const ModelFiles& files = {});
@@ -86,8 +86,9 @@ struct Setting {
 // about those that change last bits only; empty where there are none.
 [[nodiscard]] std::string compare_settings(const TrainState& state, std::span<const Setting> settings);
 
-// Removes all but the last checkpoints of ROOT; at least one is kept. Incomplete ones stay.
-void remove_old_checkpoints(const std::filesystem::path& root, std::int64_t keep_last);
+// Removes all but the last checkpoints of ROOT; at least one is kept. Incomplete ones stay, and so do those
+// that cannot be removed. Returns a line for each of the latter, for people: the run goes on without it.
+std::vector<std::string> remove_old_checkpoints(const std::filesystem::path& root, std::int64_t keep_last);
 
 // Removes every checkpoint of ROOT, also incomplete ones.
 void remove_checkpoints(const std::filesystem::path& root);
