@@ -9,13 +9,21 @@
 namespace headroom {
 namespace {
 
+// Throws a KeyError unless the condition holds: the key, then the rest of the message.
+template <class... Args>
+void check_key(bool holds, std::string_view key, LocatedFormat<std::type_identity_t<Args>...> rest,
+               Args&&... args) {
+  if (holds) return;
+  throw KeyError(key, fmt::format(rest.text, std::forward<Args>(args)...), rest.where);
+}
+
 void check_range(std::string_view key, std::int64_t value, std::int64_t least, std::int64_t most) {
-  check(value >= least && value <= most, "{} is {}; accepted: {} to {}", key, value, least, most);
+  check_key(value >= least && value <= most, key, "is {}; accepted: {} to {}", value, least, most);
 }
 
 // Written so that NaN fails.
 void check_range(std::string_view key, double value, double above, double most) {
-  check(value > above && value <= most, "{} is {}; accepted: over {} up to {}", key, value, above, most);
+  check_key(value > above && value <= most, key, "is {}; accepted: over {} up to {}", value, above, most);
 }
 
 // The same rope with every setting that its kind does not use at its default.
@@ -52,8 +60,8 @@ void validate_rope(const RopeSettings& rope) {
     check_range("high_freq_factor", rope.high_frequency_factor, rope.low_frequency_factor, kMaxFactor);
   } else {
     check_range("beta_slow", rope.beta_slow, 0.0, kMaxFactor);
-    check(rope.beta_fast >= rope.beta_slow && rope.beta_fast <= kMaxFactor,
-          "beta_fast is {}; accepted: beta_slow, {}, up to {}", rope.beta_fast, rope.beta_slow, kMaxFactor);
+    check_key(rope.beta_fast >= rope.beta_slow && rope.beta_fast <= kMaxFactor, "beta_fast",
+              "is {}; accepted: beta_slow, {}, up to {}", rope.beta_fast, rope.beta_slow, kMaxFactor);
     if (rope.attention_factor) check_range("attention_factor", *rope.attention_factor, 0.0, kMaxFactor);
   }
 }
@@ -61,15 +69,16 @@ void validate_rope(const RopeSettings& rope) {
 void validate_window(const ModelConfig& config) {
   check_range("sliding_window", config.sliding_window, 0, kMaxPositions);
   if (config.sliding_window == 0) {
-    check(config.sliding_layers.empty(), "sliding_window is 0 and {} layers are listed; accepted: none",
-          config.sliding_layers.size());
+    check_key(config.sliding_layers.empty(), "sliding_window",
+              "is 0 and {} layers are listed; accepted: none", config.sliding_layers.size());
     return;
   }
-  check(config.qk_norm, "sliding_window is {}; accepted: a llama model has none", config.sliding_window);
-  check(std::ssize(config.sliding_layers) == config.layers,
-        "layer_types has {} entries; accepted: {}, one a layer", config.sliding_layers.size(), config.layers);
-  check(std::ranges::find(config.sliding_layers, true) != config.sliding_layers.end(),
-        "sliding_window is {} and no layer slides; accepted: 0", config.sliding_window);
+  check_key(config.qk_norm, "sliding_window", "is {}; accepted: a llama model has none",
+            config.sliding_window);
+  check_key(std::ssize(config.sliding_layers) == config.layers, "layer_types",
+            "has {} entries; accepted: {}, one a layer", config.sliding_layers.size(), config.layers);
+  check_key(std::ranges::find(config.sliding_layers, true) != config.sliding_layers.end(), "sliding_window",
+            "is {} and no layer slides; accepted: 0", config.sliding_window);
 }
 
 nlohmann::ordered_json rope_settings(const RopeSettings& rope) {
@@ -119,15 +128,13 @@ void validate(const ModelConfig& config) {
   check_range("num_key_value_heads", config.heads_kv, 1, config.heads_q);
   check_range("intermediate_size", config.mlp, 1, std::int64_t{1} << 24);
   check_range("max_position_embeddings", config.max_positions, 1, kMaxPositions);
-  check(config.head_dim >= 8 && config.head_dim <= 256 && config.head_dim % 8 == 0,
-        "head_dim is {}; accepted: a multiple of 8 from 8 to 256", config.head_dim);
-  check(config.heads_q % config.heads_kv == 0,
-        "num_key_value_heads is {}; accepted: what divides num_attention_heads, {}", config.heads_kv,
-        config.heads_q);
+  check_key(config.head_dim >= 8 && config.head_dim <= 256 && config.head_dim % 8 == 0, "head_dim",
+            "is {}; accepted: a multiple of 8 from 8 to 256", config.head_dim);
+  check_key(config.heads_q % config.heads_kv == 0, "num_key_value_heads",
+            "is {}; accepted: what divides num_attention_heads, {}", config.heads_kv, config.heads_q);
   // transformers refuses such a llama even where head_dim is given.
-  check(config.qk_norm || config.hidden % config.heads_q == 0,
-        "num_attention_heads is {}; accepted in a llama: what divides hidden_size, {}", config.heads_q,
-        config.hidden);
+  check_key(config.qk_norm || config.hidden % config.heads_q == 0, "num_attention_heads",
+            "is {}; accepted in a llama: what divides hidden_size, {}", config.heads_q, config.hidden);
   check_range("rms_norm_eps", config.rms_epsilon, 0.0, 1.0);
   if (config.pad_token) check_range("pad_token_id", *config.pad_token, 0, config.vocab - 1);
   validate_rope(config.rope);

@@ -21,8 +21,10 @@ std::string ignored_note(std::span<const std::string> keys) {
   constexpr std::size_t kMostNamed = 12;
   std::vector<std::string> names;
   for (const std::string& key : keys.first(std::min(keys.size(), kMostNamed))) {
-    const bool plain =
-        std::ranges::all_of(key, [](char c) { return std::isalnum(c) != 0 || c == '_' || c == '.'; });
+    const bool plain = std::ranges::all_of(key, [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+             c == '.';
+    });
     names.push_back(plain && key.size() <= 60 ? key : in_quotes(key));
   }
   const std::string more =
@@ -38,7 +40,7 @@ FoundModel open_folder(const fs::path& folder) {
         folder.string());
   const fs::path file = folder / "config.json";
   ParsedConfig parsed = parse_config_file(read_small_file(file, kMiB), file.string());
-  FoundModel found{.config = std::move(parsed.config), .notes = {}};
+  FoundModel found{.config = std::move(parsed.config), .folder = folder, .notes = {}};
   if (!parsed.ignored.empty()) found.notes.push_back(ignored_note(parsed.ignored));
   if (!found.config.tied_embeddings) return found;
   try {
@@ -61,8 +63,12 @@ FoundModel open_folder(const fs::path& folder) {
 
 FoundModel open_model(const std::string& name_or_folder) {
   std::error_code unknown;
-  if (fs::is_directory(name_or_folder, unknown)) return open_folder(name_or_folder);
-  return {.config = built_in_model(name_or_folder), .notes = {}};
+  const auto built_in = built_in_model_names();
+  if (std::ranges::find(built_in, name_or_folder) == built_in.end() &&
+      fs::is_directory(name_or_folder, unknown)) {
+    return open_folder(name_or_folder);
+  }
+  return {.config = built_in_model(name_or_folder), .folder = {}, .notes = {}};
 }
 
 ModelConfig find_model(const std::string& name_or_folder) {

@@ -62,9 +62,12 @@ void check_as_transformers(const JsonReader& json, const ModelConfig& config) {
     const double deviation = json.maybe_number("initializer_range").value_or(0);
     if (!(deviation >= 0 && deviation <= 1)) json.refuse("initializer_range", "0.0 to 1.0");
   } else if (json.has("num_heads") && json.has("embed_dim")) {
-    const std::int64_t heads = json.integer("num_heads");
-    if (json.integer("embed_dim") != config.head_dim * heads) {
-      json.refuse("embed_dim", fmt::format("{}, head_dim times num_heads", config.head_dim * heads));
+    std::int64_t product = 0;
+    if (__builtin_mul_overflow(config.head_dim, json.integer("num_heads"), &product)) {
+      json.refuse("num_heads", "what fits in 64 bits times head_dim");
+    }
+    if (json.integer("embed_dim") != product) {
+      json.refuse("embed_dim", fmt::format("{}, head_dim times num_heads", product));
     }
   }
 }
@@ -115,15 +118,13 @@ void parse_window(const JsonReader& json, const Defaults& defaults, ModelConfig&
 void validate_file(const JsonReader& json, const ModelConfig& config, ModelFamily family) {
   try {
     validate(config);
+  } catch (const KeyError& error) {
+    const bool standard = find_config_key(error.key(), family) != nullptr && !json.has(error.key());
+    const std::string note =
+        standard ? fmt::format(" ({} is not in the file, and this is its default)", error.key()) : "";
+    throw Error(error.kind(), fmt::format("{}: {}{}", json.source(), error.what(), note), error.where());
   } catch (const Error& error) {
-    const std::string_view message = error.what();
-    const std::string_view key = message.substr(0, message.find(' '));
-    const bool standard = find_config_key(key, family) != nullptr && !json.has(key);
-    throw Error(
-        error.kind(),
-        fmt::format("{}: {}{}", json.source(), message,
-                    standard ? fmt::format(" ({} is not in the file, and this is its default)", key) : ""),
-        error.where());
+    throw Error(error.kind(), fmt::format("{}: {}", json.source(), error.what()), error.where());
   }
 }
 

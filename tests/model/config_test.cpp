@@ -386,6 +386,10 @@ std::vector<BadFile> bad_files() {
          file.update({{"num_heads", 4}, {"embed_dim", 7}});
        },
        "embed_dim is 7; accepted: 512"},
+      {[](json& file) {
+         file.update({{"num_heads", std::numeric_limits<std::int64_t>::max()}, {"embed_dim", 7}});
+       },
+       "num_heads is 9223372036854775807; accepted: what fits in 64 bits times head_dim"},
       {set("pad_token_id", 151936), "pad_token_id is 151936; accepted: -151936 to 151935"},
       {set("pad_token_id", -151937), "pad_token_id is -151937"},
       {set("pad_token_id", true), "pad_token_id is true; accepted: a whole number, null"},

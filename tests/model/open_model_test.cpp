@@ -12,6 +12,7 @@ namespace headroom {
 namespace {
 
 using testing::ElementsAre;
+namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -148,6 +149,28 @@ TEST_F(OpenModel, NamesIgnoredKeysInOneNote) {
 TEST_F(OpenModel, RefusesAnAdapter) {
   put(folder / "adapter_config.json", "{}");
   EXPECT_THAT(error_of([&] { static_cast<void>(open()); }), HasSubstr("adapter_config.json"));
+}
+
+TEST_F(OpenModel, SaysWhereItsFilesAre) {
+  EXPECT_EQ(open().folder, folder.path());
+  // A folder that has the name of a built-in model is asked for by a path.
+  const fs::path before = fs::current_path();
+  fs::create_directory(folder / "demo");
+  fs::rename(folder / "config.json", folder / "demo/config.json");
+  fs::current_path(folder.path());
+  EXPECT_EQ(open_model("demo").folder, std::nullopt);
+  EXPECT_EQ(open_model("demo").config, built_in_model("demo"));
+  EXPECT_EQ(open_model("./demo").folder, "./demo");
+  EXPECT_EQ(open_model("./demo").config, config);
+  fs::current_path(before);
+}
+
+TEST_F(OpenModel, QuotesKeysThatAreNotPlain) {
+  std::string text = content(folder / "config.json");
+  text.insert(1, "\"caf\u00e9\": 1, \"plain_1\": 2,");
+  put(folder / "config.json", text);
+  ASSERT_EQ(open().notes.size(), 1);
+  EXPECT_THAT(open().notes[0], HasSubstr("\"caf\\u00e9\", plain_1"));
 }
 
 TEST(OpenModelByName, TakesABuiltInOne) {

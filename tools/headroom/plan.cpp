@@ -313,8 +313,8 @@ void plan(const Command& command, const Options& options, std::ostream& out, int
                                           .json = options.json},
                                          out));
   }
-  const auto [config, file_notes] = open_model(options.model);
-  const PlanRequest request = make_request(options, device, config);
+  const FoundModel model = open_model(options.model);
+  const PlanRequest request = make_request(options, device, model.config);
   if (options.runtime == "pytorch") {
     return say_whether(plan_eager({.model = options.model,
                                    .request = request,
@@ -331,7 +331,7 @@ void plan(const Command& command, const Options& options, std::ostream& out, int
     if (machine.measured) answer.rates = "measured on this machine";
   }
   answer.warning = dtype_warning(device.description, request.problem.compute_dtype);
-  answer.notes = file_notes;
+  answer.notes = model.notes;
   if (answer.warning) answer.notes.push_back(*answer.warning);
   if (request.device.kind == DeviceKind::cuda)
     answer.notes.emplace_back(

@@ -104,22 +104,18 @@ struct Resumed {
   }
 };
 
-bool is_built_in(const std::string& model) {
-  const auto names = built_in_model_names();
-  return std::ranges::find(names, model) != names.end();
-}
-
-std::string model_name(const Options& options) {
+// From the root, so that it is no built-in model's name.
+std::string whole_path(const std::string& path) {
   std::error_code ignored;
-  return is_built_in(options.model) ? options.model : fs::weakly_canonical(options.model, ignored).string();
+  return fs::weakly_canonical(fs::absolute(path, ignored), ignored).string();
 }
 
 // The folder of a resumed run's model may be gone: its checkpoint has the same config.json.
 FoundModel model_of(const Options& options, const std::optional<Resumed>& resumed) {
   std::error_code ignored;
-  if (resumed && !is_built_in(options.model) && !fs::exists(options.model, ignored)) {
+  if (resumed && !fs::exists(options.model, ignored)) {
     const auto saved = resumed->state.settings.find("model");
-    if (saved != resumed->state.settings.end() && saved->second == model_name(options)) {
+    if (saved != resumed->state.settings.end() && saved->second == whole_path(options.model)) {
       return open_model(resumed->checkpoint.string());
     }
   }
@@ -127,15 +123,15 @@ FoundModel model_of(const Options& options, const std::optional<Resumed>& resume
 }
 
 // Everything that the next step's bits depend on; the budget and the number of threads are not among it.
-std::vector<Setting> settings_of(const Options& options, const Data& data, const TrainingProblem& problem,
-                                 const DeviceDescription& device) {
+std::vector<Setting> settings_of(const Options& options, const FoundModel& model, const Data& data,
+                                 const TrainingProblem& problem, const DeviceDescription& device) {
   std::vector<Setting> settings;
   const auto add = [&](SettingKind kind, std::string_view name, const auto& value) {
     settings.push_back({.name = std::string(name), .value = fmt::format("{}", value), .kind = kind});
   };
   const OptimizerSettings& optimizer = problem.optimizer;
   // Data and models are compared by what they hold: they may have moved.
-  add(SettingKind::free, "model", model_name(options));
+  add(SettingKind::free, "model", model.folder ? whole_path(options.model) : options.model);
   add(SettingKind::free, "data", options.data);
   add(SettingKind::exact, "data_fingerprint", data.fingerprint());
   add(SettingKind::exact, "context", options.context);
@@ -172,10 +168,10 @@ std::int64_t max_documents(const Options& options) {
   return options.max_documents.value_or(256);
 }
 
-TrainingSetup make_setup(const Options& options, const Data& data, const ModelConfig& config,
+TrainingSetup make_setup(const Options& options, const Data& data, const FoundModel& model,
                          const DeviceDescription& device, const std::optional<Resumed>& resumed) {
   TrainingSetup setup;
-  setup.problem = {.config = config,
+  setup.problem = {.config = model.config,
                    .sizes = {.batch = options.batch,
                              .seq = options.context,
                              .max_documents = data.documents() ? max_documents(options) : 0},
@@ -192,14 +188,14 @@ TrainingSetup make_setup(const Options& options, const Data& data, const ModelCo
         options.attention);
   check(setup.problem.compute_dtype == DType::f32 || setup.problem.compute_dtype == DType::bf16,
         "dtype '{}' cannot be trained in; use f32 or bf16", name(setup.problem.compute_dtype));
-  if (is_folder(options.model)) setup.weights = options.model;
+  setup.weights = model.folder;
   setup.out = options.out;
   setup.seed = options.seed;
   setup.save_every = options.save_every;
   setup.keep_last = options.keep_last;
   if (resumed) setup.checkpoint = resumed->checkpoint;
   setup.overwrite = options.overwrite;
-  setup.settings = settings_of(options, data, setup.problem, device);
+  setup.settings = settings_of(options, model, data, setup.problem, device);
   return setup;
 }
 
@@ -472,19 +468,19 @@ void train(const Options& options, std::ostream& out) {
   std::optional<FolderLock> lock;
   if (is_folder(options.out)) lock.emplace(options.out);
   const std::optional<Resumed> resumed = find_run(options);
-  const auto [config, model_notes] = model_of(options, resumed);
+  const FoundModel model = model_of(options, resumed);
   const Data data = Data::open(options.data, {.context = options.context,
-                                              .vocab = config.vocab,
+                                              .vocab = model.config.vocab,
                                               .seed = options.seed,
                                               .max_documents = max_documents(options),
                                               .bytes = options.bytes});
   DeviceDescription description = listed.description;
   if (options.threads > 0) description.cores = options.threads;
-  const TrainingSetup setup = make_setup(options, data, config, description, resumed);
-  std::vector<std::string> notes = model_notes;
+  const TrainingSetup setup = make_setup(options, data, model, description, resumed);
+  std::vector<std::string> notes = model.notes;
   if (resumed) {
     std::ranges::move(compare(*resumed, setup, options), std::back_inserter(notes));
-    static_cast<void>(check_checkpoint(resumed->checkpoint, config, setup.problem.compute_dtype));
+    static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, setup.problem.compute_dtype));
   }
   const TrainingFit fit = fit_training(setup.problem, description, budget_bytes,
                                        this_machine(description, setup.problem.compute_dtype).costs);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,12 +63,14 @@ struct ParsedConfig {
 
 struct FoundModel {
   ModelConfig config;
+  std::optional<std::filesystem::path> folder;  // its files; a built-in model has none
   std::vector<std::string> notes;  // what a person should know of how its files were read, a line each
 };
 
-// A built-in model, or the one whose config.json lies in the folder of that name. Where the configuration
-// ties the output projection to the embedding, and weights in the folder have two that differ, the model is
-// not tied: so transformers reads it.
+// A built-in model, or the one whose config.json lies in the folder of that name. A built-in name is always
+// the built-in model: a folder that is called demo is ./demo. Where the configuration ties the output
+// projection to the embedding, and weights in the folder have two that differ, the model is not tied: so
+// transformers reads it.
 [[nodiscard]] FoundModel open_model(const std::string& name_or_folder);
 [[nodiscard]] ModelConfig find_model(const std::string& name_or_folder);
 
