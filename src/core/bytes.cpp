@@ -106,4 +106,11 @@ std::string format_count(std::int64_t count) {
   return grouped;
 }
 
+std::string format_ordinal(std::int64_t number) {
+  constexpr std::array kEndings = {"th", "st", "nd", "rd"};
+  const auto last = static_cast<std::size_t>(number % 10);
+  const bool teens = number / 10 % 10 == 1;
+  return fmt::format("{}{}", number, kEndings[teens || last >= kEndings.size() ? 0 : last]);
+}
+
 }  // namespace headroom

@@ -119,15 +119,18 @@ class Checksums {
   Checksums& operator=(const Checksums&) = delete;
   ~Checksums() { given_up_ = true; }
 
+  // Whether get() will throw: what is still to be written would be in vain.
+  [[nodiscard]] bool failed() const { return failed_; }
   // Throws where a tensor is not finite that has to be.
   std::vector<std::uint32_t> get() { return made_.get(); }
 
  private:
-  [[nodiscard]] std::uint32_t make(const NamedView& tensor, AllowedValues values) const {
+  [[nodiscard]] std::uint32_t make(const NamedView& tensor, AllowedValues values) {
     std::uint32_t checksum = 0;
     for (auto rest = bytes_of(tensor.view); !rest.empty() && !given_up_;) {
       const auto piece = rest.first(std::min(rest.size(), kCachedBytes));
       if (values == AllowedValues::finite && !all_finite(piece, tensor.view.dtype())) {
+        failed_ = true;
         fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved", in_quotes(tensor.name));
       }
       checksum = crc32c(piece, checksum);
@@ -137,6 +140,7 @@ class Checksums {
   }
 
   std::atomic<bool> given_up_ = false;
+  std::atomic<bool> failed_ = false;
   std::future<std::vector<std::uint32_t>> made_;  // its destructor waits
 };
 
@@ -220,7 +224,10 @@ SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::s
   FileWriter file(path);
   file.write(header);
   Checksums checksums(tensors, values);
-  for (const NamedView& tensor : tensors) file.write(bytes_of(tensor.view));
+  for (const NamedView& tensor : tensors) {
+    if (checksums.failed()) break;
+    file.write(bytes_of(tensor.view));
+  }
   SafetensorsChecksums made{.header = crc32c(std::as_bytes(std::span(header))), .tensors = checksums.get()};
   file.commit();
   return made;

@@ -361,7 +361,8 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
   const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(layers))));
   if (root > 1) {
     strategy.layers = {.recompute = layers, .input_every = root};
-    consider(fmt::format("layers are recomputed from every {}th input", root), request, strategy);
+    consider(fmt::format("layers are recomputed from every {} input", format_ordinal(root)), request,
+             strategy);
   }
   if (!one_memory(request)) {
     strategy.layers = {.offload = layers};

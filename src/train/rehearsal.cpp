@@ -82,9 +82,9 @@ std::string describe(const Strategy& strategy) {
   };
   say(policy.keep_all, "keep everything");
   say(policy.keep_attention, "keep attention, recompute the rest");
-  say(policy.recompute, policy.input_every == 1
-                            ? "recompute from the input"
-                            : fmt::format("recompute from every {}th input", policy.input_every));
+  say(policy.recompute, policy.input_every == 1 ? "recompute from the input"
+                                                : fmt::format("recompute from every {} input",
+                                                              format_ordinal(policy.input_every)));
   say(policy.offload, "offload the input");
   const std::string words = strategy.loss_chunk_vocab == 0
                                 ? std::string()

@@ -417,6 +417,13 @@ void add_rates(Files& files) {
       plan_with(files.file(rates(kernel).dump()));
     }
   }
+  for (const char* key : {"flops_per_second", "bytes_per_second"}) {
+    for (const double bad : {1e-300, 0.5}) {
+      Json kernel = good;
+      kernel[key] = bad;
+      plan_with(files.file(rates(kernel).dump()));
+    }
+  }
   plan_with(files.file(rates(1).dump()));
   plan_with(files.file(rates(Json::array()).dump()));
   for (const Obstacle& obstacle : obstacles_to_writing(files.folder())) {

@@ -309,7 +309,7 @@ void add_train(Table& table, const fs::path& folder) {
   for (const char* option : {"--learning-rate", "--weight-decay", "--clip"})
     table.value(line, option, "1e39");
   table.value(line, "--final-fraction", "1.5");
-  table.value(line, "--clip", "0");
+  for (const char* bad : {"0", "9e-31"}) table.value(line, "--clip", bad);
   for (const char* bad : {"", "-1", "18446744073709551616", "0x1", "010", "1e5", "+1", " 1", "nan"})
     table.value(line, "--seed", bad);
   table.size(line, "--budget");

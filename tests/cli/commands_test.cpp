@@ -1,10 +1,14 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/run.h"
+#include "output_buffer.h"
 
 namespace headroom {
 namespace {
@@ -25,6 +29,30 @@ TEST(Commands, HelpHasExamplesEverywhere) {
     EXPECT_EQ(result.err, "");
   }
   EXPECT_EQ(run_command({"--version"}).out.find("headroom "), 0U);
+}
+
+// As a terminal is that another program has left so.
+TEST(Commands, WaitForAnOutputThatDoesNotBlock) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  ASSERT_EQ(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
+  const std::string text(1 << 20, 'x');
+  std::size_t got = 0;
+  std::jthread reader([&] {
+    std::string block(1 << 12, 0);
+    for (ssize_t size = 0; (size = read(ends[0], block.data(), block.size())) > 0;)
+      got += static_cast<std::size_t>(size);
+  });
+  {
+    OutputBuffer buffer(ends[1]);
+    std::ostream out(&buffer);
+    out.exceptions(std::ios::badbit);
+    EXPECT_NO_THROW(out << text << std::flush);
+  }
+  close(ends[1]);
+  reader.join();
+  close(ends[0]);
+  EXPECT_EQ(got, text.size());
 }
 
 TEST(Commands, DevicesAsTextAndJson) {

@@ -96,6 +96,36 @@ TEST(Program, OutlivesItsTerminalUnderNohup) {
   EXPECT_TRUE(latest_checkpoint(folder / "run").has_value());
 }
 
+// A job that a shell script starts in the background has SIGINT ignored.
+TEST(Program, GoesOnAtASignalThatIsIgnored) {
+  for (const auto& [name, number, other] :
+       {std::tuple{"INT", SIGINT, SIGTERM}, std::tuple{"TERM", SIGTERM, SIGINT}}) {
+    const TemporaryFolder folder;
+    Program program(folder, fmt::format("trap '' {}; {}--steps 1000000 --json >out.json", name, kTrain));
+    ASSERT_TRUE(program.runs_until([&] { return steps_in_metrics(folder / "run") >= 1; }));
+    program.signal(number);
+    const std::int64_t then = steps_in_metrics(folder / "run");
+    ASSERT_TRUE(program.runs_until([&] { return steps_in_metrics(folder / "run") >= then + 3; }));
+    program.signal(other);
+    EXPECT_EQ(program.wait().code, 0);
+    EXPECT_TRUE(latest_checkpoint(folder / "run").has_value());
+  }
+}
+
+// The folder of a run may have the name of the model.
+TEST(Program, ABuiltInNameIsTheBuiltInModel) {
+  const TemporaryFolder folder;
+  const auto train = [&](const std::string& more) {
+    return run_program(folder,
+                       "exec $headroom train --model demo --data recall --context 64 --threads 1 "
+                       "--out demo >out.txt " +
+                           more);
+  };
+  EXPECT_EQ(train("--steps 1").err, "");
+  EXPECT_EQ(train("--steps 2 --resume").err, "");
+  EXPECT_EQ(latest_checkpoint(folder / "demo"), folder / "demo/step-00000002");
+}
+
 // The reader takes a few lines and goes.
 TEST(Program, AClosedPipeLosesNothing) {
   const TemporaryFolder folder;

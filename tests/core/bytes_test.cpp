@@ -79,6 +79,10 @@ TEST(Bytes, PrintsWhatPeopleRead) {
   EXPECT_EQ(format_count(1000), "1,000");
   EXPECT_EQ(format_count(-123456), "-123,456");
   EXPECT_EQ(format_count(std::numeric_limits<std::int64_t>::min()), "-9,223,372,036,854,775,808");
+  std::string ordinals;
+  for (const int number : {0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 21, 22, 23, 101, 111, 112})
+    ordinals += format_ordinal(number) + " ";
+  EXPECT_EQ(ordinals, "0th 1st 2nd 3rd 4th 10th 11th 12th 13th 14th 21st 22nd 23rd 101st 111th 112th ");
 }
 
 TEST(Checked, OverflowIsAnErrorThatNamesBothSides) {

@@ -1,6 +1,7 @@
 #include "output_buffer.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -33,6 +34,11 @@ int OutputBuffer::sync() {
   while (next < end) {
     const ssize_t written = ::write(descriptor_, next, static_cast<std::size_t>(end - next));
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {  // another program left the terminal or pipe non-blocking
+      pollfd until{.fd = descriptor_, .events = POLLOUT, .revents = 0};
+      ::poll(&until, 1, -1);
+      continue;
+    }
     if (written < 0) {
       fail(ErrorKind::runtime, "cannot write standard output: {}", std::generic_category().message(errno));
     }

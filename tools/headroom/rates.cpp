@@ -30,9 +30,22 @@ const Json& member(const fs::path& file, const Json& object, std::string_view ke
   return *found;
 }
 
+double number(const fs::path& file, const Json& kernel, std::string_view key) {
+  return member(file, kernel, key, &Json::is_number, "a number").get<double>();
+}
+
+// Times have to stay finite: differences of infinite ones cannot be compared.
 double rate(const fs::path& file, const Json& kernel, std::string_view key) {
-  const double value = member(file, kernel, key, &Json::is_number, "a number").get<double>();
-  if (!(value >= 0 && value < 1e18)) refuse(file, fmt::format("'{}' is {}; a rate is from 0 up", key, value));
+  const double value = number(file, kernel, key);
+  if (value != 0 && !(value >= 1 && value < 1e18)) {
+    refuse(file, fmt::format("'{}' is {}; a rate is 0, or from 1 to 1e18 a second", key, value));
+  }
+  return value;
+}
+
+double seconds(const fs::path& file, const Json& kernel, std::string_view key) {
+  const double value = number(file, kernel, key);
+  if (!(value >= 0 && value < 1e18)) refuse(file, fmt::format("'{}' is {}; a time is from 0 up", key, value));
   return value;
 }
 
@@ -52,7 +65,7 @@ bool read_rates(const fs::path& file, const DeviceDescription& device, DType dty
     if (!fitted.is_object()) refuse(file, fmt::format("{} is not an object", quote(kernel)));
     costs.set(kernel, {.flops_per_second = rate(file, fitted, "flops_per_second"),
                        .bytes_per_second = rate(file, fitted, "bytes_per_second"),
-                       .start_seconds = rate(file, fitted, "start_seconds")});
+                       .start_seconds = seconds(file, fitted, "start_seconds")});
   }
   return true;
 }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -19,6 +19,7 @@
 #include "command.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/files.h"
+#include "headroom/core/parse.h"
 #include "headroom/device.h"
 #include "headroom/memory.h"
 #include "json_or_null.h"
@@ -59,20 +60,23 @@ struct Options {
 
 // Ctrl-C, a request to end, and a terminal that goes away ask the loop to save and leave. A second Ctrl-C
 // ends the process as usual. The other two often come twice by themselves (from timeout, from a shell that
-// closes), which must not end a run that is saving.
-volatile std::sig_atomic_t stop_asked = 0;
+// closes), which must not end a run that is saving. The handler may run on any thread.
+std::atomic<bool> stop_asked = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 class StopOnSignal {
  public:
   StopOnSignal() {
-    stop_asked = 0;
+    stop_asked = false;
     struct sigaction action {};
-    action.sa_handler = [](int) { stop_asked = 1; };
+    action.sa_handler = [](int) { stop_asked = true; };
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
-      action.sa_flags = kSignals[i] == SIGINT ? SA_RESETHAND : 0;
+      // The flag is looked at often enough: no call of the system has to be interrupted for it.
+      action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? SA_RESETHAND : 0);
       sigaction(kSignals[i], nullptr, &before_[i]);
-      // nohup: the run is to outlive its terminal.
-      if (kSignals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      // Whoever started the run wants it to go on: nohup at the end of a terminal, a shell script at Ctrl-C
+      // of what it runs in the background.
+      if (before_[i].sa_handler == SIG_IGN) continue;
       sigaction(kSignals[i], &action, nullptr);
     }
   }
@@ -95,12 +99,8 @@ struct Resumed {
   // A whole number among the settings of the run that saved it.
   [[nodiscard]] std::int64_t whole_setting(const std::string& name) const {
     const auto found = state.settings.find(name);
-    std::int64_t value = 0;
-    check(found != state.settings.end() &&
-              std::from_chars(found->second.data(), found->second.data() + found->second.size(), value).ec ==
-                  std::errc(),
-          "{}: the settings have no whole number {}", checkpoint.string(), name);
-    return value;
+    check(found != state.settings.end(), "{}: the settings have no {}", checkpoint.string(), name);
+    return parse_whole(fmt::format("{}: setting {}", checkpoint.string(), name), found->second, 0);
   }
 };
 
@@ -453,11 +453,22 @@ void check_text(std::string_view option, const std::string& value) {
   }
 }
 
+// The page must not replace what the run keeps in its folder.
+void check_page(const std::string& page, const std::string& out) {
+  const fs::path inside = fs::path(whole_path(page)).lexically_relative(whole_path(out));
+  if (inside.empty()) return;
+  const std::string name = inside.begin()->string();
+  const bool own = name == ".lock" || name == metrics_path({}).string() || name.starts_with("step-") ||
+                   name.starts_with(".step-");
+  check(!own, "--html {} is the run's own file; choose another name", page);
+}
+
 void train(const Options& options, std::ostream& out) {
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   check_text("--model", options.model);
   check_text("--data", options.data);
   check_text("--out", options.out);
+  if (options.html) check_page(*options.html, options.out);
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
   const Device device = parse_device(options.device);
   const ListedDevice listed = find_device(device);
@@ -513,7 +524,7 @@ void train(const Options& options, std::ostream& out) {
     Narrator narrator(out, setup.problem.optimizer.steps, budget_bytes, options.json);
     result = run_training(
         setup, fit, data, *backend, [&](const StepReport& report) { narrator.at(report); },
-        [&] { return stop_asked != 0 || narrator.lost_output(); });
+        [&] { return stop_asked || narrator.lost_output(); });
     lost_output = narrator.lost_output();
   }
   if (options.html) write_html(*options.html, training_page(plan, result));
@@ -556,7 +567,7 @@ void add_train(Command app, std::ostream& out) {
                  "Of the learning rate, at the end of the cosine");
   app.add_number("--weight-decay", options->optimizer.weight_decay, {.most = kLargestFloat}, "Of matrices");
   app.add_number("--clip", options->optimizer.max_norm,
-                 {.most = kLargestFloat, .above = true, .or_infinity = true},
+                 {.least = 1e-30, .most = kLargestFloat, .or_infinity = true},
                  "Largest norm of the gradients; inf clips nothing");
   app.add_whole("--max-documents", options->max_documents, 1, kMostTokens - 1,
                 "Pieces of documents in a sequence (default: 256)");

@@ -25,4 +25,7 @@ inline constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 // All digits with separators, "39,823,409,152": where a reader compares byte for byte.
 [[nodiscard]] std::string format_count(std::int64_t count);
 
+// "2nd", "11th", "23rd"; of a number from 0 up.
+[[nodiscard]] std::string format_ordinal(std::int64_t number);
+
 }  // namespace headroom
