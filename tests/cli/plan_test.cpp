@@ -194,6 +194,13 @@ TEST_F(PlanCommand, RefusesWhatItCannotRead) {
   refused({"--model", "demo"}, "holds no rates");
 }
 
+TEST_F(PlanCommand, NamesEverySecondInputAsPeopleDo) {
+  const CliResult result = run_command({"plan", "--model", "qwen3-0.6b", "--context", "1024", "--device",
+                                        "h200", "--layers", "recompute:28,every:2"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("recompute from every 2nd input"));
+}
+
 TEST_F(PlanCommand, EagerPyTorchAndTheRing) {
   const CliResult result = run_command({"plan", "--model", "qwen3-4b", "--context", "131072", "--device",
                                         "h200", "--runtime", "pytorch", "--optimizer", "none", "--json"});
