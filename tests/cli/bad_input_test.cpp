@@ -80,7 +80,7 @@ TEST(GoodInput, IsTaken) {
        "1E-3",
        "--attention",
        "causal+dilated:8/1"},
-      {"devices", "cpu", "cpu"}};
+      {"devices", "cpu"}};
   for (const std::vector<std::string>& line : lines) {
     const CliResult result = run_command(line);
     EXPECT_EQ(result.code, 0) << result.err;

@@ -234,7 +234,8 @@ void add_commands(Table& table) {
     for (const Line& line : {bench_attention(), verify_memory()})
       table.add(with(line, "--device", device), "device");
   }
-  table.add({"devices", "cpu", "tpu"}, "tpu");
+  table.add({"devices", "tpu"}, "tpu");
+  table.add({"devices", "cpu", "cpu"}, "cpu");
 }
 
 void add_plan(Table& table) {

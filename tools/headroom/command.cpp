@@ -122,14 +122,13 @@ CLI::Option* Command::add_flag(const std::string& name, bool& target, const std:
   return app_->add_flag(name, target, help);
 }
 
-CLI::Option* Command::add_arguments(const std::string& name, std::vector<std::string>& target,
-                                    const std::string& help) {
-  const auto all = [&target](const CLI::results_t& values) {
-    target = values;
+CLI::Option* Command::add_argument(const std::string& name, std::optional<std::string>& target,
+                                   const std::string& help) {
+  const auto only = [&target](const CLI::results_t& values) {
+    target = values.front();
     return true;
   };
-  // CLI11 would take "[a,b]" apart where extra arguments are allowed.
-  return app_->add_option(name, all, help)->type_name("TEXT")->expected(1, -1)->allow_extra_args(false);
+  return app_->add_option(name, only, help)->type_name("TEXT");
 }
 
 void Command::footer(const std::string& text) {

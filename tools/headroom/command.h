@@ -69,9 +69,9 @@ class Command {
   CLI::Option* add_list(const std::string& name, std::vector<std::string>& target, const std::string& help);
 
   CLI::Option* add_flag(const std::string& name, bool& target, const std::string& help);
-  // Arguments without a name, any number of them.
-  CLI::Option* add_arguments(const std::string& name, std::vector<std::string>& target,
-                             const std::string& help);
+  // The one argument without a name.
+  CLI::Option* add_argument(const std::string& name, std::optional<std::string>& target,
+                            const std::string& help);
 
   void footer(const std::string& text);
   void callback(std::function<void()> body);

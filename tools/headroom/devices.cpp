@@ -52,16 +52,16 @@ nlohmann::ordered_json to_json(const ListedDevice& listed) {
 }
 
 struct Options {
-  std::vector<std::string> names;
+  std::optional<std::string> name;
   bool json = false;
 };
 
 void run(const Options& options, std::ostream& out) {
   DeviceList list;
-  if (options.names.empty()) {
-    list = list_devices();
+  if (options.name) {
+    list.devices.push_back(find_device(parse_device(*options.name)));
   } else {
-    for (const std::string& name : options.names) list.devices.push_back(find_device(parse_device(name)));
+    list = list_devices();
   }
   if (options.json) {
     nlohmann::ordered_json json = {{"devices", nlohmann::ordered_json::array()},
@@ -84,7 +84,7 @@ void run(const Options& options, std::ostream& out) {
 
 void add_devices(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  app.add_arguments("device", options->names, "Only these: cpu, cuda:N");
+  app.add_argument("device", options->name, "Only this one: cpu or cuda:N");
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   app.footer("Example:\n  headroom devices --json");
   app.callback([options, &out] { run(*options, out); });
