@@ -1,14 +1,19 @@
 # Thin on purpose: scripts/setup.sh installs, the CMake presets build, ctest tests.
 .DEFAULT_GOAL := build
-.PHONY: setup setup-checks setup-browser build run test check check-ci check-sm61 parity format bench clean
+.PHONY: setup setup-checks setup-browser build program run test check check-ci check-sm61 parity format bench clean
 .NOTPARALLEL:
 
+build_release = cmake --preset release && cmake --build --preset release
+
 build: setup
-	@cmake --preset release
-	@cmake --build --preset release
+	@$(build_release)
+
+# The program alone, without the tests.
+program: setup
+	@$(build_release) --target headroom_program
 
 # Trains a small long-context model inside 512 MiB: about two minutes on two cores.
-run: build
+run: program
 	@rm -rf build/demo
 	@build/release/headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 \
 	  --learning-rate 3e-3 --out build/demo
@@ -45,14 +50,16 @@ check-sm61: setup-checks
 # Compares with the PyTorch and transformers of PYTHON live: which keys they read and refuse, the parity references made again, and 30 models
 # drawn anew (SEED draws those of an earlier run).
 PYTHON ?= python3
-parity: build
+parity: setup
+	@$(build_release) --target test_parity
 	@$(PYTHON) tests/parity/list_config_keys.py --check tests/model/transformers_keys.json
 	@$(PYTHON) tests/parity/judge_configs.py --check tests/model/odd_configs.json
 	@$(PYTHON) tests/parity/make_reference.py --out build/parity
 	@$(PYTHON) tests/parity/draw_models.py --out build/parity $(if $(SEED),--seed $(SEED))
 	@HEADROOM_PARITY=build/parity build/release/test_parity --gtest_brief=1
 
-bench: build
+bench: setup
+	@$(build_release) --target headroom_program headroom_microbench
 	@build/release/headroom bench memory --traces 1000
 	@build/release/headroom bench attention --seq 1024,4096 --head-dim 64,128 --mask full,causal --impl tiled
 	@build/release/headroom bench loss --tokens 4096 --hidden 512 --vocab 32000
