@@ -5,6 +5,7 @@
 #include "headroom/core.h"
 #include "headroom/cpu.h"
 #include "headroom/device.h"
+#include "headroom/eager.h"
 #include "headroom/loss.h"
 #include "headroom/memory.h"
 #include "headroom/model.h"

@@ -4,5 +4,4 @@
 
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
-#include "headroom/plan/eager.h"
 #include "headroom/plan/plan.h"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "headroom/core/bytes.h"
 #include "headroom/loss.h"
 #include "headroom/ops.h"
 #include "model/layer.h"
@@ -273,6 +274,14 @@ void check_batch(const Decoder& decoder, const StepBatch& batch) {
 }
 
 }  // namespace
+
+void check_plannable(const StepSizes& sizes) {
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+  std::int64_t tokens = 0;
+  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) && tokens <= kMaxTokens,
+        "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
+        format_count(sizes.batch), format_count(sizes.seq), format_count(kMaxTokens));
+}
 
 Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
     : config_(std::move(config)),

@@ -164,11 +164,7 @@ void check_sizes(const TrainingProblem& problem) {
   check(problem.config.layers <= kMaxPlannedLayers,
         "a model of {} layers is too deep to plan; at most {} are accepted",
         format_count(problem.config.layers), format_count(kMaxPlannedLayers));
-  std::int64_t tokens = 0;
-  check(
-      !__builtin_mul_overflow(problem.sizes.batch, problem.sizes.seq, &tokens) && tokens <= kMaxPlannedTokens,
-      "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
-      format_count(problem.sizes.batch), format_count(problem.sizes.seq), format_count(kMaxPlannedTokens));
+  check_plannable(problem.sizes);
 }
 
 SearchSpace search_space(const PlanRequest& request) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "headroom/core/bytes.h"
+#include "headroom/eager.h"
 #include "headroom/plan.h"
 #include "memory/heap_counter.h"
 #include "plan/search_space.h"

@@ -4,7 +4,7 @@ set -eu
 check=$1/scripts/check_rooms.sh
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-mkdir -p "$tree"/src/{core,memory,cpu,cuda} "$tree"/include/headroom/memory
+mkdir -p "$tree"/src/{core,memory,cpu,cuda,eager} "$tree"/include/headroom/memory
 
 write() {
   case $2 in
@@ -28,5 +28,7 @@ expect_rejected src/core/below.cpp memory/lifetimes.h
 expect_rejected src/core/below.cpp headroom/memory.h
 expect_rejected include/headroom/memory/below.h headroom/cpu/thread_pool.h
 expect_rejected src/cpu/beside.cpp cuda/check.h
+expect_rejected src/eager/beside.cpp headroom/train/data.h
+expect_rejected src/eager/below.cpp headroom/plan.h
 expect_rejected src/memory/nowhere.cpp attic/thing.h
 expect_rejected src/memory/angle.cpp '<headroom/cpu.h>'

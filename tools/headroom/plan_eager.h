@@ -5,6 +5,7 @@
 #include <iosfwd>
 #include <string>
 
+#include "headroom/eager.h"
 #include "headroom/plan.h"
 
 namespace headroom {

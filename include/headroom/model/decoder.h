@@ -24,6 +24,8 @@ struct StepSizes {
 
   bool operator==(const StepSizes&) const = default;
 };
+// Throws where an update has more than 2^40 tokens: a plan tries out every divisor of the batch.
+void check_plannable(const StepSizes& sizes);
 
 struct StepBatch {
   TensorView tokens;           // [batch, seq] i32

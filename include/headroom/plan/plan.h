@@ -15,10 +15,8 @@
 
 namespace headroom {
 
-// A plan takes some ten rehearsals of the model, and tries out every divisor of the batch: what is larger is
-// refused.
+// A plan takes some ten rehearsals of the model: deeper ones are refused.
 inline constexpr std::int64_t kMaxPlannedLayers = 1024;
-inline constexpr std::int64_t kMaxPlannedTokens = std::int64_t{1} << 40;  // of an update
 
 // Parts of the strategy that somebody has decided.
 struct StrategyPins {

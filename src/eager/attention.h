@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "headroom/plan/eager.h"
-#include "plan/eager_program.h"
+#include "eager/program.h"
+#include "headroom/eager.h"
 
 namespace headroom {
 

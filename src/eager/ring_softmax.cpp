@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "headroom/plan/eager.h"
-#include "plan/eager_program.h"
+#include "eager/program.h"
+#include "headroom/eager.h"
 
 namespace headroom {
 namespace {

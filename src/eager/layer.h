@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "eager/attention.h"
+#include "eager/program.h"
 #include "headroom/model/config.h"
-#include "plan/eager_attention.h"
-#include "plan/eager_program.h"
 
 namespace headroom {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "headroom/plan/eager.h"
-#include "plan/eager_program.h"
+#include "eager/program.h"
+#include "headroom/eager.h"
 
 namespace headroom {
 

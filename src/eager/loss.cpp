@@ -1,4 +1,4 @@
-#include "plan/eager_loss.h"
+#include "eager/loss.h"
 
 #include <algorithm>
 #include <limits>

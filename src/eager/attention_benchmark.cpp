@@ -1,7 +1,7 @@
 // The attention benchmarks whose measured memory was published: q, k, v [batch, seq, head_dim], one head.
 #include <utility>
 
-#include "plan/eager_attention.h"
+#include "eager/attention.h"
 
 namespace headroom {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/eager_attention.h"
+#include "eager/attention.h"
 
 #include <utility>
 

@@ -2,10 +2,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "eager/layer.h"
+#include "eager/loss.h"
 #include "headroom/model/parameters.h"
-#include "headroom/plan/plan.h"
-#include "plan/eager_layer.h"
-#include "plan/eager_loss.h"
 
 namespace headroom {
 namespace {
@@ -182,10 +181,7 @@ Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const E
   check(config.layers <= kMaxLayers,
         "a model of {} layers is too deep to plan in eager PyTorch; at most {} are accepted",
         format_count(config.layers), kMaxLayers);
-  std::int64_t tokens = 0;
-  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) && tokens <= kMaxPlannedTokens,
-        "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
-        format_count(sizes.batch), format_count(sizes.seq), format_count(kMaxPlannedTokens));
+  check_plannable(sizes);
   Context context(device);
   context.phase("pytorch", [&] {
     EagerProgram program(context);

@@ -1,4 +1,4 @@
-#include "plan/eager_layer.h"
+#include "eager/layer.h"
 
 #include <algorithm>
 #include <utility>

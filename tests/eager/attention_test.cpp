@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "headroom/plan/eager.h"
-#include "plan/eager_devices.h"
+#include "eager/devices.h"
+#include "headroom/eager.h"
 
 namespace headroom {
 namespace {

@@ -2,8 +2,8 @@
 #include <unordered_map>
 
 #include "headroom/core/error.h"
+#include "headroom/eager.h"
 #include "headroom/memory/caching_allocator.h"
-#include "headroom/plan/eager.h"
 
 namespace headroom {
 namespace {
