@@ -8,7 +8,7 @@ cd "${1:-$(dirname "$0")/..}"
 find src include -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort | xargs awk '
   BEGIN {
     # Top to bottom; rooms on one line stand side by side and do not see each other.
-    shelves = "core;memory;cpu cuda;device;comm;ops;attention;loss;parallel;model;train eager;plan;report"
+    shelves = "core;memory;cpu cuda report;device;comm;ops;attention;loss;parallel;model;train eager;plan;jobs"
     count = split(shelves, shelf, ";")
     for (level = 1; level <= count; level++) {
       rooms = split(shelf[level], room_list, " ")

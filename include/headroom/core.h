@@ -18,3 +18,4 @@
 #include "headroom/core/stream.h"
 #include "headroom/core/tensor_view.h"
 #include "headroom/core/text.h"
+#include "headroom/core/timing.h"

@@ -126,4 +126,44 @@ struct EagerMemory {
                                            const std::function<Ledger(std::int64_t)>& program,
                                            std::int64_t start = 1);
 
+// What `headroom plan` answers about a step.
+struct EagerQuestion {
+  std::string model;  // its name, which the answer repeats
+  ModelConfig config;
+  StepSizes sizes;
+  EagerOptions options;
+  DeviceDescription device;
+  std::int64_t budget_bytes = 0;
+};
+struct EagerAnswer {
+  EagerQuestion question;
+  EagerMemory memory{};                   // without a limit; of the stages the whole ones and the first layer
+  CategoryBytes at_peak{};                // of it
+  std::optional<EagerFailure> failure{};  // inside the budget
+  std::int64_t max_context = 0;           // tokens that fit
+  bool longer_may_fit = false;            // nothing longer than max_context was looked at
+};
+[[nodiscard]] EagerAnswer answer_eager(EagerQuestion question);
+
+struct RingAnswer {
+  struct Row {
+    std::string_view variant;
+    EagerMemory memory;                   // without a limit
+    std::optional<EagerFailure> failure;  // inside the budget
+  };
+  RingSoftmax ring;
+  std::int64_t budget_bytes = 0;
+  std::vector<Row> rows;  // one for each variant
+};
+[[nodiscard]] RingAnswer answer_ring_softmax(RingSoftmax ring, const DeviceDescription& device,
+                                             std::int64_t budget_bytes);
+
+// The keys are in docs/cli.md.
+[[nodiscard]] std::string json(const EagerAnswer& answer);
+[[nodiscard]] std::string json(const RingAnswer& answer);
+
+// In words.
+[[nodiscard]] std::string describe(const EagerFailure& failure);
+[[nodiscard]] std::string describe(const EagerOptions& options);
+
 }  // namespace headroom

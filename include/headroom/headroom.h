@@ -6,6 +6,7 @@
 #include "headroom/cpu.h"
 #include "headroom/device.h"
 #include "headroom/eager.h"
+#include "headroom/jobs.h"
 #include "headroom/loss.h"
 #include "headroom/memory.h"
 #include "headroom/model.h"

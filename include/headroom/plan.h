@@ -2,6 +2,7 @@
 // fits.
 #pragma once
 
+#include "headroom/plan/answer.h"
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
 #include "headroom/plan/plan.h"

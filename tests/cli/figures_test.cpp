@@ -10,7 +10,7 @@
 #include "cli/run.h"
 #include "core/temporary_folder.h"
 #include "headroom/cpu.h"
-#include "rates.h"
+#include "headroom/jobs/rates.h"
 #include "verify.h"
 
 namespace headroom {

@@ -19,4 +19,5 @@ step(${CMAKE_COMMAND} -S ${SOURCE_FOLDER} -B ${consumer} -G Ninja -D CMAKE_PREFI
      -D CMAKE_CXX_FLAGS=${flags})
 step(${CMAKE_COMMAND} --build ${consumer})
 step(${consumer}/consumer)
+step(${consumer}/plan_and_train ${BUILD_FOLDER}/install-test/run)
 step(${prefix}/bin/headroom --version)

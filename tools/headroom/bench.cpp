@@ -133,9 +133,4 @@ void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, con
   });
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 }  // namespace headroom

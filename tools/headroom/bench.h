@@ -2,7 +2,6 @@
 // the forms of output.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/stream.h"
 #include "headroom/core/tensor_view.h"
+#include "headroom/core/timing.h"
 #include "headroom/device.h"
 #include "headroom/report.h"
 
@@ -70,15 +70,6 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
 
 // elements <- spread * (nearly) standard normal numbers of the seed; dense.
 void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);
-
-[[nodiscard]] double median(std::vector<double> values);
-
-template <class Body>
-double seconds_of(const Body& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // step() as often as asked for, or until the time is up; at least once.
 template <class Step>

@@ -10,11 +10,8 @@
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/cpu.h"
-#include "headroom/plan.h"
-#include "headroom/train.h"
+#include "headroom/jobs.h"
 #include "progress.h"
-#include "rates.h"
-#include "step_program.h"
 
 namespace headroom {
 namespace {

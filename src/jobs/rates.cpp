@@ -1,4 +1,4 @@
-#include "rates.h"
+#include "headroom/jobs/rates.h"
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "headroom/core/files.h"
-#include "training_run.h"
+#include "headroom/jobs/train.h"
 
 namespace headroom {
 

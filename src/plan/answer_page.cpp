@@ -1,17 +1,18 @@
-#include "plan_page.h"
-
+// The page of a plan.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "headroom/core/bytes.h"
+#include "headroom/plan/answer.h"
 
 namespace headroom {
 namespace {
 
 // Memory over context for strategies in which all layers do the same.
-LineChart context_chart(PlanRequest request, const PlanAnswer& answer, const CostModel& costs) {
+LineChart context_chart(const PlanAnswer& answer) {
+  PlanRequest request = answer.question.request;
   LineChart chart{.title = "Memory over context",
                   .x = {.label = "context", .unit = Unit::tokens, .logarithmic = true},
                   .y = {.label = "memory", .unit = Unit::bytes, .logarithmic = true},
@@ -44,8 +45,9 @@ LineChart context_chart(PlanRequest request, const PlanAnswer& answer, const Cos
     strategy.layers = line.policy;
     for (std::int64_t context = 1024; context <= last; context *= factor) {
       request.problem.sizes.seq = context;
-      series.points.push_back({static_cast<double>(context),
-                               static_cast<double>(plan_step(request, strategy, costs).arena_bytes)});
+      series.points.push_back(
+          {static_cast<double>(context),
+           static_cast<double>(plan_step(request, strategy, answer.costs.costs).arena_bytes)});
     }
   }
   return chart;
@@ -79,10 +81,11 @@ Table changes_table(const PlanAnswer& answer) {
   return changes;
 }
 
-Page plan_page(const std::string& model, const PlanRequest& request, const PlanAnswer& answer,
-               const CostModel& costs) {
+Page plan_page(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.question.request;
   const PlannedStep& step = answer.plan.step;
-  Page page{.title = fmt::format("Plan for {} at {} tokens", model, format_count(request.problem.sizes.seq)),
+  Page page{.title = fmt::format("Plan for {} at {} tokens", answer.question.model,
+                                 format_count(request.problem.sizes.seq)),
             .subtitle = fmt::format("{} \u00b7 {} \u00b7 {}", request.device.name,
                                     name(request.problem.compute_dtype), describe(step.strategy)),
             .notes = answer.notes};
@@ -91,13 +94,13 @@ Page plan_page(const std::string& model, const PlanRequest& request, const PlanA
                      {"live peak", bytes_cell(step.live_peak_bytes), "of the blocks in it"},
                      {"budget", bytes_cell(request.budget_bytes), request.device.name},
                      {"on the host", bytes_cell(step.host_bytes), "staging and what is offloaded"},
-                     {"a step", seconds_text(step.seconds), "rates " + answer.rates},
+                     {"a step", seconds_text(step.seconds), "rates " + answer.costs.source},
                      {"largest context", format_count(answer.max_context), "tokens that fit"}};
   page.sections.emplace_back(std::move(figures));
   MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, "micro-step");
   timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});
   page.sections.emplace_back(std::move(timeline));
-  page.sections.emplace_back(context_chart(request, answer, costs));
+  page.sections.emplace_back(context_chart(answer));
   Table stages({"stage", "live", "peak"});
   for (const StageUsage& row : answer.stages)
     stages.add({row.stage, bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});

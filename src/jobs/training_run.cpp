@@ -1,4 +1,4 @@
-#include "training_run.h"
+#include "jobs/training_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 
 #include "headroom/core/finite.h"
 #include "headroom/model.h"
-#include "metrics.h"
+#include "jobs/metrics.h"
 
 namespace headroom {
 namespace {
@@ -18,39 +18,39 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kHeldOut = std::int64_t{1} << 40;  // samples from here on are never trained on
 constexpr std::int64_t kHeldOutBatches = 4;
 
-TrainState first_state(const TrainingSetup& setup) {
+TrainState first_state(const TrainingPlan& plan) {
   TrainState state;
-  for (const Setting& setting : setup.settings) state.settings[setting.name] = setting.value;
+  for (const Setting& setting : plan.settings) state.settings[setting.name] = setting.value;
   return state;
 }
 
-ModelFiles files_of(const TrainingSetup& setup) {
+ModelFiles files_of(const TrainingPlan& plan) {
   // A run that goes on takes them from its checkpoint: the model's folder may be gone by then.
-  if (setup.checkpoint) return ModelFiles(*setup.checkpoint, setup.out);
-  if (setup.weights) return ModelFiles(*setup.weights, setup.out);
+  if (plan.checkpoint) return ModelFiles(*plan.checkpoint, plan.options.out);
+  if (plan.weights) return ModelFiles(*plan.weights, plan.options.out);
   return {};
 }
 
 class TrainingRun {
  public:
-  TrainingRun(const TrainingSetup& setup, const TrainingFit& fit, const Data& data, Backend& backend)
-      : setup_(setup),
-        data_(data),
-        files_(files_of(setup)),
-        state_(first_state(setup)),
-        context_(backend, fit.layout),
-        trainer_(Decoder(setup.problem.config, fit.strategy, setup.problem.sizes, setup.problem.mask),
-                 setup.problem.optimizer) {}
+  TrainingRun(const TrainingPlan& plan, Backend& backend)
+      : options_(plan.options),
+        problem_(plan.problem),
+        plan_(plan),
+        files_(files_of(plan)),
+        state_(first_state(plan)),
+        context_(backend, plan.fit.layout),
+        trainer_(Decoder(problem_.config, plan.fit.strategy, problem_.sizes, problem_.mask),
+                 problem_.optimizer) {}
 
-  TrainingResult run(const std::function<void(const StepReport&)>& listen,
-                     const std::function<bool()>& stop) {
+  TrainingResult run(const TrainingObserver& observer) {
     start();
-    Metrics metrics(setup_.out, state_.step);
+    Metrics metrics(options_.out, state_.step);
     // Not before it is known that the new run can write its own.
-    if (setup_.overwrite && !setup_.checkpoint) remove_checkpoints(setup_.out);
+    if (options_.overwrite && !plan_.checkpoint) remove_checkpoints(options_.out);
     TrainingResult result;
     result.first_step = state_.step + 1;
-    result.checkpoint = latest_checkpoint(setup_.out).value_or(fs::path());
+    result.checkpoint = latest_checkpoint(options_.out).value_or(fs::path());
     const auto with_metrics = [&](const auto& call) {
       try {
         call();
@@ -67,26 +67,26 @@ class TrainingRun {
     const auto seconds = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    while (state_.step < setup_.problem.optimizer.steps) {
+    while (state_.step < problem_.optimizer.steps) {
       const double began = seconds();
-      std::optional<StepReport> report = step(stop);
+      std::optional<StepReport> report = step(observer.stop);
       if (!report) {
         result.interrupted = true;
         break;
       }
       report->seconds = seconds();
-      report->tokens_per_second =
-          static_cast<double>(step_tokens(setup_.problem)) / (report->seconds - began);
+      report->tokens_per_second = static_cast<double>(step_tokens(problem_)) / (report->seconds - began);
       if (!report->loss) ++result.steps_without_labels;
       if (!result.first_loss) result.first_loss = report->loss;
       if (report->loss) result.last_loss = report->loss;
       with_metrics([&] { metrics.add(*report); });
-      listen(*report);
-      if (setup_.save_every > 0 && state_.step % setup_.save_every == 0) save_step();
+      observer.step(*report);
+      if (options_.save_every > 0 && state_.step % options_.save_every == 0) save_step();
     }
     result.last_step = state_.step;
     if (state_.step != saved_step_) save_step();
-    if (!data_.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
+    if (!plan_.data.samples_per_epoch() && !result.interrupted)
+      result.held_out_loss = held_out_loss(observer.stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
     result.notes = notes_;
@@ -96,13 +96,13 @@ class TrainingRun {
  private:
   void start() {
     trainer_.load(context_, [&] {
-      if (!setup_.checkpoint && !setup_.weights) return trainer_.initialize(context_, setup_.seed);
-      context_.run([&](const Stream&) { setup_.checkpoint ? go_on() : read_weights(); });
+      if (!plan_.checkpoint && !plan_.weights) return trainer_.initialize(context_, options_.seed);
+      context_.run([&](const Stream&) { plan_.checkpoint ? go_on() : read_weights(); });
     });
   }
 
   void go_on() {
-    const TrainState saved = read_checkpoint(*setup_.checkpoint, setup_.problem.config, trainer_.buffers());
+    const TrainState saved = read_checkpoint(*plan_.checkpoint, problem_.config, trainer_.buffers());
     state_.step = saved.step;
     state_.tokens = saved.tokens;
     state_.samples = saved.samples;
@@ -113,9 +113,9 @@ class TrainingRun {
     const TrainBuffers buffers = trainer_.buffers();
     for (const TensorView& flat : {buffers.weights, buffers.master}) {
       if (flat.elements() == 0) continue;
-      load_weights(*setup_.weights, trainer_.decoder().parameters(), flat);
+      load_weights(*plan_.weights, trainer_.decoder().parameters(), flat);
       const std::string broken = broken_parameter(flat);
-      check(broken.empty(), "{}: tensor {} is not finite in {}", setup_.weights->string(), broken,
+      check(broken.empty(), "{}: tensor {} is not finite in {}", plan_.weights->string(), broken,
             name(flat.dtype()));
     }
   }
@@ -123,13 +123,13 @@ class TrainingRun {
   // The batch that begins with the sample.
   [[nodiscard]] Trainer::FillBatch batch_from(std::int64_t sample) const {
     return [this, sample](const StepBatch& batch) {
-      for (std::int64_t i = 0; i < setup_.problem.sizes.batch; ++i) {
-        data_.fill(sample + i, {.tokens = batch.tokens.select(0, i),
-                                .labels = batch.labels.select(0, i),
-                                .positions = batch.positions.select(0, i),
-                                .document_starts = setup_.problem.sizes.max_documents > 0
-                                                       ? batch.document_starts.select(0, i)
-                                                       : TensorView()});
+      for (std::int64_t i = 0; i < problem_.sizes.batch; ++i) {
+        plan_.data.fill(sample + i, {.tokens = batch.tokens.select(0, i),
+                                     .labels = batch.labels.select(0, i),
+                                     .positions = batch.positions.select(0, i),
+                                     .document_starts = problem_.sizes.max_documents > 0
+                                                            ? batch.document_starts.select(0, i)
+                                                            : TensorView()});
       }
     };
   }
@@ -140,8 +140,8 @@ class TrainingRun {
   // nothing to learn from: weights and moments stay as they are, and the step counts.
   std::optional<StepReport> step(const std::function<bool()>& stop) {
     const std::int64_t number = state_.step + 1;
-    const std::int64_t batch = setup_.problem.sizes.batch;
-    const std::int64_t accumulation = setup_.problem.accumulation;
+    const std::int64_t batch = problem_.sizes.batch;
+    const std::int64_t accumulation = problem_.accumulation;
     LossSum loss;
     for (std::int64_t i = 0; i < accumulation; ++i) {
       if (stop()) return std::nullopt;
@@ -155,12 +155,12 @@ class TrainingRun {
     if (norm && !std::isfinite(*norm)) stop_at_gradient(number, *norm);
     state_.step = number;
     state_.samples += batch * accumulation;
-    state_.tokens += step_tokens(setup_.problem);
+    state_.tokens += step_tokens(problem_);
     const Usage& usage = context_.ledger().usage(Space::device);
     return StepReport{.step = number,
                       .loss = loss.mean(),
                       .labels = loss.labels,
-                      .learning_rate = learning_rate(setup_.problem.optimizer, number),
+                      .learning_rate = learning_rate(problem_.optimizer, number),
                       .grad_norm = norm,
                       .tokens = state_.tokens,
                       .live_bytes = usage.live_bytes,
@@ -179,7 +179,7 @@ class TrainingRun {
   // For the end of an error's message, which must not become another error.
   [[nodiscard]] std::string last_good() const {
     try {
-      const auto latest = latest_checkpoint(setup_.out);
+      const auto latest = latest_checkpoint(options_.out);
       return latest ? fmt::format("the last checkpoint is {}", latest->string())
                     : "there is no checkpoint yet";
     } catch (const Error& error) {
@@ -217,8 +217,8 @@ class TrainingRun {
 
   [[noreturn]] void stop_at_gradient(std::int64_t step, double norm) {
     // The update has cleared the gradients and changed nothing else: the same batches make them again.
-    for (std::int64_t i = 0; i < setup_.problem.accumulation; ++i) {
-      trainer_.micro_step(context_, batch_from(state_.samples + i * setup_.problem.sizes.batch));
+    for (std::int64_t i = 0; i < problem_.accumulation; ++i) {
+      trainer_.micro_step(context_, batch_from(state_.samples + i * problem_.sizes.batch));
     }
     const std::string name = broken_parameter(trainer_.gradients());
     fail(ErrorKind::runtime,
@@ -230,8 +230,8 @@ class TrainingRun {
     fs::path checkpoint;
     try {
       trainer_.save(context_, [&] {
-        checkpoint = write_checkpoint(setup_.out, setup_.problem.config, state_, trainer_.buffers(), files_);
-        for (const std::string& note : remove_old_checkpoints(setup_.out, setup_.keep_last)) {
+        checkpoint = write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), files_);
+        for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
           if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
         }
       });
@@ -248,13 +248,14 @@ class TrainingRun {
     LossSum loss;
     for (std::int64_t i = 0; i < kHeldOutBatches; ++i) {
       if (stop()) return std::nullopt;
-      loss += trainer_.evaluate(context_, batch_from(kHeldOut + i * setup_.problem.sizes.batch));
+      loss += trainer_.evaluate(context_, batch_from(kHeldOut + i * problem_.sizes.batch));
     }
     return loss.mean();
   }
 
-  const TrainingSetup& setup_;
-  const Data& data_;
+  const TrainingOptions& options_;
+  const TrainingProblem& problem_;
+  const TrainingPlan& plan_;
   ModelFiles files_;
   TrainState state_;
   Context context_;
@@ -265,11 +266,9 @@ class TrainingRun {
 
 }  // namespace
 
-TrainingResult run_training(const TrainingSetup& setup, const TrainingFit& fit, const Data& data,
-                            Backend& backend, const std::function<void(const StepReport&)>& listen,
-                            const std::function<bool()>& stop) {
-  validate(first_state(setup));  // nothing that cannot be saved is trained
-  return TrainingRun(setup, fit, data, backend).run(listen, stop);
+TrainingResult run_training(const TrainingPlan& plan, Backend& backend, const TrainingObserver& observer) {
+  validate(first_state(plan));  // nothing that cannot be saved is trained
+  return TrainingRun(plan, backend).run(observer);
 }
 
 }  // namespace headroom

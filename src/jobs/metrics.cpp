@@ -1,4 +1,4 @@
-#include "metrics.h"
+#include "jobs/metrics.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "json_or_null.h"
+#include "report/json.h"
 
 namespace headroom {
 namespace {
@@ -59,15 +59,15 @@ Metrics::Metrics(const std::filesystem::path& out, std::int64_t steps_done) : fi
 }
 
 void Metrics::add(const StepReport& report) {
-  const nlohmann::ordered_json line = {{"step", report.step},
-                                       {"loss", json_or_null(report.loss)},
-                                       {"labels", report.labels},
-                                       {"learning_rate", report.learning_rate},
-                                       {"grad_norm", json_or_null(report.grad_norm)},
-                                       {"tokens", report.tokens},
-                                       {"seconds", report.seconds},
-                                       {"tokens_per_second", report.tokens_per_second},
-                                       {"live_peak_bytes", report.live_peak_bytes}};
+  const OrderedJson line = {{"step", report.step},
+                            {"loss", json_or_null(report.loss)},
+                            {"labels", report.labels},
+                            {"learning_rate", report.learning_rate},
+                            {"grad_norm", json_or_null(report.grad_norm)},
+                            {"tokens", report.tokens},
+                            {"seconds", report.seconds},
+                            {"tokens_per_second", report.tokens_per_second},
+                            {"live_peak_bytes", report.live_peak_bytes}};
   file_.append(line.dump() + "\n");
 }
 

@@ -1,18 +1,18 @@
-#include "training_page.h"
-
+// The page of a training run.
 #include <fmt/format.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "headroom/core/bytes.h"
-#include "metrics.h"
+#include "headroom/jobs/train.h"
+#include "jobs/metrics.h"
 
 namespace headroom {
 namespace {
 
 Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& result) {
-  const StepSizes& sizes = plan.setup.problem.sizes;
+  const StepSizes& sizes = plan.problem.sizes;
   Figures figures;
   figures.figures = {
       {"planned", bytes_cell(plan.fit.needed_bytes), "reserved before the first step"},
@@ -43,7 +43,7 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
 LineChart loss_chart(const TrainingPlan& plan) {
   LineChart chart{.title = "Loss", .x = {.label = "step"}, .y = {.label = "nats a token"}};
   LineChart::Series& loss = chart.series.emplace_back(LineChart::Series{.name = "loss"});
-  std::ifstream lines(metrics_path(plan.setup.out));
+  std::ifstream lines(metrics_path(plan.options.out));
   for (std::string line; std::getline(lines, line);) {
     auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object() || !json["step"].is_number() || !json["loss"].is_number()) continue;
@@ -59,12 +59,13 @@ LineChart loss_chart(const TrainingPlan& plan) {
 }  // namespace
 
 Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>& result) {
-  const TrainingProblem& problem = plan.setup.problem;
-  Page page{.title = fmt::format("Training {} at {} tokens", plan.model, format_count(problem.sizes.seq)),
-            .subtitle =
-                fmt::format("{} parameters in {} \u00b7 {} \u00b7 {}",
-                            format_count(ParameterTable(problem.config).parameters()),
-                            name(problem.compute_dtype), plan.data.describe(), describe(plan.fit.strategy))};
+  const TrainingProblem& problem = plan.problem;
+  Page page{
+      .title = fmt::format("Training {} at {} tokens", plan.options.model, format_count(problem.sizes.seq)),
+      .subtitle =
+          fmt::format("{} parameters in {} \u00b7 {} \u00b7 {}",
+                      format_count(ParameterTable(problem.config).parameters()), name(problem.compute_dtype),
+                      plan.data.describe(), describe(plan.fit.strategy))};
   if (plan.warning) page.notes.push_back(*plan.warning);
   page.notes.insert(page.notes.end(), plan.notes.begin(), plan.notes.end());
   page.sections.emplace_back(figures(plan, result));

@@ -1,0 +1,63 @@
+// Real steps of the planned strategy on random tokens, with what happened beside what was planned: bytes by
+// stage, time by kernel, resident memory beside the arena.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headroom/plan/plan.h"
+#include "headroom/report/page.h"
+
+namespace headroom {
+
+struct ProfileOptions {
+  std::string model;                           // a built-in name (random weights), or a Hugging Face folder
+  std::int64_t context = 0;                    // tokens of a sequence
+  std::int64_t batch = 1;                      // sequences at a time
+  std::optional<std::int64_t> budget_bytes{};  // without it: what is free now
+  std::string attention = "causal";            // as parse_mask() reads it
+  std::optional<std::string> dtype{};          // f32 or bf16; without it f32
+  std::int64_t steps = 3;                      // after one that does not count
+  std::optional<std::string> trace{};          // a file for the last step as a Chrome trace
+  int threads = 0;                             // 0: every core
+};
+
+// One kind of kernel, over a step.
+struct KernelTime {
+  std::string_view kernel;
+  std::int64_t calls = 0;
+  double seconds = 0;
+  double predicted_seconds = 0;
+  double flops = 0;
+  double bytes = 0;
+};
+
+struct Profile {
+  ProfileOptions options;
+  TrainingFit fit;
+  std::vector<StageUsage> planned;
+  std::vector<StageUsage> measured;
+  std::vector<double> stage_seconds;  // beside measured
+  std::vector<KernelTime> kernels;    // those that took longest first
+  std::int64_t live_peak_bytes = 0;
+  std::int64_t resident_before_bytes = 0;  // the program itself
+  std::int64_t resident_peak_bytes = 0;
+  double step_seconds = 0;
+  double predicted_seconds = 0;
+  double peak_flops = 0;
+};
+
+// Runs on the CPU. An error of kind memory where no strategy fits the budget.
+[[nodiscard]] Profile profile_step(const ProfileOptions& options);
+
+// The keys are in docs/cli.md.
+[[nodiscard]] std::string json(const Profile& profile);
+
+[[nodiscard]] Page profile_page(const Profile& profile);
+// Of the page, also printed.
+[[nodiscard]] Table kernel_table(const Profile& profile);
+
+}  // namespace headroom

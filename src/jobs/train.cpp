@@ -1,0 +1,302 @@
+#include "headroom/jobs/train.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <utility>
+
+#include "headroom/core/bytes.h"
+#include "headroom/core/parse.h"
+#include "headroom/device.h"
+#include "headroom/jobs/rates.h"
+#include "jobs/causal_mask.h"
+#include "jobs/metrics.h"
+#include "jobs/training_run.h"
+#include "report/json.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What --resume goes on from.
+struct Resumed {
+  fs::path checkpoint;
+  TrainState state;
+
+  // A whole number among the settings of the run that saved it.
+  [[nodiscard]] std::int64_t whole_setting(const std::string& name) const {
+    const auto found = state.settings.find(name);
+    check(found != state.settings.end(), "{}: the settings have no {}", checkpoint.string(), name);
+    return parse_whole(fmt::format("{}: setting {}", checkpoint.string(), name), found->second, 0);
+  }
+};
+
+// From the root, so that it is no built-in model's name.
+std::string whole_path(const std::string& path) {
+  std::error_code ignored;
+  return fs::weakly_canonical(fs::absolute(path, ignored), ignored).string();
+}
+
+// The folder of a resumed run's model may be gone: its checkpoint has the same config.json.
+FoundModel model_of(const TrainingOptions& options, const std::optional<Resumed>& resumed) {
+  std::error_code ignored;
+  if (resumed && !fs::exists(options.model, ignored)) {
+    const auto saved = resumed->state.settings.find("model");
+    if (saved != resumed->state.settings.end() && saved->second == whole_path(options.model)) {
+      return open_model(resumed->checkpoint.string());
+    }
+  }
+  return open_model(options.model);
+}
+
+// Everything that the next step's bits depend on; the budget and the number of threads are not among it.
+std::vector<Setting> settings_of(const TrainingOptions& options, const FoundModel& model, const Data& data,
+                                 const TrainingProblem& problem, const DeviceDescription& device) {
+  std::vector<Setting> settings;
+  const auto add = [&](SettingKind kind, std::string_view name, const auto& value) {
+    settings.push_back({.name = std::string(name), .value = fmt::format("{}", value), .kind = kind});
+  };
+  const OptimizerSettings& optimizer = problem.optimizer;
+  // Data and models are compared by what they hold: they may have moved.
+  add(SettingKind::free, "model", model.folder ? whole_path(options.model) : options.model);
+  add(SettingKind::free, "data", options.data);
+  add(SettingKind::exact, "data_fingerprint", data.fingerprint());
+  add(SettingKind::exact, "context", options.context);
+  add(SettingKind::exact, "batch", options.batch);
+  add(SettingKind::exact, "accumulation", options.accumulation);
+  add(SettingKind::exact, "max_documents", problem.sizes.max_documents);
+  add(SettingKind::exact, "attention", options.attention);
+  add(SettingKind::exact, "dtype", name(problem.compute_dtype));
+  add(SettingKind::exact, "seed", options.seed);
+  add(SettingKind::free, "steps", optimizer.steps);  // may grow
+  add(SettingKind::exact, "learning_rate", optimizer.learning_rate);
+  add(SettingKind::exact, "warmup", optimizer.warmup_steps);
+  add(SettingKind::exact, "final_fraction", optimizer.final_fraction);
+  add(SettingKind::exact, "beta1", optimizer.beta1);
+  add(SettingKind::exact, "beta2", optimizer.beta2);
+  add(SettingKind::exact, "epsilon", optimizer.epsilon);
+  add(SettingKind::exact, "weight_decay", optimizer.weight_decay);
+  add(SettingKind::exact, "clip", optimizer.max_norm);
+  add(SettingKind::last_bits, "version", HEADROOM_VERSION);
+  add(SettingKind::last_bits, "device", options.device);
+  add(SettingKind::last_bits, "simd", name(device.simd));
+  add(SettingKind::last_bits, "ranks", 1);
+  return settings;
+}
+
+std::int64_t warmup_steps(const TrainingOptions& options, const std::optional<Resumed>& resumed) {
+  if (options.warmup) return *options.warmup;
+  // The default depends on --steps, which may have grown.
+  if (resumed) return resumed->whole_setting("warmup");
+  return std::min<std::int64_t>(options.optimizer.steps / 10, 100);
+}
+
+std::int64_t max_documents(const TrainingOptions& options) {
+  return options.max_documents.value_or(256);
+}
+
+TrainingProblem make_problem(const TrainingOptions& options, const Data& data, const ModelConfig& config,
+                             const DeviceDescription& device, const std::optional<Resumed>& resumed) {
+  TrainingProblem problem{
+      .config = config,
+      .sizes = {.batch = options.batch,
+                .seq = options.context,
+                .max_documents = data.documents() ? max_documents(options) : 0},
+      .mask = causal_mask(options.attention),
+      .optimizer = options.optimizer,
+      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
+      .accumulation = options.accumulation};
+  problem.optimizer.warmup_steps = warmup_steps(options, resumed);
+  validate(problem.optimizer);
+  check(data.documents() || !options.max_documents,
+        "--max-documents means nothing with data '{}', which has no documents", options.data);
+  check(problem.compute_dtype == DType::f32 || problem.compute_dtype == DType::bf16,
+        "dtype '{}' cannot be trained in; use f32 or bf16", name(problem.compute_dtype));
+  return problem;
+}
+
+// Throws where the run that is resumed was another one. Returns what its owner has to know, a line each.
+std::vector<std::string> compare(const Resumed& resumed, const TrainingPlan& plan) {
+  const TrainState& state = resumed.state;
+  const auto saved = [&](const std::string& name) {
+    const auto found = state.settings.find(name);
+    return found == state.settings.end() ? std::string() : found->second;
+  };
+  const auto fingerprint = std::ranges::find(plan.settings, "data_fingerprint", &Setting::name);
+  check(saved("data_fingerprint") == fingerprint->value,
+        "--resume: the data is not that of {}: it was made with '{}' of fingerprint {}, and '{}' has {}",
+        resumed.checkpoint.string(), saved("data"), saved("data_fingerprint"), plan.options.data,
+        fingerprint->value);
+  std::vector<std::string> notes;
+  const std::string last_bits = compare_settings(state, plan.settings);
+  if (!last_bits.empty()) notes.push_back(last_bits);
+  OptimizerSettings before = plan.problem.optimizer;
+  before.steps = resumed.whole_setting("steps");
+  if (const std::int64_t steps = plan.problem.optimizer.steps; steps != before.steps) {
+    const std::int64_t next = state.step + 1;
+    notes.push_back(
+        fmt::format("--steps is {} and was {}: from here on the learning rate is that of a run of {} steps "
+                    "(step {}: {:.3g} instead of {:.3g})",
+                    format_count(steps), format_count(before.steps), format_count(steps), format_count(next),
+                    learning_rate(plan.problem.optimizer, next), learning_rate(before, next)));
+  }
+  for (const IncompleteCheckpoint& incomplete : incomplete_checkpoints(plan.options.out)) {
+    notes.push_back(fmt::format("{} is not complete ({} is missing) and is not resumed from",
+                                incomplete.path.string(), incomplete.missing));
+  }
+  return notes;
+}
+
+[[noreturn]] void fail_shortfall(const TrainingFit& fit, std::int64_t budget_bytes) {
+  std::string items;
+  const std::vector<LiveBlock> blocks = blocks_at_peak(fit.layout.rehearsal, Space::device);
+  for (std::size_t i = 0; i < std::min<std::size_t>(blocks.size(), 3); ++i) {
+    items += fmt::format("{}{} {}", i == 0 ? "" : ", ", blocks[i].name, format_bytes(blocks[i].bytes));
+  }
+  fail(ErrorKind::memory,
+       "does not fit: the budget is {} bytes and the smallest that would work is {}; its largest items: {}",
+       format_count(budget_bytes), format_count(fit.needed_bytes), items);
+}
+
+// What --resume goes on from. Without it the folder must not hold what a run would replace.
+std::optional<Resumed> find_run(const TrainingOptions& options) {
+  const auto latest = latest_checkpoint(options.out);
+  const auto incomplete = incomplete_checkpoints(options.out);
+  const std::string first_incomplete =
+      incomplete.empty()
+          ? std::string()
+          : fmt::format("{}, which is not complete ({} is missing)",
+                        incomplete.front().path.filename().string(), incomplete.front().missing);
+  if (options.resume) {
+    check(latest.has_value(), "--resume: {} has no checkpoint{}", options.out,
+          incomplete.empty() ? "" : " but " + first_incomplete);
+    Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
+    check(resumed.state.step < options.optimizer.steps,
+          "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",
+          latest->string(), resumed.state.step, options.optimizer.steps);
+    return resumed;
+  }
+  if (options.overwrite) return std::nullopt;
+  check(!latest,
+        "{} has the checkpoint {}; --resume goes on from it, --overwrite removes it, or choose another --out",
+        options.out, latest ? latest->filename().string() : "");
+  check(incomplete.empty(), "{} has {}; --overwrite removes it, or choose another --out", options.out,
+        first_incomplete);
+  std::error_code missing;
+  const fs::path metrics = metrics_path(options.out);
+  const auto metrics_bytes = fs::file_size(metrics, missing);
+  check(missing || metrics_bytes == 0,
+        "{} has {} and no checkpoint belongs to it; --overwrite begins it anew, or choose another --out",
+        metrics.string(), format_bytes(static_cast<std::int64_t>(metrics_bytes)));
+  return std::nullopt;
+}
+
+// What is to be printed and saved as JSON at the end has to be text from the beginning.
+void check_text(std::string_view option, const std::string& value) {
+  try {
+    static_cast<void>(OrderedJson(value).dump());
+  } catch (const OrderedJson::exception&) {
+    fail(ErrorKind::input, "{} {} is no UTF-8; rename it", option,
+         OrderedJson(value).dump(-1, ' ', true, OrderedJson::error_handler_t::replace));
+  }
+}
+
+}  // namespace
+
+bool is_file_of_run(const std::string& file, const std::string& out) {
+  const fs::path inside = fs::path(whole_path(file)).lexically_relative(whole_path(out));
+  if (inside.empty()) return false;
+  const std::string name = inside.begin()->string();
+  return name == ".lock" || name == metrics_path({}).string() || name.starts_with("step-") ||
+         name.starts_with(".step-");
+}
+
+TrainingPlan plan_training(const TrainingOptions& options) {
+  const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
+  check_text("--model", options.model);
+  check_text("--data", options.data);
+  check_text("--out", options.out);
+  check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
+  const Device device = parse_device(options.device);
+  const ListedDevice listed = find_device(device);
+  check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
+  AppendedFile::check_kind(metrics_path(options.out));
+  // Nothing in the folder is read or written by two runs at a time.
+  std::optional<FolderLock> lock;
+  if (is_folder(options.out)) lock.emplace(options.out);
+  const std::optional<Resumed> resumed = find_run(options);
+  const FoundModel model = model_of(options, resumed);
+  TrainingPlan plan{.options = options,
+                    .weights = model.folder,
+                    .data = Data::open(options.data, {.context = options.context,
+                                                      .vocab = model.config.vocab,
+                                                      .seed = options.seed,
+                                                      .max_documents = max_documents(options),
+                                                      .bytes = options.bytes}),
+                    .budget_bytes = options.budget_bytes.value_or(default_budget(listed.memory)),
+                    .notes = model.notes,
+                    .lock = std::move(lock)};
+  DeviceDescription description = listed.description;
+  if (options.threads > 0) description.cores = options.threads;
+  plan.problem = make_problem(options, plan.data, model.config, description, resumed);
+  plan.settings = settings_of(options, model, plan.data, plan.problem, description);
+  const DType dtype = plan.problem.compute_dtype;
+  if (resumed) {
+    plan.checkpoint = resumed->checkpoint;
+    std::ranges::move(compare(*resumed, plan), std::back_inserter(plan.notes));
+    static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, dtype));
+  }
+  plan.fit =
+      fit_training(plan.problem, description, plan.budget_bytes, this_machine(description, dtype).costs);
+  if (!plan.fit.fits) fail_shortfall(plan.fit, plan.budget_bytes);
+  plan.naive_bytes = naive_training_bytes(plan.problem, description);
+  plan.process_bytes = code_bytes + process_resident_bytes();
+  plan.warning = dtype_warning(description, dtype);
+  return plan;
+}
+
+TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
+  const TrainingOptions& options = plan.options;
+  const std::unique_ptr<Backend> backend = open_backend(parse_device(options.device), options.threads);
+  if (!plan.lock) {
+    create_folders(options.out);
+    plan.lock.emplace(options.out);
+    static_cast<void>(find_run(options));  // another run may have been here before the lock
+  }
+  observer.began();
+  return run_training(plan, *backend, observer);
+}
+
+std::string json(const TrainingPlan& plan, const TrainingResult& result) {
+  const TrainingOptions& options = plan.options;
+  OrderedJson json = {{"model", options.model},
+                      {"data", options.data},
+                      {"context", options.context},
+                      {"batch", options.batch},
+                      {"budget_bytes", plan.budget_bytes},
+                      {"planned_bytes", plan.fit.layout.reserved(Space::device)},
+                      {"planned_host_bytes", plan.fit.layout.reserved(Space::host)},
+                      {"process_bytes", plan.process_bytes},
+                      {"naive_bytes", plan.naive_bytes},
+                      {"strategy", describe(plan.fit.strategy)},
+                      {"first_step", result.first_step},
+                      {"last_step", result.last_step},
+                      {"first_loss", json_or_null(result.first_loss)},
+                      {"last_loss", json_or_null(result.last_loss)},
+                      {"steps_without_labels", result.steps_without_labels},
+                      {"held_out_loss", json_or_null(result.held_out_loss)},
+                      {"floor", json_or_null(plan.data.floor())},
+                      {"seconds", result.seconds},
+                      {"live_peak_bytes", result.live_peak_bytes},
+                      {"interrupted", result.interrupted},
+                      {"checkpoint", nullptr}};
+  if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
+  if (plan.warning) json["warning"] = *plan.warning;
+  std::vector<std::string> notes = plan.notes;
+  notes.insert(notes.end(), result.notes.begin(), result.notes.end());
+  if (!notes.empty()) json["notes"] = notes;
+  return indented(json);
+}
+
+}  // namespace headroom

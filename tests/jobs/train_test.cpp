@@ -1,0 +1,238 @@
+// Planning and training as a program of somebody else's does it, without the command line.
+#include "headroom/jobs/train.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/temporary_folder.h"
+#include "headroom/core/bytes.h"
+#include "headroom/cpu.h"
+#include "headroom/jobs/plan.h"
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TrainingOptions options_in(const fs::path& out) {
+  return {.model = "demo",
+          .data = "recall",
+          .context = 64,
+          .budget_bytes = 64 * kMiB,
+          .dtype = "f32",
+          .optimizer = {.steps = 4},
+          .out = out.string(),
+          .threads = 2};
+}
+
+TEST(Training, APlanLeavesNoTraceAndARunTellsItsObserver) {
+  const TemporaryFolder folder;
+  const fs::path out = folder / "run";
+  TrainingPlan plan = plan_training(options_in(out));
+  EXPECT_TRUE(plan.fit.fits);
+  EXPECT_FALSE(fs::exists(out));
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  std::vector<std::string> told;
+  const TrainingResult result =
+      train(plan, {.began =
+                       [&] {
+                         // From here on the folder is the run's own.
+                         EXPECT_THAT(error_of([&] { (void)plan_training(options_in(out)); }),
+                                     HasSubstr("one run at a time may write there"));
+                         told.emplace_back("began");
+                       },
+                   .step = [&](const StepReport& report) { told.push_back(fmt::format("{}", report.step)); },
+                   .stop = [&] { return told.size() == 3; }});
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(told, ElementsAre("began", "1", "2"));
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.checkpoint, out / "step-00000002");
+  EXPECT_LE(result.live_peak_bytes, plan.fit.needed_bytes);
+  const auto parsed = nlohmann::json::parse(json(plan, result));
+  EXPECT_EQ(parsed["last_step"], 2);
+  EXPECT_EQ(parsed["planned_bytes"], plan.fit.layout.reserved(Space::device));
+}
+
+// Stopped half way with the optimizer's state on the host, and gone on from there with it on the device.
+TEST(Training, TheOptimizerOnTheHostIsTheSameRun) {
+  const TemporaryFolder folder;
+  const auto run = [&](std::string_view name, bool offload, std::int64_t last_step) {
+    TrainingOptions options = options_in(folder / name);
+    options.dtype = "bf16";
+    options.resume = latest_checkpoint(options.out).has_value();
+    TrainingPlan plan = plan_training(options);
+    plan.fit.strategy = {.layers = {.recompute = plan.problem.config.layers},
+                         .offload_optimizer = offload,
+                         .compute_dtype = DType::bf16};
+    plan.fit.layout = rehearse_training(plan.problem, plan.fit.strategy, CpuBackend(2).description());
+    std::int64_t step = 0;
+    return train(plan, {.step = [&](const StepReport& report) { step = report.step; },
+                        .stop = [&] { return step == last_step; }})
+        .checkpoint;
+  };
+  const fs::path whole = run("whole", false, 4);
+  static_cast<void>(run("halves", true, 2));
+  const fs::path halves = run("halves", false, 4);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_TRUE(content(halves / file) == content(whole / file)) << file;
+}
+
+// A run of a few small steps, which goes on where it has been before.
+class SmallRun {
+ public:
+  explicit SmallRun(std::int64_t accumulation = 1) { options.accumulation = accumulation; }
+
+  TrainingResult run(const fs::path& out, const TrainingObserver& observer = {}) {
+    options.out = out.string();
+    options.resume = latest_checkpoint(out).has_value();
+    TrainingPlan plan = plan_training(options);
+    return train(plan, observer);
+  }
+
+  TrainingOptions options = options_in("");
+};
+
+// Stopped before each micro-step of a run, one after the other, and gone on from there.
+TEST(Training, StoppedInTheMiddleOfAnAccumulationItContinuesWithTheSameBits) {
+  const TemporaryFolder folder;
+  SmallRun run(3);
+  const TrainingResult whole = run.run(folder / "whole");
+  EXPECT_FALSE(whole.interrupted);
+  for (int micro_step = 0; micro_step < 12; ++micro_step) {
+    SCOPED_TRACE(micro_step);
+    const fs::path out = folder / fmt::format("stopped-{}", micro_step);
+    int asked = 0;
+    const TrainingResult stopped = run.run(out, {.stop = [&] { return asked++ == micro_step; }});
+    EXPECT_TRUE(stopped.interrupted);
+    EXPECT_FALSE(stopped.held_out_loss.has_value());
+    EXPECT_EQ(stopped.last_step, micro_step / 3);
+    EXPECT_EQ(stopped.finished_a_step(), micro_step >= 3);
+    EXPECT_EQ(stopped.last_loss.has_value(), micro_step >= 3);
+    EXPECT_EQ(stopped.checkpoint,
+              micro_step < 3 ? fs::path() : out / fmt::format("step-{:08}", micro_step / 3));
+    const TrainingResult rest = run.run(out);
+    EXPECT_EQ(rest.first_step, micro_step / 3 + 1);
+    EXPECT_EQ(rest.held_out_loss, whole.held_out_loss);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+      EXPECT_TRUE(content(rest.checkpoint / file) == content(whole.checkpoint / file)) << file;
+    EXPECT_EQ(std::ranges::count(content(out / "metrics.jsonl"), '\n'), 4);
+  }
+}
+
+// A run that is resumed and stopped at once still says where its checkpoint is.
+TEST(Training, ARunThatFinishesNoStepSaysWhereItGoesOn) {
+  const TemporaryFolder folder;
+  SmallRun run;
+  std::int64_t step = 0;
+  const auto listen = [&](const StepReport& report) { step = report.step; };
+  const TrainingResult first = run.run(folder / "run", {.step = listen, .stop = [&] { return step == 2; }});
+  const TrainingResult second = run.run(folder / "run", {.step = listen, .stop = [] { return true; }});
+  EXPECT_FALSE(second.finished_a_step());
+  EXPECT_EQ(second.checkpoint, first.checkpoint);
+  EXPECT_EQ(second.checkpoint.filename(), "step-00000002");
+}
+
+// Whoever listens takes 0.2 seconds, and so may saving: none of the step's business.
+TEST(Training, TokensPerSecondAreOverTheStepsOwnTime) {
+  const TemporaryFolder folder;
+  constexpr double kPause = 0.2;
+  SmallRun run(2);
+  run.options.save_every = 1;
+  std::vector<StepReport> reports;
+  static_cast<void>(run.run(folder / "run", {.step = [&](const StepReport& report) {
+                              reports.push_back(report);
+                              std::this_thread::sleep_for(std::chrono::duration<double>(kPause));
+                            }}));
+  ASSERT_EQ(reports.size(), 4U);
+  for (std::size_t i = 1; i < reports.size(); ++i) {
+    const double own = 2 * 64 / reports[i].tokens_per_second;
+    EXPECT_GT(own, 0);
+    EXPECT_LE(own, reports[i].seconds - reports[i - 1].seconds - kPause);
+  }
+}
+
+TEST(Training, SaysThatTheFolderIsGoneBeforeItSaves) {
+  const TemporaryFolder folder;
+  SmallRun run;
+  run.options.save_every = 2;
+  const auto remove_after = [&](std::int64_t step) {
+    return [&folder, step](const StepReport& report) {
+      if (report.step == step) fs::remove_all(folder / "run");
+    };
+  };
+  for (const std::int64_t step : {1, 2, 4}) {  // noticed at the next line, at a save, at the last save
+    EXPECT_THAT(error_of([&] { static_cast<void>(run.run(folder / "run", {.step = remove_after(step)})); }),
+                HasSubstr("run is gone"))
+        << step;
+    EXPECT_FALSE(fs::exists(folder / "run")) << step;
+  }
+}
+
+TEST(Training, ALineThatCannotBeWrittenEndsTheRunAfterItIsSaved) {
+  const TemporaryFolder folder;
+  SmallRun run;
+  const auto put_a_link = [&](const StepReport& report) {
+    if (report.step != 2) return;
+    fs::remove(folder / "run/metrics.jsonl");
+    fs::create_symlink("elsewhere", folder / "run/metrics.jsonl");
+  };
+  const auto run_it = [&] { static_cast<void>(run.run(folder / "run", {.step = put_a_link})); };
+  const std::string message = error_of(run_it);
+  EXPECT_THAT(message, HasSubstr("metrics.jsonl: it is a symbolic link"));
+  EXPECT_THAT(message, HasSubstr("training stopped after step 3; the last checkpoint is " +
+                                 (folder / "run/step-00000003").string()));
+  EXPECT_EQ(latest_checkpoint(folder / "run"), folder / "run/step-00000003");
+  fs::remove_all(folder / "run");
+  EXPECT_EQ(kind_of(run_it), ErrorKind::runtime);
+}
+
+// Where the checkpoints cannot be listed, what went wrong before is said all the same.
+TEST(Training, AnErrorIsNotReplacedByThatOfItsMessage) {
+  const TemporaryFolder folder;
+  SmallRun run;
+  run.options.optimizer.learning_rate = 1e38;
+  const auto put_a_file = [&](const StepReport&) {
+    fs::rename(folder / "run", folder / "away");
+    put(folder / "run", "");
+  };
+  EXPECT_THAT(
+      error_of([&] { static_cast<void>(run.run(folder / "run", {.step = put_a_file})); }),
+      testing::AllOf(HasSubstr("not finite"), HasSubstr("its checkpoints cannot be listed (cannot read")));
+}
+
+TEST(Training, WhatDoesNotFitIsAnErrorOfMemory) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.budget_bytes = kMiB;
+  try {
+    (void)plan_training(options);
+    FAIL() << "it fits";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::memory);
+  }
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
+TEST(Planning, IsAnsweredAsAValueAsJsonAndAsAPage) {
+  const PlanQuestion question =
+      plan_question({.model = "qwen3-0.6b", .context = 4096, .device = "h100", .compare = true});
+  const PlanAnswer answer = answer_plan(question, plan_costs(question));
+  EXPECT_TRUE(answer.plan.fits);
+  EXPECT_GE(answer.max_context, 4096);
+  EXPECT_EQ(answer.compared.back().bytes, answer.plan.step.arena_bytes + answer.plan.step.host_bytes);
+  const auto parsed = nlohmann::json::parse(json(answer));
+  EXPECT_EQ(parsed["device"], "h100");
+  EXPECT_EQ(parsed["arena_bytes"], answer.plan.step.arena_bytes);
+  EXPECT_THAT(html(plan_page(answer)), HasSubstr(fmt::format("\"bytes\":{}", answer.plan.step.arena_bytes)));
+}
+
+}  // namespace
+}  // namespace headroom
