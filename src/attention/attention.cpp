@@ -107,10 +107,14 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
       {.name = "attention workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
-Work work_of(const AttentionProblem& problem, Pass pass) {
+Work work_of(const AttentionProblem& problem, const AttentionImplementation& chosen,
+             const DeviceDescription& device, Pass pass) {
   return {.kernel = pass == Pass::forward ? "attention" : "attention backward",
+          .row = chosen.name,
+          .assumed = chosen.assumed(),
           .flops = flops(problem, pass),
-          .bytes = static_cast<double>(minimum_bytes(problem, pass))};
+          .bytes = static_cast<double>(minimum_bytes(problem, pass)),
+          .workspace_bytes = chosen.workspace_bytes(problem, device, pass)};
 }
 
 }  // namespace
@@ -130,9 +134,9 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   const AttentionImplementation& chosen =
       pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views, chosen);
-  const Tensor workspace =
-      take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::forward));
-  context.run(work_of(problem, Pass::forward), [&](const Stream& stream) {
+  const Work work = work_of(problem, chosen, context.description(), Pass::forward);
+  const Tensor workspace = take_workspace(context, work.workspace_bytes);
+  context.run(work, [&](const Stream& stream) {
     check_lists(problem, views, stream);
     chosen.forward(problem, views, workspace, stream);
   });
@@ -153,9 +157,9 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
   const AttentionImplementation& chosen =
       pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views.forward, chosen);
-  const Tensor workspace =
-      take_workspace(context, chosen.workspace_bytes(problem, context.description(), Pass::backward));
-  context.run(work_of(problem, Pass::backward), [&](const Stream& stream) {
+  const Work work = work_of(problem, chosen, context.description(), Pass::backward);
+  const Tensor workspace = take_workspace(context, work.workspace_bytes);
+  context.run(work, [&](const Stream& stream) {
     check_lists(problem, views.forward, stream);
     chosen.backward(problem, views, workspace, stream);
   });

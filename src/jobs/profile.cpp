@@ -21,7 +21,7 @@ namespace {
 std::vector<KernelTime> by_kernel(std::span<const WorkRecord> records, const CostModel& costs) {
   std::map<std::string_view, KernelTime> kernels;
   for (const WorkRecord& record : records) {
-    if (record.work.kernel == "copy" || record.runs == 0) continue;
+    if (record.work.kind == WorkKind::copy || record.runs == 0) continue;
     KernelTime& row = kernels[record.work.kernel];
     row.kernel = record.work.kernel;
     ++row.calls;

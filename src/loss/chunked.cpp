@@ -69,11 +69,11 @@ struct LossPieces {
     target = pieces.take<float>(stride);
     factor = pieces.take<float>(stride);
     smoothing = pieces.take<float>(stride);
-    std::int64_t product = matmul_workspace_bytes(chunks.tokens, problem.hidden, device);
+    std::int64_t product = product_workspace_bytes(chunks.tokens, problem.hidden, device);
     if (pass == Pass::backward) {
       if (problem.dtype != DType::f32) hidden_gradient = pieces.take<float>(chunks.tokens * problem.hidden);
-      product = std::max({product, matmul_workspace_bytes(problem.hidden, chunks.vocab, device),
-                          matmul_workspace_bytes(problem.hidden, chunks.tokens, device)});
+      product = std::max({product, product_workspace_bytes(problem.hidden, chunks.vocab, device),
+                          product_workspace_bytes(problem.hidden, chunks.tokens, device)});
     }
     product_workspace = TensorView(pieces.take<std::byte>(product), DType::u8, {product});
     bytes = pieces.bytes();
@@ -108,6 +108,7 @@ class ChunkedLoss {
         pieces_(pieces),
         stream_(stream),
         kernels_(cpu::loss_kernels(stream.device->simd)),
+        product_(product_row(*stream.device)),
         targets_(problem, views) {}
 
   // Calls body(chunk) for every chunk of tokens whose statistics are known and loss is made; `kept` holds all
@@ -156,15 +157,16 @@ class ChunkedLoss {
       });
       subtract_labels(chunk, word, words, views);
       const TensorView dz = logits_view(chunk, words);
-      matmul(dz.transpose(0, 1), views_.weight.slice(0, word, words), gradient, word > 0,
-             pieces_.product_workspace, stream_);
-      matmul(dz, views_.hidden.slice(0, chunk.begin, chunk.count),
-             views.weight_gradient.slice(0, word, words), true, pieces_.product_workspace, stream_);
+      multiply({dz.transpose(0, 1), views_.weight.slice(0, word, words), gradient, word > 0});
+      multiply({dz, views_.hidden.slice(0, chunk.begin, chunk.count),
+                views.weight_gradient.slice(0, word, words), true});
     }
     store_hidden_gradient(chunk, gradient, views, false);
   }
 
  private:
+  void multiply(const Product& product) const { product_.run(product, pieces_.product_workspace, stream_); }
+
   [[nodiscard]] std::int64_t kept_floats() const { return problem_.vocab * stride_of(chunks_.tokens); }
 
   [[nodiscard]] TensorView logits_view(const Chunk& chunk, std::int64_t words) const {
@@ -177,9 +179,8 @@ class ChunkedLoss {
       std::fill(chunk.logits + row * chunk.stride + chunk.count, chunk.logits + (row + 1) * chunk.stride,
                 0.0F);
     }
-    matmul(views_.weight.slice(0, word, words),
-           views_.hidden.slice(0, chunk.begin, chunk.count).transpose(0, 1), logits_view(chunk, words), false,
-           pieces_.product_workspace, stream_);
+    multiply({views_.weight.slice(0, word, words),
+              views_.hidden.slice(0, chunk.begin, chunk.count).transpose(0, 1), logits_view(chunk, words)});
     if (!capped || problem_.softcap == 0) return;
     parallel_for(stream_, divide_up(words, kBlockRows), [&](std::int64_t block) {
       const std::int64_t row = block * kBlockRows;
@@ -310,6 +311,7 @@ class ChunkedLoss {
   const LossPieces& pieces_;
   const Stream& stream_;
   const cpu::LossKernels& kernels_;
+  const ProductRow& product_;
   TokenTargets targets_;
 };
 
@@ -383,6 +385,10 @@ void backward(const LossProblem& problem, const LossBackward& views, TensorView 
       [&](ChunkedLoss& loss, const ChunkedLoss::Chunk& chunk) { loss.add_gradients(chunk, views); });
 }
 
+Support supports_cuda(const LossProblem&, const DeviceDescription& device) {
+  return device.kind == DeviceKind::cuda ? Support::yes() : Support::no("it runs on CUDA GPUs");
+}
+
 template <Setting kSetting>
 constexpr LossImplementation row(std::string_view name) {
   return {.name = name,
@@ -397,6 +403,16 @@ constexpr LossImplementation row(std::string_view name) {
 
 const LossImplementation& fused_loss() {
   static constexpr LossImplementation kRow = row<Setting::fused>("fused");
+  return kRow;
+}
+
+const LossImplementation& fused_cuda_loss() {
+  static constexpr LossImplementation kRow{.name = "fused-cuda",
+                                           .supports = supports_cuda,
+                                           .workspace_bytes = workspace_bytes<Setting::fused>,
+                                           .saved_bytes = saved_bytes<Setting::fused>,
+                                           .forward = nullptr,
+                                           .backward = nullptr};
   return kRow;
 }
 

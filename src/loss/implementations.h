@@ -6,6 +6,7 @@
 namespace headroom {
 
 [[nodiscard]] const LossImplementation& fused_loss();
+[[nodiscard]] const LossImplementation& fused_cuda_loss();
 [[nodiscard]] const LossImplementation& chunked_recomputing_loss();
 [[nodiscard]] const LossImplementation& chunked_loss();
 [[nodiscard]] const LossImplementation& standard_loss();

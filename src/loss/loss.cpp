@@ -42,9 +42,7 @@ void check_labels(const LossProblem& problem, const LossForward& views) {
   }
 }
 
-Tensor take_workspace(Context& context, const LossProblem& problem, const LossImplementation& chosen,
-                      Pass pass) {
-  const std::int64_t bytes = chosen.workspace_bytes(problem, context.description(), pass);
+Tensor take_workspace(Context& context, std::int64_t bytes) {
   return context.allocate(
       {.name = "loss workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
@@ -57,8 +55,8 @@ double moved_bytes(const LossProblem& problem) {
 }  // namespace
 
 std::span<const LossImplementation> loss_implementations() {
-  static const std::array kTable = {fused_loss(), chunked_recomputing_loss(), chunked_loss(), standard_loss(),
-                                    reference_loss()};
+  static const std::array kTable = {fused_loss(),   fused_cuda_loss(), chunked_recomputing_loss(),
+                                    chunked_loss(), standard_loss(),   reference_loss()};
   return kTable;
 }
 
@@ -69,12 +67,17 @@ void loss_forward(Context& context, const LossProblem& problem, const LossForwar
   const LossImplementation& chosen =
       pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views, chosen);
-  const Tensor workspace = take_workspace(context, problem, chosen, Pass::forward);
-  context.run({.kernel = "loss", .flops = flops(problem, Pass::forward), .bytes = moved_bytes(problem)},
-              [&](const Stream& stream) {
-                check_labels(problem, views);
-                chosen.forward(problem, views, workspace, stream);
-              });
+  const Work work{.kernel = "loss",
+                  .row = chosen.name,
+                  .assumed = chosen.assumed(),
+                  .flops = flops(problem, Pass::forward),
+                  .bytes = moved_bytes(problem),
+                  .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::forward)};
+  const Tensor workspace = take_workspace(context, work.workspace_bytes);
+  context.run(work, [&](const Stream& stream) {
+    check_labels(problem, views);
+    chosen.forward(problem, views, workspace, stream);
+  });
 }
 
 void loss_backward(Context& context, const LossProblem& problem, const LossBackward& views,
@@ -87,11 +90,14 @@ void loss_backward(Context& context, const LossProblem& problem, const LossBackw
   const LossImplementation& chosen =
       pick(loss_implementations(), problem, context.description(), pinned, "the loss");
   check_saved(problem, views.forward, chosen);
-  const Tensor workspace = take_workspace(context, problem, chosen, Pass::backward);
   // Backward makes the logits once more.
   const Work work{.kernel = "loss backward",
+                  .row = chosen.name,
+                  .assumed = chosen.assumed(),
                   .flops = flops(problem, Pass::forward) + flops(problem, Pass::backward),
-                  .bytes = 3 * moved_bytes(problem)};
+                  .bytes = 3 * moved_bytes(problem),
+                  .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::backward)};
+  const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
     check_labels(problem, views.forward);
     chosen.backward(problem, views, workspace, stream);

@@ -144,6 +144,8 @@ double Context::seconds_since_made() const {
 }
 
 void Context::note_work(const Work& work) {
+  check(phantom() || !work.assumed, "{} has no kernel for {} yet: its bytes can be planned, it cannot run",
+        work.kernel, description_.name);
   if (!in_phase_) return;
   std::vector<WorkRecord>& records = work_[phase_];
   const std::size_t record = work_cursor_++;
@@ -273,7 +275,7 @@ void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
         name(source.dtype()), target.elements(), name(target.dtype()));
   touch(id, from.tensor);
   touch(id, to.tensor);
-  note_work({.kernel = "copy", .bytes = 2.0 * static_cast<double>(target.bytes())});
+  note_work({.kind = WorkKind::copy, .kernel = "copy", .bytes = 2.0 * static_cast<double>(target.bytes())});
   if (!phantom()) backend_->copy(id, target.raw(), source.raw(), target.bytes());
 }
 

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -38,10 +39,20 @@ cpu::AdamWFactors factors_of(const AdamW& settings) {
           .epsilon = static_cast<float>(settings.epsilon)};
 }
 
+struct AdamWCall {
+  AdamWViews views;
+  AdamW settings;
+};
+constexpr OperationRow<AdamWCall> kRows[] = {{"cpu", on_cpus,
+                                              [](const AdamWCall& call, TensorView, const Stream& stream) {
+                                                cpu::adamw(call.views, call.settings, stream);
+                                              }},
+                                             {"cuda", on_cuda_gpus, nullptr}};
+
 }  // namespace
 
 void adamw(Context& context, const AdamWViews& views, const AdamW& settings) {
-  const Arguments arguments(context, "adamw");
+  const Arguments arguments("adamw");
   const Shape& shape = views.master.shape();
   arguments.vector(views.master, DType::f32, shape, "master");
   arguments.vector(views.gradient, DType::f32, shape, "gradient");
@@ -52,9 +63,9 @@ void adamw(Context& context, const AdamWViews& views, const AdamW& settings) {
   arguments.vector(views.factor, DType::f32, {1}, "factor");
   check_settings(settings);
   // Master and moments are read and written.
-  context.run(moves("adamw", {views.master, views.master, views.gradient, views.first, views.first,
-                              views.second, views.second, views.weight}),
-              [&](const Stream& stream) { cpu::adamw(views, settings, stream); });
+  run_operation<AdamWCall>(context, kRows, {views, settings},
+                           moves("adamw", {views.master, views.master, views.gradient, views.first,
+                                           views.first, views.second, views.second, views.weight}));
 }
 
 namespace cpu {

@@ -4,17 +4,15 @@
 
 #include <string_view>
 
-#include "headroom/memory/context.h"
+#include "headroom/core/error.h"
+#include "headroom/core/tensor_view.h"
 
 namespace headroom {
 
 // The arguments of one operation.
 class Arguments {
  public:
-  Arguments(const Context& context, std::string_view operation) : operation_(operation) {
-    check(context.description().kind == DeviceKind::cpu, "{} has no kernel for {}; it runs on CPUs",
-          operation, context.description().name);
-  }
+  explicit Arguments(std::string_view operation) : operation_(operation) {}
 
   void dtype(const TensorView& view, DType wanted, std::string_view what) const {
     check(view.dtype() == wanted, "{}: {} holds {}, not {}", operation_, what, name(view.dtype()),

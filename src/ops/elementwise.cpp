@@ -5,12 +5,52 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
+namespace {
+
+struct AddCall {
+  TensorView a, b, y;
+};
+constexpr OperationRow<AddCall> kAdd[] = {
+    {"cpu", on_cpus,
+     [](const AddCall& call, TensorView, const Stream& stream) { cpu::add(call.a, call.b, call.y, stream); }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
+struct FillCall {
+  TensorView view;
+  float value;
+};
+constexpr OperationRow<FillCall> kFill[] = {{"cpu", on_cpus,
+                                             [](const FillCall& call, TensorView, const Stream& stream) {
+                                               cpu::fill(call.view, call.value, stream);
+                                             }},
+                                            {"cuda", on_cuda_gpus, nullptr}};
+
+struct ZeroCall {
+  TensorView view;
+};
+constexpr OperationRow<ZeroCall> kZero[] = {
+    {"cpu", on_cpus,
+     [](const ZeroCall& call, TensorView, const Stream& stream) { cpu::zero(call.view, stream); }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
+struct ConvertCall {
+  TensorView from, to;
+};
+constexpr OperationRow<ConvertCall> kConvert[] = {
+    {"cpu", on_cpus,
+     [](const ConvertCall& call, TensorView, const Stream& stream) {
+       cpu::convert(call.from, call.to, stream);
+     }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
+}  // namespace
 
 void add(Context& context, const TensorView& a, const TensorView& b, const TensorView& y) {
-  const Arguments arguments(context, "add");
+  const Arguments arguments("add");
   arguments.floating(a, "a");
   arguments.dtype(b, a.dtype(), "b");
   arguments.shape(b, a.shape(), "b");
@@ -22,29 +62,29 @@ void add(Context& context, const TensorView& a, const TensorView& b, const Tenso
     arguments.rows(b, "b");
     arguments.written_rows(y, "y");
   }
-  context.run(moves("add", {a, b, y}), [&](const Stream& stream) { cpu::add(a, b, y, stream); });
+  run_operation<AddCall>(context, kAdd, {a, b, y}, moves("add", {a, b, y}));
 }
 
 void fill(Context& context, const TensorView& view, float value) {
-  const Arguments arguments(context, "fill");
+  const Arguments arguments("fill");
   arguments.floating(view, "the view");
   arguments.dense(view, "the view");
-  context.run(moves("fill", {view}), [&](const Stream& stream) { cpu::fill(view, value, stream); });
+  run_operation<FillCall>(context, kFill, {view, value}, moves("fill", {view}));
 }
 
 void zero(Context& context, const TensorView& view) {
-  Arguments(context, "zero").dense(view, "the view");
-  context.run(moves("zero", {view}), [&](const Stream& stream) { cpu::zero(view, stream); });
+  Arguments("zero").dense(view, "the view");
+  run_operation<ZeroCall>(context, kZero, {view}, moves("zero", {view}));
 }
 
 void convert(Context& context, const TensorView& from, const TensorView& to) {
-  const Arguments arguments(context, "convert");
+  const Arguments arguments("convert");
   arguments.floating(from, "from");
   arguments.floating(to, "to");
   arguments.shape(to, from.shape(), "to");
   arguments.dense(from, "from");
   arguments.dense(to, "to");
-  context.run(moves("convert", {from, to}), [&](const Stream& stream) { cpu::convert(from, to, stream); });
+  run_operation<ConvertCall>(context, kConvert, {from, to}, moves("convert", {from, to}));
 }
 
 namespace cpu {

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -26,34 +27,56 @@ void check_rows(const Arguments& arguments, const TensorView& table, const Tenso
   arguments.rows(x, x_name);
 }
 
+struct ForwardCall {
+  TensorView table, ids, x;
+};
+constexpr OperationRow<ForwardCall> kForward[] = {
+    {"cpu", on_cpus,
+     [](const ForwardCall& call, TensorView, const Stream& stream) {
+       cpu::check_ids(call.ids, call.table.extent(0));
+       cpu::embedding_forward(call.table, call.ids, call.x, stream);
+     }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
+struct BackwardCall {
+  TensorView ids, x_gradient, table_gradient;
+  std::int32_t pad_token;  // -1: none
+};
+constexpr OperationRow<BackwardCall> kBackward[] = {
+    {"cpu", on_cpus,
+     [](const BackwardCall& call, TensorView, const Stream& stream) {
+       cpu::check_ids(call.ids, call.table_gradient.extent(0));
+       cpu::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, stream);
+     }},
+    // Tokens sorted by id, so that repeated ones are added in their order: two arrays of keys, two of places.
+    {"cuda", on_cuda_gpus, nullptr, [](const BackwardCall& call, const DeviceDescription&) -> std::int64_t {
+       return 4 * call.ids.bytes();
+     }}};
+
 }  // namespace
 
 void embedding_forward(Context& context, const TensorView& table, const TensorView& ids,
                        const TensorView& x) {
-  const Arguments arguments(context, "embedding");
+  const Arguments arguments("embedding");
   check_rows(arguments, table, ids, x, "table", "x");
   arguments.dtype(x, table.dtype(), "x");
   arguments.written_rows(x, "x");
-  context.run(moves("embedding", {x, x}), [&](const Stream& stream) {
-    cpu::check_ids(ids, table.extent(0));
-    cpu::embedding_forward(table, ids, x, stream);
-  });
+  run_operation<ForwardCall>(context, kForward, {table, ids, x}, moves("embedding", {x, x}));
 }
 
 void embedding_backward(Context& context, const TensorView& ids, const TensorView& x_gradient,
                         const TensorView& table_gradient, std::optional<std::int64_t> pad_token) {
-  const Arguments arguments(context, "embedding");
+  const Arguments arguments("embedding");
   check_rows(arguments, table_gradient, ids, x_gradient, "table_gradient", "x_gradient");
   arguments.dtype(table_gradient, DType::f32, "table_gradient");
   arguments.written_rows(table_gradient, "table_gradient");
   check(!pad_token || (*pad_token >= 0 && *pad_token < table_gradient.extent(0)),
         "embedding: pad_token is {}; the vocabulary has {} entries, from 0", pad_token.value_or(0),
         table_gradient.extent(0));
-  context.run(moves("embedding backward", {x_gradient, x_gradient, x_gradient}), [&](const Stream& stream) {
-    cpu::check_ids(ids, table_gradient.extent(0));
-    cpu::embedding_backward(ids, x_gradient, table_gradient,
-                            static_cast<std::int32_t>(pad_token.value_or(-1)), stream);
-  });
+  run_operation<BackwardCall>(
+      context, kBackward,
+      {ids, x_gradient, table_gradient, static_cast<std::int32_t>(pad_token.value_or(-1))},
+      moves("embedding backward", {x_gradient, x_gradient, x_gradient}));
 }
 
 namespace cpu {

@@ -6,12 +6,38 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 16;  // elements of one partial sum
+constexpr std::int64_t kChunk = 1 << 16;    // elements of one partial sum
+constexpr std::int64_t kCudaBlocks = 1024;  // one partial sum each
+
+struct SumCall {
+  TensorView view, result;
+  Store store;
+};
+constexpr OperationRow<SumCall> kSumOfSquares[] = {
+    {"cpu", on_cpus,
+     [](const SumCall& call, TensorView workspace, const Stream& stream) {
+       cpu::sum_of_squares(call.view, call.result, call.store, workspace, stream);
+     },
+     [](const SumCall& call, const DeviceDescription&) {
+       return divide_up(call.view.elements(), kChunk) * size_bytes(DType::f64);
+     }},
+    {"cuda", on_cuda_gpus, nullptr,
+     [](const SumCall&, const DeviceDescription&) { return kCudaBlocks * size_bytes(DType::f64); }}};
+
+struct ClipCall {
+  ClipFactor views;
+  Clipping clipping;
+};
+constexpr OperationRow<ClipCall> kClipFactor[] = {
+    {"cpu", on_cpus,
+     [](const ClipCall& call, TensorView, const Stream&) { cpu::clip_factor(call.views, call.clipping); }},
+    {"cuda", on_cuda_gpus, nullptr}};
 
 void check_sum(const Arguments& arguments, const TensorView& sum, std::string_view what) {
   arguments.shape(sum, {1}, what);
@@ -21,20 +47,15 @@ void check_sum(const Arguments& arguments, const TensorView& sum, std::string_vi
 }  // namespace
 
 void sum_of_squares(Context& context, const TensorView& view, const TensorView& result, Store store) {
-  const Arguments arguments(context, "sum_of_squares");
+  const Arguments arguments("sum_of_squares");
   arguments.dtype(view, DType::f32, "the view");
   arguments.dense(view, "the view");
   check_sum(arguments, result, "the result");
-  const Tensor workspace = context.allocate({.name = "sum_of_squares workspace",
-                                             .category = Category::workspace,
-                                             .dtype = DType::f64,
-                                             .shape = cpu::sum_of_squares_workspace(view.shape())});
-  context.run(moves("gradient norm", {view}),
-              [&](const Stream& stream) { cpu::sum_of_squares(view, result, store, workspace, stream); });
+  run_operation<SumCall>(context, kSumOfSquares, {view, result, store}, moves("gradient norm", {view}));
 }
 
 void clip_factor(Context& context, const ClipFactor& views, const Clipping& clipping) {
-  const Arguments arguments(context, "clip_factor");
+  const Arguments arguments("clip_factor");
   check_sum(arguments, views.sum_of_squares, "sum_of_squares");
   arguments.vector(views.norm, DType::f32, {1}, "norm");
   arguments.vector(views.factor, DType::f32, {1}, "factor");
@@ -43,20 +64,16 @@ void clip_factor(Context& context, const ClipFactor& views, const Clipping& clip
         clipping.max_norm);
   check(clipping.scale > 0 && std::isfinite(clipping.scale),
         "clip_factor: scale is {}; it has to be above 0 and finite", clipping.scale);
-  context.run(moves("clip factor", {}), [&](const Stream&) { cpu::clip_factor(views, clipping); });
+  run_operation<ClipCall>(context, kClipFactor, {views, clipping}, moves("clip factor", {}));
 }
 
 namespace cpu {
-
-Shape sum_of_squares_workspace(const Shape& view) {
-  return {divide_up(view.elements(), kChunk)};
-}
 
 void sum_of_squares(const TensorView& view, const TensorView& result, Store store,
                     const TensorView& workspace, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
   const auto* data = view.data<float>();
-  auto* parts = workspace.data<double>();
+  auto* parts = static_cast<double*>(workspace.raw());
   const std::int64_t elements = view.elements();
   const std::int64_t chunks = divide_up(elements, kChunk);
   parallel_for(stream, chunks, [&](std::int64_t item) {
@@ -69,7 +86,7 @@ void sum_of_squares(const TensorView& view, const TensorView& result, Store stor
 
 void clip_factor(const ClipFactor& views, const Clipping& clipping) {
   const double norm = clipping.scale * std::sqrt(read_element(views.sum_of_squares, 0));
-  const bool finite = std::isfinite(norm);
+  const bool finite = std::isfinite(static_cast<float>(norm));  // as it is stored
   write_element(views.norm, 0, norm);
   const double clipped = std::min(1.0, clipping.max_norm / (norm + 1e-6));
   write_element(views.factor, 0, finite ? clipping.scale * clipped : 0.0);

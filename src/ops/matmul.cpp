@@ -11,6 +11,7 @@
 #include "cpu/workers.h"
 #include "headroom/ops/matmul.h"
 #include "ops/cpu/matmul_kernels.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -100,12 +101,12 @@ void check_product(const TensorView& a, const TensorView& b, const TensorView& c
         c.stride(1));
 }
 
-std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device,
-                                    DType result) {
-  return MatmulPieces(n, k, result, device.cores, nullptr).bytes;
-}
-
 namespace {
+
+std::int64_t cpu_workspace_bytes(const Product& product, const DeviceDescription& device) {
+  return MatmulPieces(product.c.extent(1), product.a.extent(1), product.c.dtype(), device.cores, nullptr)
+      .bytes;
+}
 
 // One pass: a part of the depth, for a part of C.
 struct DepthPass {
@@ -148,10 +149,8 @@ void run_pass(const DepthPass& pass, const MatmulPieces& pieces, int threads, co
       });
 }
 
-}  // namespace
-
-void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
-            const Stream& stream) {
+void cpu_product(const Product& product, TensorView workspace, const Stream& stream) {
+  const auto& [a, b, c, add] = product;
   check_product(a, b, c);
   const std::int64_t m = c.extent(0);
   const std::int64_t n = c.extent(1);
@@ -186,16 +185,33 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool 
   }
 }
 
+// What cuBLASLt is given to choose its algorithms from: NVIDIA's advice for each generation.
+std::int64_t cuda_workspace_bytes(const Product&, const DeviceDescription& device) {
+  return device.compute_major >= 9 ? std::int64_t{32} << 20 : std::int64_t{4} << 20;
+}
+
+constexpr ProductRow kRows[] = {{"cpu", on_cpus, cpu_product, cpu_workspace_bytes},
+                                {"cuda", on_cuda_gpus, nullptr, cuda_workspace_bytes}};
+
+}  // namespace
+
+const ProductRow& product_row(const DeviceDescription& device) {
+  return pick(std::span<const ProductRow>(kRows), Product{}, device, {}, "product");
+}
+
+std::int64_t product_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device,
+                                     DType result) {
+  const TensorView one_row_of_a(nullptr, DType::f32, {1, k});
+  const TensorView one_row_of_c(nullptr, result, {1, n});
+  return product_row(device).workspace_bytes({.a = one_row_of_a, .b = {}, .c = one_row_of_c}, device);
+}
+
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, bool add) {
   check_product(a, b, c);
-  const std::int64_t bytes =
-      matmul_workspace_bytes(c.extent(1), a.extent(1), context.description(), c.dtype());
-  const Tensor workspace = context.allocate(
-      {.name = "product workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
-  context.run({.kernel = "product",
-               .flops = product_flops(c.extent(0), c.extent(1), a.extent(1)),
-               .bytes = moved_bytes({a, b, c})},
-              [&](const Stream& stream) { matmul(a, b, c, add, workspace, stream); });
+  run_operation<Product>(context, kRows, {a, b, c, add},
+                         {.kernel = "product",
+                          .flops = product_flops(c.extent(0), c.extent(1), a.extent(1)),
+                          .bytes = moved_bytes({a, b, c})});
 }
 
 }  // namespace headroom

@@ -1,24 +1,31 @@
-// The product on a stream, for kernels that make several in a loop over one workspace.
+// The rows of the product, for kernels that make several in a loop over one workspace.
 #pragma once
 
 #include <cstdint>
 
-#include "headroom/core/device.h"
-#include "headroom/core/stream.h"
-#include "headroom/core/tensor_view.h"
+#include "headroom/core/kernel_family.h"
 
 namespace headroom {
 
-// Enough for every product whose right operand has at most n columns and depth k, and whose result is f32 or
-// of the given dtype.
-[[nodiscard]] std::int64_t matmul_workspace_bytes(std::int64_t n, std::int64_t k,
-                                                  const DeviceDescription& device, DType result = DType::f32);
+// c <- a b (+ c); see headroom/ops/matmul.h.
+struct Product {
+  TensorView a;
+  TensorView b;
+  TensorView c;
+  bool add = false;
+};
+using ProductRow = OperationRow<Product>;
+
+// The row for the device. Its workspace for a product serves every product that has no more columns and no
+// more depth, and a result that is f32 or of the same dtype.
+[[nodiscard]] const ProductRow& product_row(const DeviceDescription& device);
+
+// Its workspace for a product of n columns and depth k.
+[[nodiscard]] std::int64_t product_workspace_bytes(std::int64_t n, std::int64_t k,
+                                                   const DeviceDescription& device,
+                                                   DType result = DType::f32);
 
 // Throws where c <- a b is no product that the kernels make; phantoms too.
 void check_product(const TensorView& a, const TensorView& b, const TensorView& c);
-
-// c <- a b (+ c); see headroom/ops/matmul.h. The views are checked.
-void matmul(const TensorView& a, const TensorView& b, const TensorView& c, bool add, TensorView workspace,
-            const Stream& stream);
 
 }  // namespace headroom

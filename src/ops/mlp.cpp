@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/arguments.h"
-#include "ops/cpu/ops.h"
 #include "ops/matmul.h"
+#include "ops/swiglu.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -15,15 +15,15 @@ TensorView wide(const MlpForward& views) {
   return {nullptr, views.x.dtype(), {views.x.extent(0), views.weights.gate.extent(0)}};
 }
 
-void check_forward(const Context& context, const MlpForward& views) {
-  const Arguments arguments(context, "mlp");
+void check_forward(const MlpForward& views) {
+  const Arguments arguments("mlp");
   arguments.shape(views.y, views.x.shape(), "y");
   check_product(views.x, views.weights.gate.transpose(0, 1), wide(views));
   check_product(wide(views), views.weights.down.transpose(0, 1), views.y);
 }
 
-void check_backward(const Context& context, const MlpBackward& views) {
-  const Arguments arguments(context, "mlp");
+void check_backward(const MlpBackward& views) {
+  const Arguments arguments("mlp");
   const MlpForward& forward = views.forward;
   arguments.shape(views.y_gradient, forward.x.shape(), "y gradient");
   arguments.shape(views.x_gradient, forward.x.shape(), "x gradient");
@@ -41,8 +41,9 @@ void check_backward(const Context& context, const MlpBackward& views) {
 // The buffers of one tile, taken before the loop over tiles.
 class Tile {
  public:
-  Tile(Context& context, const MlpForward& views, std::int64_t tile_tokens, Pass pass) : views_(views) {
-    const Arguments arguments(context, "mlp");
+  Tile(Context& context, const MlpForward& views, std::int64_t tile_tokens, Pass pass)
+      : views_(views), product_(product_row(context.description())) {
+    const Arguments arguments("mlp");
     arguments.rank(views.x, 2, 2, "x");
     const std::int64_t hidden = views.x.extent(1);
     const std::int64_t mlp = views.weights.gate.extent(0);
@@ -67,16 +68,26 @@ class Tile {
     if (pass == Pass::backward || keeps()) act_ = take("mlp activation tile");
     const DeviceDescription& device = context.description();
     const DType dtype = views.x.dtype();
-    std::int64_t bytes = std::max(matmul_workspace_bytes(mlp, hidden, device, dtype),
-                                  matmul_workspace_bytes(hidden, mlp, device, dtype));
+    std::int64_t bytes = std::max(product_workspace_bytes(mlp, hidden, device, dtype),
+                                  product_workspace_bytes(hidden, mlp, device, dtype));
     if (pass == Pass::backward) {
-      bytes = std::max({bytes, matmul_workspace_bytes(mlp, tokens_, device),
-                        matmul_workspace_bytes(hidden, tokens_, device)});
+      bytes = std::max({bytes, product_workspace_bytes(mlp, tokens_, device),
+                        product_workspace_bytes(hidden, tokens_, device)});
     }
     workspace_ = context.allocate({.name = "mlp product workspace",
                                    .category = Category::workspace,
                                    .dtype = DType::u8,
                                    .shape = {bytes}});
+  }
+
+  // What is made of products has the product's row.
+  [[nodiscard]] Work work(std::string_view kernel, double flops, double bytes) const {
+    return {.kernel = kernel,
+            .row = product_.name,
+            .assumed = product_.assumed(),
+            .flops = flops,
+            .bytes = bytes,
+            .workspace_bytes = workspace_.view().bytes()};
   }
 
   // body(first token, count) for every tile.
@@ -91,7 +102,7 @@ class Tile {
   // a b into c, all of one tile or a weight.
   void product(const TensorView& a, const TensorView& b, const TensorView& c, bool add,
                const Stream& stream) const {
-    matmul(a, b, c, add, workspace_, stream);
+    product_.run({a, b, c, add}, workspace_, stream);
   }
   // gate and up of a tile, where forward keeps them or in the tile's own buffers.
   void make(std::int64_t begin, std::int64_t count, const TensorView& gate, const TensorView& up,
@@ -109,6 +120,7 @@ class Tile {
   std::int64_t tokens_ = 0;
   Tensor gate_, up_, act_;  // [tokens_, mlp]
   Tensor workspace_;
+  const ProductRow& product_;
 };
 
 double product_flops_of(const MlpForward& views) {
@@ -123,15 +135,16 @@ double moved_bytes_of(const MlpForward& views) {
 
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens) {
   const Tile tile(context, views, tile_tokens, Pass::forward);
-  check_forward(context, views);
-  const Work work{.kernel = "mlp", .flops = 3 * product_flops_of(views), .bytes = moved_bytes_of(views)};
+  check_forward(views);
+  const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
+  const Work work = tile.work("mlp", 3 * product_flops_of(views), moved_bytes_of(views));
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
       const TensorView up = tile.keeps() ? views.up.slice(0, begin, count) : tile.up(count);
       const TensorView act = tile.keeps() ? tile.act(count) : gate;
       tile.make(begin, count, gate, up, stream);
-      cpu::swiglu_forward(gate, up, act, stream);
+      swiglu.run({gate, up, act}, {}, stream);
       tile.product(act, views.weights.down.transpose(0, 1), views.y.slice(0, begin, count), false, stream);
     });
   });
@@ -140,11 +153,13 @@ void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_to
 void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens) {
   const MlpForward& forward = views.forward;
   const Tile tile(context, forward, tile_tokens, Pass::backward);
-  check_backward(context, views);
+  check_backward(views);
   // Six products, and two more that make gate and up again where they were not kept.
-  const Work work{.kernel = "mlp backward",
-                  .flops = (tile.keeps() ? 6 : 8) * product_flops_of(forward),
-                  .bytes = 3 * moved_bytes_of(forward)};
+  const Work work = tile.work("mlp backward", (tile.keeps() ? 6 : 8) * product_flops_of(forward),
+                              3 * moved_bytes_of(forward));
+  const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
+  const auto& swiglu_backward =
+      pick(swiglu_backward_rows(), SwigluBackward{}, context.description(), {}, "swiglu backward");
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);
@@ -160,14 +175,15 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
       }
       const TensorView act = tile.act(count);
       // dDown <- dDown + dy^T act
-      cpu::swiglu_forward(gate, up, act, stream);
+      swiglu.run({gate, up, act}, {}, stream);
       tile.product(dy.transpose(0, 1), act, views.gradients.down, true, stream);
       // dact <- dy down, and through the gate
       tile.product(dy, forward.weights.down, act, false, stream);
       const TensorView dgate = tile.gate(count);
       const TensorView dup = tile.up(count);
-      cpu::swiglu_backward(
-          {.gate = gate, .up = up, .act_gradient = act, .gate_gradient = dgate, .up_gradient = dup}, stream);
+      swiglu_backward.run(
+          {.gate = gate, .up = up, .act_gradient = act, .gate_gradient = dgate, .up_gradient = dup}, {},
+          stream);
       tile.product(dgate.transpose(0, 1), x, views.gradients.gate, true, stream);
       tile.product(dup.transpose(0, 1), x, views.gradients.up, true, stream);
       // dx <- dgate gate + dup up

@@ -3,8 +3,16 @@
 
 #include "headroom/core/random.h"
 #include "headroom/core/stream.h"
+#include "headroom/core/tensor_view.h"
 
 namespace headroom {
+
+struct RandomFill {
+  TensorView view;  // dense f32
+  Random random;
+  double low;
+  double width;
+};
 
 // One rounding, from double to float, and no product that a compiler could fuse: the same bits everywhere.
 HEADROOM_HOST_DEVICE
@@ -12,7 +20,6 @@ inline float random_element(const Random& random, std::uint64_t index, double lo
   return static_cast<float>(fma(random.uniform(index), width, low));
 }
 
-void random_fill_cuda(float* data, std::int64_t elements, Random random, double low, double width,
-                      const Stream& stream);
+void random_fill_cuda(const RandomFill& call, TensorView workspace, const Stream& stream);
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -46,31 +47,59 @@ void check_like_x(const Arguments& arguments, const TensorView& view, const Tens
   arguments.shape(view, x.shape(), what);
 }
 
+struct ForwardCall {
+  RmsNormForward views;
+  float epsilon;
+};
+constexpr OperationRow<ForwardCall> kForward[] = {
+    {"cpu", on_cpus,
+     [](const ForwardCall& call, TensorView, const Stream& stream) {
+       cpu::rms_norm_forward(call.views, call.epsilon, stream);
+     }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
+struct BackwardCall {
+  RmsNormBackward views;
+  Store x_gradient;
+};
+// Parts of the weight's gradient, [chunks, dim] f32.
+std::int64_t cpu_parts_bytes(const BackwardCall& call, const DeviceDescription&) {
+  const std::int64_t rows = rows_of(call.views.x.shape());
+  return dense_bytes(DType::f32, {divide_up(rows, chunk_rows(rows)), dim_of(call.views.x.shape())});
+}
+// One part for each multiprocessor.
+std::int64_t cuda_parts_bytes(const BackwardCall& call, const DeviceDescription& device) {
+  return dense_bytes(DType::f32, {device.cores, dim_of(call.views.x.shape())});
+}
+constexpr OperationRow<BackwardCall> kBackward[] = {
+    {"cpu", on_cpus,
+     [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
+       cpu::rms_norm_backward(call.views, call.x_gradient, workspace, stream);
+     },
+     cpu_parts_bytes},
+    {"cuda", on_cuda_gpus, nullptr, cuda_parts_bytes}};
+
 }  // namespace
 
 void rms_norm_forward(Context& context, const RmsNormForward& views, float epsilon) {
-  const Arguments arguments(context, "rms_norm");
+  const Arguments arguments("rms_norm");
   check_inputs(arguments, views.x, views.weight, views.rstd);
   check_like_x(arguments, views.y, views.x, "y");
   arguments.written_rows(views.y, "y");
   check(epsilon >= 0, "rms_norm: epsilon is {}; it has to be at least 0", epsilon);
-  context.run(moves("norm", {views.x, views.y}),
-              [&](const Stream& stream) { cpu::rms_norm_forward(views, epsilon, stream); });
+  run_operation<ForwardCall>(context, kForward, {views, epsilon}, moves("norm", {views.x, views.y}));
 }
 
 void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient) {
-  const Arguments arguments(context, "rms_norm");
+  const Arguments arguments("rms_norm");
   check_inputs(arguments, views.x, views.weight, views.rstd);
   check_like_x(arguments, views.y_gradient, views.x, "y_gradient");
   arguments.rows(views.y_gradient, "y_gradient");
   check_like_x(arguments, views.x_gradient, views.x, "x_gradient");
   arguments.written_rows(views.x_gradient, "x_gradient");
   arguments.vector(views.weight_gradient, DType::f32, views.weight.shape(), "weight_gradient");
-  const Tensor workspace = context.allocate({.name = "rms_norm workspace",
-                                             .category = Category::workspace,
-                                             .shape = cpu::rms_norm_workspace(views.x.shape())});
-  context.run(moves("norm backward", {views.x, views.y_gradient, views.x_gradient}),
-              [&](const Stream& stream) { cpu::rms_norm_backward(views, x_gradient, workspace, stream); });
+  run_operation<BackwardCall>(context, kBackward, {views, x_gradient},
+                              moves("norm backward", {views.x, views.y_gradient, views.x_gradient}));
 }
 
 namespace cpu {
@@ -89,11 +118,6 @@ void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& 
                  [&](std::int64_t begin, std::int64_t end) { kernels.rms_norm_forward(rows, begin, end); });
 }
 
-Shape rms_norm_workspace(const Shape& x) {
-  const std::int64_t rows = headroom::rows_of(x);
-  return {divide_up(rows, chunk_rows(rows)), dim_of(x)};
-}
-
 void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const TensorView& workspace,
                        const Stream& stream) {
   const std::int64_t dim = dim_of(views.x.shape());
@@ -107,7 +131,7 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
                                  .dim = dim,
                                  .add = x_gradient == Store::add};
   const OpKernels& kernels = op_kernels(stream.device->simd);
-  auto* parts = workspace.data<float>();
+  auto* parts = static_cast<float*>(workspace.raw());
   const std::int64_t chunk = chunk_rows(count);
   const std::int64_t chunks = divide_up(count, chunk);
   parallel_for(stream, chunks, [&](std::int64_t item) {

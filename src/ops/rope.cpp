@@ -3,21 +3,36 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
+namespace {
+
+struct RopeCall {
+  TensorView x, positions;
+  const RopeFrequencies& frequencies;
+  Pass pass;
+};
+constexpr OperationRow<RopeCall> kRows[] = {{"cpu", on_cpus,
+                                             [](const RopeCall& call, TensorView, const Stream& stream) {
+                                               cpu::rope(call.x, call.positions, call.frequencies, call.pass,
+                                                         stream);
+                                             }},
+                                            {"cuda", on_cuda_gpus, nullptr}};
+
+}  // namespace
 
 void rope(Context& context, const TensorView& x, const TensorView& positions,
           const RopeFrequencies& frequencies, Pass pass) {
-  const Arguments arguments(context, "rope");
+  const Arguments arguments("rope");
   arguments.floating(x, "x");
   arguments.rank(x, 3, 3, "x");
   arguments.written_rows(x, "x");
   check(x.extent(2) == 2 * std::int64_t{frequencies.half},
         "rope: x has heads of {} elements, the frequencies are for {}", x.extent(2), 2 * frequencies.half);
   arguments.vector(positions, DType::i32, {x.extent(0)}, "positions");
-  context.run(moves("rope", {x, x}),
-              [&](const Stream& stream) { cpu::rope(x, positions, frequencies, pass, stream); });
+  run_operation<RopeCall>(context, kRows, {x, positions, frequencies, pass}, moves("rope", {x, x}));
 }
 
 namespace cpu {

@@ -3,6 +3,8 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/operation.h"
+#include "ops/swiglu.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -21,20 +23,39 @@ void check_like_gate(const Arguments& arguments, const TensorView& view, const T
   arguments.rows(view, what);
 }
 
+constexpr OperationRow<SwigluForward> kForward[] = {
+    {"cpu", on_cpus,
+     [](const SwigluForward& call, TensorView, const Stream& stream) {
+       cpu::swiglu_forward(call.gate, call.up, call.act, stream);
+     }},
+    {"cuda", on_cuda_gpus, nullptr}};
+constexpr OperationRow<SwigluBackward> kBackward[] = {
+    {"cpu", on_cpus,
+     [](const SwigluBackward& call, TensorView, const Stream& stream) {
+       cpu::swiglu_backward(call, stream);
+     }},
+    {"cuda", on_cuda_gpus, nullptr}};
+
 }  // namespace
 
+std::span<const OperationRow<SwigluForward>> swiglu_forward_rows() {
+  return kForward;
+}
+std::span<const OperationRow<SwigluBackward>> swiglu_backward_rows() {
+  return kBackward;
+}
+
 void swiglu_forward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& act) {
-  const Arguments arguments(context, "swiglu");
+  const Arguments arguments("swiglu");
   check_gate(arguments, gate);
   check_like_gate(arguments, up, gate, "up");
   check_like_gate(arguments, act, gate, "act");
   arguments.written_rows(act, "act");
-  context.run(moves("swiglu", {gate, up, act}),
-              [&](const Stream& stream) { cpu::swiglu_forward(gate, up, act, stream); });
+  run_operation<SwigluForward>(context, kForward, {gate, up, act}, moves("swiglu", {gate, up, act}));
 }
 
 void swiglu_backward(Context& context, const SwigluBackward& views) {
-  const Arguments arguments(context, "swiglu");
+  const Arguments arguments("swiglu");
   check_gate(arguments, views.gate);
   check_like_gate(arguments, views.up, views.gate, "up");
   check_like_gate(arguments, views.act_gradient, views.gate, "act_gradient");
@@ -42,9 +63,9 @@ void swiglu_backward(Context& context, const SwigluBackward& views) {
   arguments.written_rows(views.gate_gradient, "gate_gradient");
   check_like_gate(arguments, views.up_gradient, views.gate, "up_gradient");
   arguments.written_rows(views.up_gradient, "up_gradient");
-  context.run(moves("swiglu backward",
-                    {views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient}),
-              [&](const Stream& stream) { cpu::swiglu_backward(views, stream); });
+  run_operation<SwigluBackward>(context, kBackward, views,
+                                moves("swiglu backward", {views.gate, views.up, views.act_gradient,
+                                                          views.gate_gradient, views.up_gradient}));
 }
 
 namespace cpu {

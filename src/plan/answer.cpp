@@ -13,7 +13,7 @@ std::vector<PlanAnswer::Compared> compare(const PlanRequest& request, const Plan
   std::vector<PlanAnswer::Compared> rows;
   try {
     rows.push_back({.name = "naive: scores and logits held",
-                    .bytes = naive_training_bytes(request.problem, rehearsed_on(request.device))});
+                    .bytes = naive_training_bytes(request.problem, request.device)});
   } catch (const Error&) {
     // More bytes than 64 bits count: at a hundred million tokens scores are.
   }
@@ -36,6 +36,17 @@ std::vector<PlanAnswer::Compared> compare(const PlanRequest& request, const Plan
   return rows;
 }
 
+std::string assumed_note(const std::vector<AssumedKernel>& kernels) {
+  std::string workspaces;
+  for (const AssumedKernel& row : kernels) {
+    if (row.workspace_bytes == 0) continue;
+    workspaces += fmt::format("{}{} {}", workspaces.empty() ? "" : ", ", row.kernel,
+                              format_bytes(row.workspace_bytes));
+  }
+  return fmt::format("this device has attention and no other kernel yet; workspaces that are assumed: {}",
+                     workspaces);
+}
+
 }  // namespace
 
 PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
@@ -45,10 +56,8 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.warning = dtype_warning(request.device, request.problem.compute_dtype);
   answer.notes = answer.question.notes;
   if (answer.warning) answer.notes.push_back(*answer.warning);
-  if (request.device.kind == DeviceKind::cuda)
-    answer.notes.emplace_back(
-        "GPUs have no step of ours yet, attention alone: workspaces are those of the CPU's");
   answer.plan = make_plan(request, costs);
+  if (!answer.plan.step.assumed.empty()) answer.notes.push_back(assumed_note(answer.plan.step.assumed));
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
@@ -89,6 +98,8 @@ std::string json(const PlanAnswer& answer) {
       {"advice", advice}};
   if (request.problem.optimizer.kind != OptimizerKind::none)
     json["optimizer_state"] = step.strategy.offload_optimizer ? "host" : "device";
+  for (const AssumedKernel& row : step.assumed)
+    json["assumed"].push_back({{"kernel", row.kernel}, {"workspace_bytes", row.workspace_bytes}});
   if (answer.warning) json["warning"] = *answer.warning;
   if (!answer.notes.empty()) json["notes"] = answer.notes;
   for (const PlanAnswer::Compared& row : answer.compared) {

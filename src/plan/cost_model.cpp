@@ -36,7 +36,7 @@ CostModel::CostModel(const DeviceDescription& device, DType dtype) {
 }
 
 double CostModel::seconds(const Work& work) const {
-  if (work.kernel == "copy") return bounded(work.bytes, copy_bytes_per_second_);
+  if (work.kind == WorkKind::copy) return bounded(work.bytes, copy_bytes_per_second_);
   const auto known = kernels_.find(work.kernel);
   const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;
   return rate.start_seconds +
@@ -47,7 +47,7 @@ double CostModel::seconds(std::span<const WorkRecord> records) const {
   double kernels = 0;
   double copies = 0;
   for (const WorkRecord& record : records) {
-    (record.work.kernel == "copy" ? copies : kernels) += seconds(record.work);
+    (record.work.kind == WorkKind::copy ? copies : kernels) += seconds(record.work);
   }
   return std::max(kernels, copies);
 }
@@ -83,7 +83,7 @@ void calibrate(CostModel& model, std::span<const WorkRecord> records) {
   std::map<std::string_view, std::vector<MeasuredWork>> by_kernel;
   std::map<std::string_view, bool> arithmetic;
   for (const WorkRecord& record : records) {
-    if (record.runs == 0 || record.work.kernel == "copy" || record.work.kernel == "host") continue;
+    if (record.runs == 0 || record.work.kind != WorkKind::kernel) continue;
     const bool counts_flops = record.work.flops > 0;
     arithmetic[record.work.kernel] = counts_flops;
     by_kernel[record.work.kernel].push_back({.amount = counts_flops ? record.work.flops : record.work.bytes,

@@ -83,15 +83,6 @@ void for_each_ascending(std::vector<Candidate>& candidates, const Body& body) {
 
 }  // namespace
 
-DeviceDescription rehearsed_on(const DeviceDescription& device) {
-  if (device.kind == DeviceKind::cpu) return device;
-  DeviceDescription core = device;
-  core.kind = DeviceKind::cpu;
-  core.simd = SimdLevel::avx512;
-  core.cores = 1;
-  return core;
-}
-
 bool one_memory(const PlanRequest& request) {
   return request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0;
 }
@@ -115,12 +106,13 @@ namespace {
 PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                            std::int64_t most_bytes, Layout* layout) {
   TrainingRehearsal rehearsal =
-      rehearse(micro_step_of(request, strategy), strategy, rehearsed_on(request.device));
+      rehearse(micro_step_of(request, strategy), strategy, request.device);
   PlannedStep step{
       .strategy = strategy,
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
       .seconds = static_cast<double>(strategy.accumulation) * costs.seconds(rehearsal.micro_step) +
-                 costs.seconds(rehearsal.update)};
+                 costs.seconds(rehearsal.update),
+      .assumed = assumed_kernels(rehearsal)};
   step.arena_bytes = step.live_peak_bytes;
   if (step.live_peak_bytes > most_bytes) return step;
   Layout packed = make_layout(std::move(rehearsal.ledger));

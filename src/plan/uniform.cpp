@@ -86,7 +86,7 @@ LayerSample sample_layers(const ModelConfig& config) {
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
   const TrainingProblem problem = micro_step_of(request, cut);
-  Context context(rehearsed_on(request.device));
+  Context context(request.device);
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
   trainer.load(context, [] {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
@@ -106,7 +106,7 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, 1);
   const TrainingRehearsal rehearsal =
-      rehearse(one_layer(micro_step_of(request, cut)), cut, rehearsed_on(request.device));
+      rehearse(one_layer(micro_step_of(request, cut)), cut, request.device);
   LossCosts found;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;
@@ -174,7 +174,7 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
 void read_seconds(const TrainingRehearsal& rehearsal, const CostModel& costs, UniformStep& step) {
   for (const WorkRecord& record : rehearsal.micro_step) {
     const double seconds = costs.seconds(record.work);
-    const bool copies = record.work.kernel == "copy";
+    const bool copies = record.work.kind == WorkKind::copy;
     const Place place = place_of(rehearsal.ledger.stage_path(record.stage));
     if (place.layer < 0) {
       (copies ? step.outside_copy_seconds : step.outside_seconds) += seconds;
@@ -192,7 +192,7 @@ UniformStep uniform_step(const PlanRequest& request, const LayerSample& sample, 
   cut.offload_optimizer = false;  // the run's business
   TrainingProblem problem = micro_step_of(request, cut);
   problem.config = sample.config;
-  const TrainingRehearsal rehearsal = rehearse(problem, cut, rehearsed_on(request.device));
+  const TrainingRehearsal rehearsal = rehearse(problem, cut, request.device);
   UniformStep step;
   step.layers.resize(at(sample.config.layers));
   read_bytes(rehearsal, kind, step);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -65,6 +66,19 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
   rehearsal.update = work("update");
   rehearsal.ledger = std::move(context).take_ledger();
   return rehearsal;
+}
+
+std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal) {
+  std::vector<AssumedKernel> kernels;
+  for (const auto* records : {&rehearsal.micro_step, &rehearsal.update}) {
+    for (const WorkRecord& record : *records) {
+      if (!record.work.assumed) continue;
+      auto known = std::ranges::find(kernels, record.work.kernel, &AssumedKernel::kernel);
+      if (known == kernels.end()) known = kernels.insert(known, {.kernel = record.work.kernel});
+      known->workspace_bytes = std::max(known->workspace_bytes, record.work.workspace_bytes);
+    }
+  }
+  return kernels;
 }
 
 Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,

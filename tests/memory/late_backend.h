@@ -15,10 +15,12 @@ namespace headroom {
 
 class LateBackend final : public Backend {
  public:
-  explicit LateBackend(int threads) : cpu_(threads) {}
+  explicit LateBackend(int threads) : cpu_(threads), description_(cpu_.description()) {}
+  // Says that it is another device; the kernels of that device must not be run.
+  explicit LateBackend(DeviceDescription played) : cpu_(1), description_(std::move(played)) {}
 
   [[nodiscard]] Device device() const override { return cpu_.device(); }
-  [[nodiscard]] const DeviceDescription& description() const override { return cpu_.description(); }
+  [[nodiscard]] const DeviceDescription& description() const override { return description_; }
   [[nodiscard]] bool host_accessible(Space space) const override { return cpu_.host_accessible(space); }
   [[nodiscard]] Stream stream(StreamId id) override { return cpu_.stream(id); }
   void submit(StreamId id, const Task& task) override { cpu_.submit(id, task); }
@@ -64,6 +66,7 @@ class LateBackend final : public Backend {
   }
 
   CpuBackend cpu_;
+  DeviceDescription description_;
   std::map<std::byte*, std::int64_t> host_;  // what is reserved of the host's memory
   std::vector<std::pair<std::byte*, std::vector<std::byte>>> late_;
 };

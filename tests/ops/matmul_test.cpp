@@ -70,11 +70,12 @@ void run(const TensorView& a, const TensorView& b, const TensorView& c, bool add
   stream.device = &device;
   // Not zeros: a kernel must not count on them.
   std::vector<std::byte> memory(
-      static_cast<std::size_t>(matmul_workspace_bytes(c.extent(1), a.extent(1), device, c.dtype())) + 64,
+      static_cast<std::size_t>(product_workspace_bytes(c.extent(1), a.extent(1), device, c.dtype())) + 64,
       std::byte{0xff});
   void* aligned = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64);
-  matmul(a, b, c, add, TensorView(aligned, DType::u8, {static_cast<std::int64_t>(memory.size()) - 64}),
-         stream);
+  product_row(device).run({a, b, c, add},
+                          TensorView(aligned, DType::u8, {static_cast<std::int64_t>(memory.size()) - 64}),
+                          stream);
 }
 
 // The largest error over the largest allowed: twice that of a plain f32 sum, or a unit in the last place.
@@ -203,13 +204,15 @@ TEST(Matmul, SameBitsWhateverTheThreadsAndThePieces) {
   CpuBackend backend(2);
   const TestMatrix pieces(m, n, DType::f32, false, 0, 3);
   std::vector<std::byte> memory(
-      static_cast<std::size_t>(matmul_workspace_bytes(n, k, backend.description())) + 64);
+      static_cast<std::size_t>(product_workspace_bytes(n, k, backend.description())) + 64);
   void* aligned = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64);
   const TensorView workspace(aligned, DType::u8, {static_cast<std::int64_t>(memory.size()) - 64});
   std::int64_t begin = 0;
   for (const std::int64_t end : {std::int64_t{7}, std::int64_t{9001}, k}) {
-    matmul(a.view().slice(1, begin, end - begin), b.view().slice(0, begin, end - begin), pieces.view(), true,
-           workspace, backend.stream(StreamId::main));
+    product_row(backend.description())
+        .run({a.view().slice(1, begin, end - begin), b.view().slice(0, begin, end - begin), pieces.view(),
+              true},
+             workspace, backend.stream(StreamId::main));
     begin = end;
   }
   EXPECT_EQ(std::memcmp(first.view().raw(), pieces.view().raw(), static_cast<std::size_t>(m * n) * 4), 0);
@@ -251,9 +254,9 @@ TEST(Matmul, AWorkspaceServesEverySmallerProduct) {
   const DeviceDescription device = describe_cpu();
   std::int64_t before = 0;
   for (std::int64_t k = 1; k < 20'000; k += 13) {
-    const std::int64_t bytes = matmul_workspace_bytes(2560, k, device);
+    const std::int64_t bytes = product_workspace_bytes(2560, k, device);
     EXPECT_GE(bytes, before) << k;
-    EXPECT_LE(matmul_workspace_bytes(2559, k, device), bytes) << k;
+    EXPECT_LE(product_workspace_bytes(2559, k, device), bytes) << k;
     before = bytes;
   }
 }
@@ -308,15 +311,15 @@ TEST(MatmulWorkspace, IsEnoughForEverySmallerProduct) {
     for (const std::int64_t n : {1, 64, 500, 1024, 4096, 12'288}) {
       std::int64_t largest = 0;
       for (std::int64_t k = 1; k <= 20'000; k += k < 64 ? 1 : 61) {
-        const std::int64_t bytes = matmul_workspace_bytes(n, k, device, result);
+        const std::int64_t bytes = product_workspace_bytes(n, k, device, result);
         EXPECT_GE(bytes, largest) << n << " columns, depth " << k;
-        EXPECT_GE(bytes, matmul_workspace_bytes(divide_up(n, 2), k, device, result))
+        EXPECT_GE(bytes, product_workspace_bytes(divide_up(n, 2), k, device, result))
             << n << " columns, depth " << k;
-        EXPECT_GE(bytes, matmul_workspace_bytes(n, k, device)) << n << " columns, depth " << k;
+        EXPECT_GE(bytes, product_workspace_bytes(n, k, device)) << n << " columns, depth " << k;
         largest = std::max(largest, bytes);
       }
       EXPECT_LE(largest, 64 << 20);  // bounded, whatever the depth
-      EXPECT_EQ(matmul_workspace_bytes(n, std::int64_t{1} << 40, device, result), largest);
+      EXPECT_EQ(product_workspace_bytes(n, std::int64_t{1} << 40, device, result), largest);
     }
   }
 }

@@ -474,7 +474,7 @@ TEST(CostModel, TheSlowerOfFlopsAndBytesCounts) {
   EXPECT_GT(costs.seconds({.kernel = "unheard of", .flops = 1e12}), 1e12 / 797e12);
   // Copies go beside kernels.
   const std::vector<WorkRecord> records = {{.work = {.kernel = "kernel", .flops = 1e9}},
-                                           {.work = {.kernel = "copy", .bytes = 1e9}}};
+                                           {.work = {.kind = WorkKind::copy, .kernel = "copy", .bytes = 1e9}}};
   EXPECT_DOUBLE_EQ(costs.seconds(records), 1.5);
 }
 
@@ -483,7 +483,7 @@ TEST(CostModel, CalibratesToWhatRunsTook) {
   const std::vector<WorkRecord> records = {
       {.work = {.kernel = "product", .flops = 1e9, .bytes = 1}, .runs = 2, .seconds = 0.02},
       {.work = {.kernel = "norm", .bytes = 1e6}, .runs = 1, .seconds = 1e-3},
-      {.work = {.kernel = "host"}, .runs = 1, .seconds = 7}};
+      {.work = {.kind = WorkKind::host, .kernel = "host"}, .runs = 1, .seconds = 7}};
   calibrate(costs, records);
   EXPECT_NEAR(costs.seconds({.kernel = "product", .flops = 2e9}), 0.02, 1e-9);
   EXPECT_NEAR(costs.seconds({.kernel = "norm", .bytes = 3e6}), 3e-3, 1e-9);

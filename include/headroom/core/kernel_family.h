@@ -1,7 +1,9 @@
-// The one shape of a kernel family: an ordered table of implementations, the readable reference last, and one
-// function that picks the first that serves the problem. supports and workspace_bytes are pure functions of
-// problem and device description, so a machine without a GPU picks what the GPU will pick. Kernels never
-// allocate.
+// The one shape of a kernel family: an ordered table of rows, and one function that picks the first row that
+// serves the problem. supports and workspace_bytes are pure functions of problem and device description, so a
+// machine without a GPU picks what the GPU will pick. Kernels never allocate.
+//
+// A row may state its bytes before its kernel exists: then its kernel is null. It is planned with, listed as
+// assumed, and refused when it would run.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +46,22 @@ struct Implementation {
   void (*forward)(const Problem&, const Forward&, TensorView workspace, const Stream&);
   void (*backward)(const Problem&, const Backward&, TensorView workspace, const Stream&);
   bool only_when_named = false;  // never chosen: for those that are less exact than the others
+
+  [[nodiscard]] bool assumed() const { return forward == nullptr; }
+};
+
+// A row of an operation that has one pass. Call: the views that it reads and writes, with its settings; their
+// shapes and dtypes are known in a rehearsal too.
+template <class Call>
+struct OperationRow {
+  std::string_view name;
+  Support (*supports)(const Call&, const DeviceDescription&);
+  void (*run)(const Call&, TensorView workspace, const Stream&);
+  // What it needs for this call or any smaller one; null: nothing.
+  std::int64_t (*workspace_bytes)(const Call&, const DeviceDescription&) = nullptr;
+  bool only_when_named = false;
+
+  [[nodiscard]] bool assumed() const { return run == nullptr; }
 };
 
 struct Refusal {
@@ -63,9 +81,7 @@ template <class Row, class Problem>
 [[nodiscard]] Choice<Row> choose(std::span<const Row> table, const Problem& problem,
                                  const DeviceDescription& device, std::string_view pinned = {}) {
   Choice<Row> choice;
-  std::string names;
   for (const Row& row : table) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
     if (!pinned.empty() && row.name != pinned) continue;
     if (pinned.empty() && row.only_when_named) {
       choice.refusals.push_back({row.name, "runs only where it is named"});
@@ -78,8 +94,11 @@ template <class Row, class Problem>
       choice.refusals.push_back({row.name, support.reason()});
     }
   }
-  check(pinned.empty() || !choice.refusals.empty(), "implementation '{}' is unknown; there are {}", pinned,
-        names);
+  if (!pinned.empty() && choice.refusals.empty()) {
+    std::string names;
+    for (const Row& row : table) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+    fail(ErrorKind::input, "implementation '{}' is unknown; there are {}", pinned, names);
+  }
   return choice;
 }
 

@@ -98,7 +98,7 @@ class Context {
   [[nodiscard]] Tensor allocate(const Allocation& allocation);
 
   // Runs body(const Stream&) on main, where memory order needs no saying; a phantom writes the work down and
-  // runs nothing.
+  // runs nothing. Work that is assumed is refused unless this is a phantom.
   template <class Body>
   void run(const Work& work, Body&& body) {
     note_work(work);
@@ -110,7 +110,7 @@ class Context {
   // What is no kernel: filling a batch, reading a value back.
   template <class Body>
   void run(Body&& body) {
-    run(Work{.kernel = "host"}, std::forward<Body>(body));
+    run(Work{.kind = WorkKind::host, .kernel = "host"}, std::forward<Body>(body));
   }
   // The work of a phase, in order; what runs outside phases is not written down.
   [[nodiscard]] std::span<const WorkRecord> work(std::string_view phase) const;

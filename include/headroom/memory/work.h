@@ -7,10 +7,20 @@
 
 namespace headroom {
 
+enum class WorkKind : std::uint8_t {
+  kernel,
+  copy,  // between two spaces, beside the kernels
+  host,  // what is no kernel: filling a batch, reading a value back
+};
+
 struct Work {
-  std::string_view kernel;  // a literal
+  WorkKind kind = WorkKind::kernel;
+  std::string_view kernel{};  // what it computes; a literal
+  std::string_view row{};     // of the kernel's family, which the device's description picked
+  bool assumed = false;     // the row states its bytes and has no kernel yet: it can be rehearsed, not run
   double flops = 0;
   double bytes = 0;  // that have to move at least: inputs read once, results written once
+  std::int64_t workspace_bytes = 0;
 };
 
 // The n-th piece of work of a phase; later runs of the phase add their time to it.

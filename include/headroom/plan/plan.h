@@ -1,5 +1,6 @@
-// A plan: the fastest strategy whose rehearsal fits a budget, and what it takes. Nothing is estimated that is
-// reported: live peak, arena and time come from rehearsals of the very step.
+// A plan: the fastest strategy whose rehearsal fits a budget, and what it takes. Live peak, arena and time
+// come from rehearsals of the very step, with the rows that the device will run. Where a device has no kernel
+// for an operation yet, the bytes of that operation's workspace are assumed, and the plan lists them.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,7 @@ struct PlannedStep {
   std::int64_t arena_bytes = 0;
   std::int64_t host_bytes = 0;
   double seconds = 0;  // of an update with all its micro-steps
+  std::vector<AssumedKernel> assumed;
 };
 
 struct Plan {
@@ -61,10 +63,6 @@ struct SearchSpace {
   std::vector<bool> optimizer_offloads;
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
-
-// Whose kernels the step is rehearsed with. There are none for GPUs yet, so a GPU's step is rehearsed with
-// those of a CPU core: every tensor is what it will be, workspaces are the CPU's.
-[[nodiscard]] DeviceDescription rehearsed_on(const DeviceDescription& device);
 
 // One strategy, rehearsed and packed.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,

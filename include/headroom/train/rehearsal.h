@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "headroom/loss.h"
@@ -38,6 +39,16 @@ struct TrainingRehearsal {
 };
 [[nodiscard]] TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                                          const DeviceDescription& device);
+
+// The kernels that the device does not have yet, each with the largest workspace that its row states: bytes
+// that are assumed, not those of a kernel. Empty where the step can run.
+struct AssumedKernel {
+  std::string_view kernel;
+  std::int64_t workspace_bytes = 0;
+
+  bool operator==(const AssumedKernel&) const = default;
+};
+[[nodiscard]] std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal);
 
 // The same, packed.
 [[nodiscard]] Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,

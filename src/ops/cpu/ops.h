@@ -11,8 +11,7 @@ namespace headroom::cpu {
 
 void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& stream);
 
-// Parts of the weight's gradient, one per chunk of rows: workspace is f32 of this shape.
-[[nodiscard]] Shape rms_norm_workspace(const Shape& x);
+// The workspace holds parts of the weight's gradient, one per chunk of rows.
 void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const TensorView& workspace,
                        const Stream& stream);
 
@@ -35,8 +34,7 @@ void fill(const TensorView& view, float value, const Stream& stream);
 void zero(const TensorView& view, const Stream& stream);
 void convert(const TensorView& from, const TensorView& to, const Stream& stream);
 
-// Partial sums, one per chunk: workspace is f64 of this shape.
-[[nodiscard]] Shape sum_of_squares_workspace(const Shape& view);
+// The workspace holds partial sums, one per chunk of elements.
 void sum_of_squares(const TensorView& view, const TensorView& result, Store store,
                     const TensorView& workspace, const Stream& stream);
 void clip_factor(const ClipFactor& views, const Clipping& clipping);

@@ -20,14 +20,14 @@ __global__ void random_fill_kernel(float* data, std::int64_t elements, Random ra
 
 }  // namespace
 
-void random_fill_cuda(float* data, std::int64_t elements, Random random, double low, double width,
-                      const Stream& stream) {
+void random_fill_cuda(const RandomFill& call, TensorView, const Stream& stream) {
+  const std::int64_t elements = call.view.elements();
   if (elements == 0) return;
   // Enough blocks to fill the chip several times over; the loop takes the rest.
   const auto blocks = static_cast<unsigned>(
       std::min<std::int64_t>(divide_up(elements, kThreads), std::int64_t{stream.device->cores} * 32));
-  random_fill_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream.native)>>>(data, elements,
-                                                                                        random, low, width);
+  random_fill_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream.native)>>>(
+      call.view.data<float>(), elements, call.random, call.low, call.width);
   check_launch("random_fill_kernel");
 }
 

@@ -1,0 +1,11 @@
+// The kernels of a build without CUDA: they can be planned with, and fail when they would run.
+#include "headroom/core/error.h"
+#include "ops/random_fill.h"
+
+namespace headroom {
+
+void random_fill_cuda(const RandomFill&, TensorView, const Stream&) {
+  fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
+}
+
+}  // namespace headroom
