@@ -232,9 +232,6 @@ TEST(RmsNormArguments, NameWhatIsWrong) {
   bad.y = TensorView(nullptr, DType::f32, {4, 8}, overlapping);
   EXPECT_EQ(message_of(bad), "rms_norm: y is written, and its rows of 8 elements are 4 elements apart");
   EXPECT_THAT(message_of(good, -1), HasSubstr("epsilon is -1"));
-
-  Context gpu(DeviceDescription{.kind = DeviceKind::cuda, .name = "H200"});
-  EXPECT_THROW(rms_norm_forward(gpu, good, 1e-6F), Error);
 }
 
 }  // namespace
