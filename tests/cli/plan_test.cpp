@@ -275,7 +275,7 @@ TEST_F(PlanCommand, TheContextAtHandFits) {
   // Less than the 256 tokens in which the largest is looked for.
   const CliResult result =
       run_command({"plan", "--model", "demo", "--context", "100", "--device", "h200", "--layers", "keep:1",
-                   "--loss-chunk", "96", "--mlp-tile", "64", "--budget", "4000KiB", "--json"});
+                   "--loss-chunk", "96", "--mlp-tile", "64", "--budget", "36000KiB", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["max_context"], 100);
 }

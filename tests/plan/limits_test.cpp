@@ -183,6 +183,7 @@ TEST(PlanLimits, FewStrategiesAreRehearsedWhole) {
 // Blocks of a few bytes, each rounded up: the bounds know what an arena makes of them.
 TEST(PlanLimits, SmallBlocksAreRoundedUpInTheBounds) {
   PlanRequest request = request_of(24);
+  request.device = {.kind = DeviceKind::cpu, .name = "a core"};  // its workspaces are small too
   request.problem.config.hidden = 8;
   request.problem.config.mlp = 8;
   request.problem.config.heads_q = request.problem.config.heads_kv = 1;

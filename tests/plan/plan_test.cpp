@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "headroom/core/bytes.h"
+#include "headroom/cpu.h"
 #include "plan/uniform.h"
 
 namespace headroom {
@@ -205,6 +207,30 @@ TEST(Plan, TheLargestContextIsTheLargestWithAHost) {
       EXPECT_EQ(largest_context(request, costs, 64), largest) << "asked from " << seq;
     }
   }
+}
+
+// A GPU's step is rehearsed with the GPU's own rows; what has no kernel there yet is listed.
+TEST(Plan, UsesTheRowsOfItsDevice) {
+  PlanRequest request = small_request(2);
+  request.device = find_in_catalogue("h200").device;
+  request.budget_bytes = kGiB;
+  request.problem.compute_dtype = DType::bf16;
+  const Plan plan = make_plan(request, costs_of(request));
+  const TrainingRehearsal rehearsal = rehearse(request.problem, plan.step.strategy, request.device);
+  std::set<std::string_view> with_kernels;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    if (record.work.kind == WorkKind::kernel && !record.work.assumed) with_kernels.insert(record.work.row);
+  }
+  EXPECT_THAT(with_kernels, testing::ElementsAre("sm90"));
+  EXPECT_EQ(plan.step.assumed, assumed_kernels(rehearsal));
+  const auto product = std::ranges::find(plan.step.assumed, "product", &AssumedKernel::kernel);
+  ASSERT_NE(product, plan.step.assumed.end());
+  EXPECT_EQ(product->workspace_bytes, 32 * kMiB);
+  request.device.compute_major = 8;
+  const std::vector<AssumedKernel> older = make_plan(request, costs_of(request)).step.assumed;
+  EXPECT_EQ(std::ranges::find(older, "product", &AssumedKernel::kernel)->workspace_bytes, 4 * kMiB);
+  request.device = describe_cpu();
+  EXPECT_TRUE(make_plan(request, costs_of(request)).step.assumed.empty());
 }
 
 TEST(Plan, NoPartIsLargerThanAMicroStep) {
@@ -473,8 +499,9 @@ TEST(CostModel, TheSlowerOfFlopsAndBytesCounts) {
   EXPECT_DOUBLE_EQ(costs.seconds({.kernel = "kernel", .flops = 1e9, .bytes = 4e6}), 4.5);
   EXPECT_GT(costs.seconds({.kernel = "unheard of", .flops = 1e12}), 1e12 / 797e12);
   // Copies go beside kernels.
-  const std::vector<WorkRecord> records = {{.work = {.kernel = "kernel", .flops = 1e9}},
-                                           {.work = {.kind = WorkKind::copy, .kernel = "copy", .bytes = 1e9}}};
+  const std::vector<WorkRecord> records = {
+      {.work = {.kernel = "kernel", .flops = 1e9}},
+      {.work = {.kind = WorkKind::copy, .kernel = "copy", .bytes = 1e9}}};
   EXPECT_DOUBLE_EQ(costs.seconds(records), 1.5);
 }
 
