@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "headroom/core/bytes.h"
 #include "report/json.h"
 
 namespace headroom {
