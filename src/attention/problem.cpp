@@ -11,6 +11,10 @@ void validate(const AttentionProblem& problem) {
   check(problem.batch >= 0 && problem.seq_q >= 0 && problem.seq_k >= 0,
         "attention of batch {}, seq_q {}, seq_k {}: none may be negative", problem.batch, problem.seq_q,
         problem.seq_k);
+  constexpr std::int64_t kMostRows =
+      (std::int64_t{1} << 31) - 256;  // kernels count rows, and a tile more, in 32 bits
+  check(problem.seq_q <= kMostRows && problem.seq_k <= kMostRows,
+        "attention of seq_q {}, seq_k {}: at most {} are accepted", problem.seq_q, problem.seq_k, kMostRows);
   check(problem.heads_q > 0 && problem.heads_kv > 0 && problem.heads_q % problem.heads_kv == 0,
         "heads_q {} has to be a positive multiple of heads_kv {}", problem.heads_q, problem.heads_kv);
   check(problem.head_dim >= 8 && problem.head_dim <= 256 && problem.head_dim % 8 == 0,

@@ -132,11 +132,6 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cpu) return Support::no("runs on the CPU only");
-  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - cpu::kTileK;
-  if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
-    return Support::no(
-        fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
-  }
   if (problem.mask.dilation_count > 0 && problem.mask.block_rows > 0) {
     return Support::no("does not combine block lists with dilation");
   }

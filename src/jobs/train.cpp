@@ -142,8 +142,10 @@ std::vector<std::string> compare(const Resumed& resumed, const TrainingPlan& pla
                     learning_rate(plan.problem.optimizer, next), learning_rate(before, next)));
   }
   for (const IncompleteCheckpoint& incomplete : incomplete_checkpoints(plan.options.out)) {
-    notes.push_back(fmt::format("{} is not complete ({} is missing) and is not resumed from",
-                                incomplete.path.string(), incomplete.missing));
+    notes.push_back(
+        fmt::format("{} is not complete ({} is missing): it is not resumed from, and the run replaces "
+                    "it when it comes to that step",
+                    incomplete.path.string(), incomplete.missing));
   }
   return notes;
 }
@@ -163,14 +165,21 @@ std::vector<std::string> compare(const Resumed& resumed, const TrainingPlan& pla
 std::optional<Resumed> find_run(const TrainingOptions& options) {
   const auto latest = latest_checkpoint(options.out);
   const auto incomplete = incomplete_checkpoints(options.out);
+  for (const IncompleteCheckpoint& folder : incomplete) {
+    check(is_folder(folder.path),
+          "{} has the name of a checkpoint and is no folder; remove it, or choose another --out",
+          folder.path.string());
+  }
   const std::string first_incomplete =
       incomplete.empty()
           ? std::string()
           : fmt::format("{}, which is not complete ({} is missing)",
                         incomplete.front().path.filename().string(), incomplete.front().missing);
   if (options.resume) {
-    check(latest.has_value(), "--resume: {} has no checkpoint{}", options.out,
-          incomplete.empty() ? "" : " but " + first_incomplete);
+    if (!latest) {
+      fail(ErrorKind::input, "--resume: {} has no checkpoint{}", options.out,
+           incomplete.empty() ? "" : " but " + first_incomplete);
+    }
     Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
     check(resumed.state.step < options.optimizer.steps,
           "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",

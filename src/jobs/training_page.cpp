@@ -27,7 +27,7 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
   figures.figures.push_back({"live peak", bytes_cell(result->live_peak_bytes), "as the run measured itself"});
   const std::string after =
       fmt::format("after step {}{}", result->last_step, result->interrupted ? ", stopped" : "");
-  if (result->last_loss) {
+  if (result->first_loss && result->last_loss) {
     figures.figures.push_back({"loss", fmt::format("{:.4f}", *result->last_loss),
                                fmt::format("from {:.4f}, {}", *result->first_loss, after)});
   } else if (result->finished_a_step()) {

@@ -31,6 +31,11 @@ ModelFiles files_of(const TrainingPlan& plan) {
   return {};
 }
 
+// Samples that cannot be read: the data has changed, or holds what the model has no word for.
+struct UnreadableSamples : Error {
+  using Error::Error;
+};
+
 class TrainingRun {
  public:
   TrainingRun(const TrainingPlan& plan, Backend& backend)
@@ -46,8 +51,6 @@ class TrainingRun {
   TrainingResult run(const TrainingObserver& observer) {
     start();
     Metrics metrics(options_.out, state_.step);
-    // Not before it is known that the new run can write its own.
-    if (options_.overwrite && !plan_.checkpoint) remove_checkpoints(options_.out);
     TrainingResult result;
     result.first_step = state_.step + 1;
     result.checkpoint = latest_checkpoint(options_.out).value_or(fs::path());
@@ -56,7 +59,7 @@ class TrainingRun {
         call();
       } catch (const Error& error) {
         metrics.check_folder();  // nothing can be saved to a folder that is gone
-        stop_at_metrics(error);
+        stop_after_saving(error);
       }
     };
     const auto save_step = [&] {
@@ -69,11 +72,13 @@ class TrainingRun {
     };
     while (state_.step < problem_.optimizer.steps) {
       const double began = seconds();
-      std::optional<StepReport> report = step(observer.stop);
+      std::optional<StepReport> report = next_step(observer.stop);
       if (!report) {
         result.interrupted = true;
         break;
       }
+      // Not before the new run has shown that it can read its data and write its own files.
+      if (options_.overwrite && !plan_.checkpoint && state_.step == 1) remove_checkpoints(options_.out);
       report->seconds = seconds();
       report->tokens_per_second = static_cast<double>(step_tokens(problem_)) / (report->seconds - began);
       if (!report->loss) ++result.steps_without_labels;
@@ -96,26 +101,32 @@ class TrainingRun {
  private:
   void start() {
     trainer_.load(context_, [&] {
-      if (!plan_.checkpoint && !plan_.weights) return trainer_.initialize(context_, options_.seed);
-      context_.run([&](const Stream&) { plan_.checkpoint ? go_on() : read_weights(); });
+      if (const auto& checkpoint = plan_.checkpoint) return go_on(*checkpoint);
+      if (const auto& weights = plan_.weights) return read_weights(*weights);
+      trainer_.initialize(context_, options_.seed);
     });
   }
 
-  void go_on() {
-    const TrainState saved = read_checkpoint(*plan_.checkpoint, problem_.config, trainer_.buffers());
+  void go_on(const fs::path& checkpoint) {
+    TrainState saved;
+    context_.run(
+        [&](const Stream&) { saved = read_checkpoint(checkpoint, problem_.config, trainer_.buffers()); });
     state_.step = saved.step;
     state_.tokens = saved.tokens;
     state_.samples = saved.samples;
     saved_step_ = saved.step;
   }
 
-  void read_weights() {
+  void read_weights(const fs::path& weights) {
     const TrainBuffers buffers = trainer_.buffers();
     for (const TensorView& flat : {buffers.weights, buffers.master}) {
       if (flat.elements() == 0) continue;
-      load_weights(*plan_.weights, trainer_.decoder().parameters(), flat);
-      const std::string broken = broken_parameter(flat);
-      check(broken.empty(), "{}: tensor {} is not finite in {}", plan_.weights->string(), broken,
+      std::string broken;
+      context_.run([&](const Stream&) {
+        load_weights(weights, trainer_.decoder().parameters(), flat);
+        broken = broken_parameter(flat);
+      });
+      check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
             name(flat.dtype()));
     }
   }
@@ -124,14 +135,28 @@ class TrainingRun {
   [[nodiscard]] Trainer::FillBatch batch_from(std::int64_t sample) const {
     return [this, sample](const StepBatch& batch) {
       for (std::int64_t i = 0; i < problem_.sizes.batch; ++i) {
-        plan_.data.fill(sample + i, {.tokens = batch.tokens.select(0, i),
-                                     .labels = batch.labels.select(0, i),
-                                     .positions = batch.positions.select(0, i),
-                                     .document_starts = problem_.sizes.max_documents > 0
-                                                            ? batch.document_starts.select(0, i)
-                                                            : TensorView()});
+        try {
+          plan_.data.fill(sample + i, {.tokens = batch.tokens.select(0, i),
+                                       .labels = batch.labels.select(0, i),
+                                       .positions = batch.positions.select(0, i),
+                                       .document_starts = problem_.sizes.max_documents > 0
+                                                              ? batch.document_starts.select(0, i)
+                                                              : TensorView()});
+        } catch (const Error& error) {
+          throw UnreadableSamples(error.kind(), error.what(), error.where());
+        }
       }
     };
+  }
+
+  // Data that turns out bad after some steps does not take these with it.
+  std::optional<StepReport> next_step(const std::function<bool()>& stop) {
+    try {
+      return step(stop);
+    } catch (const UnreadableSamples& error) {
+      if (state_.step == 0) throw;
+      stop_after_saving(error);
+    }
   }
 
   // One update; nothing where stop() said so between its micro-steps. What these have added to the gradients
@@ -147,7 +172,7 @@ class TrainingRun {
       if (stop()) return std::nullopt;
       const auto fill = batch_from(state_.samples + i * batch);
       const LossSum part = trainer_.micro_step(context_, fill);
-      if (!std::isfinite(part.sum)) stop_at_loss(number, *part.mean(), fill);
+      if (!std::isfinite(part.sum)) stop_at_loss(number, part.sum, fill);
       loss += part;
     }
     std::optional<double> norm;
@@ -188,10 +213,10 @@ class TrainingRun {
   }
 
   // What was trained is saved first. Where that fails too, both reasons are said.
-  [[noreturn]] void stop_at_metrics(const Error& reason) {
+  [[noreturn]] void stop_after_saving(const Error& reason) {
     std::string saved;
     try {
-      static_cast<void>(save());
+      if (state_.step != saved_step_) static_cast<void>(save());
       saved = last_good();
     } catch (const Error& error) {
       saved = error.what();
@@ -199,7 +224,8 @@ class TrainingRun {
     fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason.what(), state_.step, saved);
   }
 
-  [[noreturn]] void stop_at_loss(std::int64_t step, double loss, const Trainer::FillBatch& fill) {
+  [[noreturn]] void stop_at_loss(std::int64_t step, double sum, const Trainer::FillBatch& fill) {
+    const std::string_view loss = std::isnan(sum) ? "nan" : "infinite";
     if (const std::string name = broken_parameter(trainer_.buffers().weights); !name.empty()) {
       fail(ErrorKind::runtime, "step {}: the loss is {} because weight {} is not finite; {}", step, loss,
            name, last_good());

@@ -77,7 +77,8 @@ ModelConfig built_in_model(std::string_view name) {
   if (name == "qwen3-32b") return qwen3(5120, 64, 64, 25'600, false);
   if (name == "llama3-8b") return llama3(4096, 32, 32, 14'336);
   if (name == "llama3-70b") return llama3(8192, 80, 64, 28'672);
-  fail(ErrorKind::input, "model '{}' is unknown; use one of {}", name, fmt::join(kNames, ", "));
+  fail(ErrorKind::input, "model '{}' is unknown; use one of {}, or a Hugging Face folder", name,
+       fmt::join(kNames, ", "));
 }
 
 }  // namespace headroom

@@ -89,8 +89,9 @@ void Documents::list_files() {
     const std::string name = entry->path().filename().string();
     struct stat status {};
     const bool there = ::fstatat(directory.number(), name.c_str(), &status, 0) == 0;
-    if (there ? !S_ISREG(status.st_mode) : errno == ENOENT) continue;  // a link may lead nowhere
     check(there, "document '{}' of '{}' cannot be read: {}", name, path, std::strerror(errno));
+    if (S_ISDIR(status.st_mode)) continue;
+    check(S_ISREG(status.st_mode), "document '{}' of '{}' is no regular file", name, path);
     const std::int64_t file_bytes = status.st_size;
     check(file_bytes <= std::numeric_limits<std::int32_t>::max(),
           "document '{}' of '{}' has {} bytes; positions count to {}", name, path, format_count(file_bytes),

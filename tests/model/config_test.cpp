@@ -525,7 +525,7 @@ TEST(ModelConfig, ValidatesWhatNoFileCouldSay) {
 TEST(BuiltInModel, RefusesOtherNames) {
   EXPECT_EQ(error_of([] { static_cast<void>(built_in_model("gpt-2")); }),
             "model 'gpt-2' is unknown; use one of demo, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, "
-            "qwen3-14b, qwen3-32b, llama3-8b, llama3-70b");
+            "qwen3-14b, qwen3-32b, llama3-8b, llama3-70b, or a Hugging Face folder");
 }
 
 }  // namespace

@@ -208,7 +208,6 @@ TEST(DataDocuments, OnlyFilesOfTheDirectoryItselfCount) {
   folder.write("a", "abc");
   fs::create_directory(fs::path(folder.path()) / "inner");
   folder.write("inner/b", "hidden");
-  fs::create_symlink("nowhere", fs::path(folder.path()) / "broken");
   fs::create_symlink("a", fs::path(folder.path()) / "same");
   const Data data = Data::open(folder.path(), {.context = 4});
   EXPECT_THAT(data.describe(), HasSubstr("2 files, 6 bytes"));
@@ -239,6 +238,13 @@ TEST(DataDocuments, DirectoriesThatCannotServeAreRefused) {
   EXPECT_THAT(refusal(folder.path(), {.context = 4, .max_documents = 0}),
               HasSubstr("0 documents in a sequence are impossible"));
   EXPECT_THAT(refusal(folder.path(), {.context = 4, .vocab = 100}), HasSubstr("the least is 256"));
+  const fs::path odd = fs::path(folder.path()) / "odd";
+  fs::create_symlink("nowhere", odd);
+  EXPECT_THAT(refusal(folder.path(), {.context = 4}), HasSubstr("document 'odd' of"));
+  fs::remove(odd);
+  ASSERT_EQ(mkfifo(odd.c_str(), 0600), 0);
+  EXPECT_THAT(refusal(folder.path(), {.context = 4}), HasSubstr("is no regular file"));
+  fs::remove(odd);
   const fs::path large = fs::path(folder.path()) / "large";
   std::ofstream(large).close();
   fs::resize_file(large, std::uintmax_t{1} << 31);  // has no blocks

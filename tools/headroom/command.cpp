@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 #include "headroom/core/files.h"
 #include "headroom/core/text.h"
@@ -65,10 +66,17 @@ CLI::Option* Command::add_choice(const std::string& name, std::optional<std::str
 }
 
 CLI::Option* Command::add_output(const std::string& name, std::optional<std::string>& target,
-                                 const std::string& help) {
-  return add(name, "FILE", help, [&target, name](std::string_view value) {
+                                 std::string_view beginning, const std::string& help) {
+  return add(name, "FILE", help, [&target, name, beginning](std::string_view value) {
     target = text_value(name, value);
     check_can_write(*target);
+    std::string there(beginning.size(), '\0');
+    const Descriptor file = open_to_read(*target);
+    const std::int64_t bytes = file ? read_at(file, std::as_writable_bytes(std::span(there)), 0) : 0;
+    there.resize(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)));
+    check(there.empty() || there == beginning,
+          "{} {} is there and is not what {} writes; choose a name that is free, or remove the file", name,
+          quote(*target), name);
   });
 }
 
@@ -163,7 +171,7 @@ void add_threads_option(Command command, int& threads) {
 }
 
 void add_html_option(Command command, std::optional<std::string>& path) {
-  command.add_output("--html", path, "Also write an HTML report to FILE");
+  command.add_output("--html", path, "<!doctype html>", "Also write an HTML report to FILE");
 }
 
 void check_spelling(const CLI::App& app, int argc, const char* const* argv) {

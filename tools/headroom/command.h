@@ -39,9 +39,10 @@ class Command {
                           const std::string& help);
   CLI::Option* add_choice(const std::string& name, std::optional<std::string>& target,
                           std::vector<std::string> choices, const std::string& help);
-  // A file to be written; refused at once where it could not be.
+  // A file to be written, which begins with `beginning`; refused at once where it could not be, and where a
+  // file that begins otherwise has the name: that is somebody's data or weights.
   CLI::Option* add_output(const std::string& name, std::optional<std::string>& target,
-                          const std::string& help);
+                          std::string_view beginning, const std::string& help);
 
   // A whole number from `least` to `most`.
   template <std::integral Whole>

@@ -9,7 +9,9 @@
 
 int main(int argc, char** argv) {
   if (!headroom::open_standard_descriptors()) return 1;
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, so that training saves first
+  // A closed pipe and a file past the limit of its size are errors of writing, so that training saves first.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   headroom::OutputBuffer buffer(STDOUT_FILENO);
   std::ostream out(&buffer);
   out.exceptions(std::ios::badbit);

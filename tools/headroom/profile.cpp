@@ -83,7 +83,8 @@ void add_profile(Command app, std::ostream& out) {
   app.add_text("--attention", profile.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_text("--dtype", profile.dtype, "f32 or bf16 (default: f32)");
   app.add_whole("--steps", profile.steps, 1, 1000, "Steps to run, after one that does not count");
-  app.add_output("--trace", profile.trace, "Write the last step as a Chrome trace (JSON) to FILE");
+  app.add_output("--trace", profile.trace, "{\"traceEvents\"",
+                 "Write the last step as a Chrome trace (JSON) to FILE");
   add_threads_option(app, profile.threads);
   add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");

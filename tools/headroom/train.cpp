@@ -65,8 +65,9 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              format_count(table.parameters()), problem.config.layers,
              problem.config.layers == 1 ? "layer" : "layers", name(problem.compute_dtype));
   fmt::print(out, "data    {}\n", plan.data.describe());
-  fmt::print(out, "plan    {} for {} tokens a step: {}\n", format_bytes(plan.fit.needed_bytes),
-             format_count(problem.sizes.batch * problem.sizes.seq), describe(plan.fit.strategy));
+  fmt::print(out, "plan    {} for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
+             format_count(problem.sizes.batch * problem.sizes.seq),
+             problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
   fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
              format_bytes(plan.budget_bytes), format_bytes(plan.process_bytes));
   fmt::print(out, "        with scores and logits held it would take {}\n", format_bytes(plan.naive_bytes));
@@ -217,13 +218,14 @@ void train(const Options& options, std::ostream& out) {
                           .stop = [&] { return stop_asked || narrator.lost_output(); }});
     lost_output = narrator.lost_output();
   }
-  if (options.html) write_html(*options.html, training_page(plan, result));
-  if (lost_output) fail_lost_output(*lost_output, result);
-  if (options.json) {
+  // What happened is said first: the page may turn out not to be writable any more.
+  if (options.json && !lost_output) {
     out << json(plan, result);
-  } else {
+  } else if (!lost_output) {
     print_result(result, plan.data, out);
   }
+  if (options.html) write_html(*options.html, training_page(plan, result));
+  if (lost_output) fail_lost_output(*lost_output, result);
 }
 
 }  // namespace
