@@ -41,8 +41,8 @@ std::string assumed_note(const std::vector<AssumedKernel>& kernels) {
   std::string workspaces;
   for (const AssumedKernel& row : kernels) {
     if (row.workspace_bytes == 0) continue;
-    workspaces += fmt::format("{}{} {}", workspaces.empty() ? "" : ", ", row.kernel,
-                              format_bytes(row.workspace_bytes));
+    workspaces +=
+        fmt::format("{}{} {}", workspaces.empty() ? "" : ", ", row.kernel, format_bytes(row.workspace_bytes));
   }
   return fmt::format("this device has attention and no other kernel yet; workspaces that are assumed: {}",
                      workspaces);

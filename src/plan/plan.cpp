@@ -105,8 +105,7 @@ namespace {
 // Rehearsed, and packed if the blocks alone would fit.
 PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                            std::int64_t most_bytes, Layout* layout) {
-  TrainingRehearsal rehearsal =
-      rehearse(micro_step_of(request, strategy), strategy, request.device);
+  TrainingRehearsal rehearsal = rehearse(micro_step_of(request, strategy), strategy, request.device);
   PlannedStep step{
       .strategy = strategy,
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,

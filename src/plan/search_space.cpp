@@ -136,8 +136,8 @@ std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
   if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
   std::vector<LossChunks> choices;
   for (const std::int64_t share : {8, 32, 256}) {
-    add_new(choices, fit_loss_chunks(loss_problem(request.problem), request.device,
-                                     request.budget_bytes / share));
+    add_new(choices,
+            fit_loss_chunks(loss_problem(request.problem), request.device, request.budget_bytes / share));
   }
   return choices;
 }

@@ -105,8 +105,7 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
 
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, 1);
-  const TrainingRehearsal rehearsal =
-      rehearse(one_layer(micro_step_of(request, cut)), cut, request.device);
+  const TrainingRehearsal rehearsal = rehearse(one_layer(micro_step_of(request, cut)), cut, request.device);
   LossCosts found;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;

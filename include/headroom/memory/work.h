@@ -17,7 +17,7 @@ struct Work {
   WorkKind kind = WorkKind::kernel;
   std::string_view kernel{};  // what it computes; a literal
   std::string_view row{};     // of the kernel's family, which the device's description picked
-  bool assumed = false;     // the row states its bytes and has no kernel yet: it can be rehearsed, not run
+  bool assumed = false;       // the row states its bytes and has no kernel yet: it can be rehearsed, not run
   double flops = 0;
   double bytes = 0;  // that have to move at least: inputs read once, results written once
   std::int64_t workspace_bytes = 0;
