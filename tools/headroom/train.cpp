@@ -268,7 +268,7 @@ void add_train(Command app, std::ostream& out) {
                 "Steps between checkpoints (default: at the end alone)");
   app.add_whole("--keep-last", run.keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", run.resume, "Go on from the last checkpoint in --out, with the same bits");
-  app.add_flag("--overwrite", run.overwrite, "Begin anew: remove the checkpoints and metrics in --out first");
+  app.add_flag("--overwrite", run.overwrite, "Begin anew: replace the checkpoints and metrics in --out");
   app.add_text("--device", run.device, "Where to train: cpu");
   add_threads_option(app, run.threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");

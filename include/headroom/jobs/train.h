@@ -35,7 +35,7 @@ struct TrainingOptions {
   std::int64_t save_every = 0;                  // steps between checkpoints; 0: at the end alone
   std::int64_t keep_last = 2;                   // checkpoints to keep
   bool resume = false;                          // go on from the last checkpoint in `out`
-  bool overwrite = false;                       // remove the checkpoints and metrics in `out` first
+  bool overwrite = false;                       // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
   int threads = 0;  // 0: every core
 };
@@ -100,8 +100,9 @@ struct TrainingObserver {
 // step that was stopped half way is dropped: the checkpoint is that of the last step that was finished, and
 // a run that goes on from it has the bits of one that was never stopped. A loss, a gradient, or a weight to
 // be saved that is not finite is an error that names step and tensor, and leaves the last checkpoint as it
-// is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made. A
-// line that cannot be added to metrics.jsonl ends the run with an error too, after what was trained is saved.
+// is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made.
+// Samples that cannot be read and a line that cannot be added to metrics.jsonl end the run with an error too,
+// after what was trained is saved.
 [[nodiscard]] TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer = {});
 
 // Whether a run in the folder `out` writes, replaces or removes the file: nobody else should.
