@@ -50,11 +50,21 @@ constexpr std::size_t kChainBytes = 4096;
 
 // tables[k][b]: what byte b of a remainder, its k-th, becomes once kChainBytes zeros have followed.
 constexpr std::array<Table, 4> make_shift() {
+  // bits[b]: what bit b of a remainder becomes, after one zero byte and then after twice as many each time.
+  static_assert(std::has_single_bit(kChainBytes));
   std::array<std::uint32_t, 32> bits{};
   for (std::size_t bit = 0; bit < bits.size(); ++bit) {
-    std::uint32_t remainder = std::uint32_t{1} << bit;
-    for (std::size_t i = 0; i < kChainBytes; ++i) remainder = (remainder >> 8) ^ kTables[0][remainder & 0xFF];
-    bits[bit] = remainder;
+    const std::uint32_t remainder = std::uint32_t{1} << bit;
+    bits[bit] = (remainder >> 8) ^ kTables[0][remainder & 0xFF];
+  }
+  for (std::size_t zeros = 1; zeros < kChainBytes; zeros *= 2) {
+    std::array<std::uint32_t, 32> twice{};
+    for (std::size_t bit = 0; bit < bits.size(); ++bit) {
+      for (std::size_t part = 0; part < bits.size(); ++part) {
+        if ((bits[bit] >> part & 1) != 0) twice[bit] ^= bits[part];
+      }
+    }
+    bits = twice;
   }
   std::array<Table, 4> tables{};
   for (std::size_t k = 0; k < tables.size(); ++k) {

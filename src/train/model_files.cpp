@@ -63,13 +63,14 @@ ModelFiles::ModelFiles(const fs::path& model, const fs::path& keep_in)
 }
 
 void ModelFiles::write_to(const fs::path& folder) const {
+  if (!copies_) return;  // the model has none
   for (const Part& part : parts_) {
     const std::span<const std::byte> bytes = copies_->bytes().subspan(part.begin, part.bytes);
     FileWriter file(folder / part.name);
     file.write(bytes);
     file.commit();
   }
-  if (copies_) copies_->release(copies_->bytes());
+  copies_->release(copies_->bytes());
 }
 
 std::string ModelFiles::complete_config(const std::string& config) const {
