@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "headroom/core/bytes.h"
+
 namespace headroom {
 namespace {
 

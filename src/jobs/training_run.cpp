@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -50,10 +51,11 @@ class TrainingRun {
 
   TrainingResult run(const TrainingObserver& observer) {
     start();
-    Metrics metrics(options_.out, state_.step);
+    const bool replaces = options_.overwrite && !plan_.checkpoint;
+    Metrics metrics(options_.out, replaces ? std::numeric_limits<std::int64_t>::max() : state_.step);
     TrainingResult result;
     result.first_step = state_.step + 1;
-    result.checkpoint = latest_checkpoint(options_.out).value_or(fs::path());
+    result.checkpoint = plan_.checkpoint.value_or(fs::path());
     const auto with_metrics = [&](const auto& call) {
       try {
         call();
@@ -78,7 +80,10 @@ class TrainingRun {
         break;
       }
       // Not before the new run has shown that it can read its data and write its own files.
-      if (options_.overwrite && !plan_.checkpoint && state_.step == 1) remove_checkpoints(options_.out);
+      if (replaces && state_.step == 1) {
+        metrics = Metrics(options_.out, 0);
+        remove_checkpoints(options_.out);
+      }
       report->seconds = seconds();
       report->tokens_per_second = static_cast<double>(step_tokens(problem_)) / (report->seconds - began);
       if (!report->loss) ++result.steps_without_labels;

@@ -44,8 +44,9 @@ std::string assumed_note(const std::vector<AssumedKernel>& kernels) {
     workspaces +=
         fmt::format("{}{} {}", workspaces.empty() ? "" : ", ", row.kernel, format_bytes(row.workspace_bytes));
   }
-  return fmt::format("this device has attention and no other kernel yet; workspaces that are assumed: {}",
-                     workspaces);
+  return fmt::format(
+      "of the kernels of a step this device has attention alone so far; these workspaces are assumed: {}",
+      workspaces);
 }
 
 }  // namespace

@@ -243,9 +243,11 @@ void add_train(Command app, std::ostream& out) {
                "A text file, a .bin of tokens, a folder of documents, or recall; see docs/data.md")
       ->required();
   app.add_flag("--bytes", run.bytes,
-               "Take the bytes of --data for tokens 0 to 255: of any file, for a model of any vocabulary");
+               "Take the bytes of --data for tokens 0 to 255: of any file, for a model of 256 words or more");
   app.add_whole("--context", run.context, 1, kMostTokens, "Tokens of a sequence")->required();
-  app.add_whole("--steps", run.optimizer.steps, 1, kMostCounted, "Updates")->required();
+  app.add_whole("--steps", run.optimizer.steps, 1, kMostCounted, "Updates of the whole run")
+      ->default_str("")
+      ->required();
   app.add_text("--out", run.out, "Folder for checkpoints and metrics.jsonl")->required();
   app.add_budget("--budget", run.budget_bytes,
                  "Bytes it may take, such as 512MiB (default: what is free now)");
@@ -253,17 +255,19 @@ void add_train(Command app, std::ostream& out) {
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_text("--dtype", run.dtype, "f32 or bf16 (default: what is fast on the device)");
-  app.add_number("--learning-rate", run.optimizer.learning_rate, {.most = kLargestFloat}, "After warm-up");
+  app.add_number("--learning-rate", run.optimizer.learning_rate, {.most = kLargestFloat},
+                 "Learning rate after the warm-up");
   app.add_whole("--warmup", run.warmup, 0, kMostCounted, "Steps (default: a tenth, at most 100)");
   app.add_number("--final-fraction", run.optimizer.final_fraction, {.most = 1},
-                 "Of the learning rate, at the end of the cosine");
-  app.add_number("--weight-decay", run.optimizer.weight_decay, {.most = kLargestFloat}, "Of matrices");
+                 "Part of the learning rate that is left when the cosine ends");
+  app.add_number("--weight-decay", run.optimizer.weight_decay, {.most = kLargestFloat},
+                 "Weight decay of matrices; norms have none");
   app.add_number("--clip", run.optimizer.max_norm,
                  {.least = 1e-30, .most = kLargestFloat, .or_infinity = true},
                  "Largest norm of the gradients; inf clips nothing");
   app.add_whole("--max-documents", run.max_documents, 1, kMostTokens - 1,
                 "Pieces of documents in a sequence (default: 256)");
-  app.add_seed("--seed", run.seed, "Of weights and data");
+  app.add_seed("--seed", run.seed, "Seed of weights and data");
   app.add_whole("--save-every", run.save_every, 1, kMostCounted,
                 "Steps between checkpoints (default: at the end alone)");
   app.add_whole("--keep-last", run.keep_last, 1, kMostCounted, "Checkpoints to keep");
