@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -13,41 +14,61 @@
 
 namespace headroom {
 
+// Where a chunk stands in the sequence that it is a part of: query q at position query_start + q, key k at
+// key_start + k.
+struct AttentionChunk {
+  std::int64_t query_start = 0;
+  std::int64_t key_start = 0;
+};
+
 struct AttentionProblem {
   std::int64_t batch = 1;
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;  // divides heads_q
-  std::int64_t head_dim = 0;  // a multiple of 8, 8 to 256
-  DType dtype = DType::f32;   // of Q, K, V, O and their gradients
-  float scale = 0;            // 0: 1 / sqrt(head_dim)
-  float softcap = 0;          // scores <- softcap * tanh(scores / softcap); 0: off
-  bool sinks = false;         // one learned logit per query head joins every softmax
+  std::int64_t heads_kv = 1;            // divides heads_q
+  std::int64_t head_dim = 0;            // a multiple of 8, 8 to 256
+  DType dtype = DType::f32;             // of Q, K, V, O and their gradients
+  std::optional<DType> output_dtype{};  // of O and dO: f32, or by default as above
+  float scale = 0;                      // 0: 1 / sqrt(head_dim)
+  float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
+  bool sinks = false;                   // one learned logit per query head joins every softmax
+  bool resume = false;                  // the softmax goes on from the f32 output and the lse that are there
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   Mask mask{};
+  // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and
+  // the last query stands at the last key.
+  std::optional<AttentionChunk> chunk{};
+
+  [[nodiscard]] DType dtype_of_output() const { return output_dtype.value_or(dtype); }
+  // The position of the first query: below 0 where a problem that is no chunk has more queries than keys.
+  [[nodiscard]] std::int64_t query_start() const { return chunk ? chunk->query_start : seq_k - seq_q; }
+  [[nodiscard]] std::int64_t key_start() const { return chunk ? chunk->key_start : 0; }
+  // Whether every query stands at the position of a key and every key at that of a query.
+  [[nodiscard]] bool same_positions() const { return query_start() == key_start() && seq_q == seq_k; }
 };
 
 // Tensors in the problem's dtype with any strides, but unit stride in head_dim; the rest dense. The reference
 // alone, called by itself, also takes f64. Every row has to be finite, also those that no query sees: masked
 // probabilities are zeros, and zero times infinity is not.
 struct AttentionForward {
-  TensorView query;  // [batch, seq_q, heads_q, head_dim]
-  TensorView key;    // [batch, seq_k, heads_kv, head_dim]
-  TensorView value;  // [batch, seq_k, heads_kv, head_dim]
-  TensorView sinks;  // [heads_q] f32, where the problem has sinks
-  TensorView
-      document_starts;  // [batch, max_documents + 1] i32, rising from 0; what follows is one more document
-  TensorView blocks;    // [batch, heads_q, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, then -1
-  TensorView output;    // [batch, seq_q, heads_q, head_dim]
-  TensorView lse;       // [batch, heads_q, seq_q] f32; -inf where a row sees nothing
-  TensorView saved;     // [saved_bytes] u8: what the implementation keeps for its backward
+  TensorView query;            // [batch, seq_q, heads_q, head_dim]
+  TensorView key;              // [batch, seq_k, heads_kv, head_dim]
+  TensorView value;            // [batch, seq_k, heads_kv, head_dim]
+  TensorView sinks;            // [heads_q] f32, where the problem has sinks
+  TensorView document_starts;  // [batch, max_documents + 1] i32: positions, rising from 0; what follows is
+                               // one more document
+  TensorView blocks;  // [batch, heads_kv, ceil(seq_q / block_rows), max_blocks_per_row] i32, rising, then -1:
+                      // tiles of the chunk's keys; any strides, also 0, but unit stride in the last dimension
+  TensorView output;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
+  TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing, and its output is 0
+  TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
 };
 
 struct AttentionBackward {
   AttentionForward forward;    // its inputs and its results
-  TensorView output_gradient;  // [batch, seq_q, heads_q, head_dim]
+  TensorView output_gradient;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse_gradient;     // [batch, heads_q, seq_q] f32, or empty for zero
   TensorView query_gradient;   // as query, key, value, sinks
   TensorView key_gradient;
@@ -63,10 +84,28 @@ using AttentionImplementation = Implementation<AttentionProblem, AttentionForwar
 // Validates, picks the implementation (or takes the pinned one), takes its workspace from the Context and
 // runs it. Where none serves, an error says why each does not. A problem is forward and backward on the same
 // implementation.
+//
+// Attention over a sequence is the sum of attention over chunks of its keys, in any order:
+// - Forward of a chunk gives the output and lse of its keys alone. They are merged with merge_attention, or
+//   the next chunk resumes from them.
+// - Sinks are part of one chunk: `sinks` is set in the problem of that chunk and in no other.
+// - Backward of every chunk is given the output and lse of the whole, in place of its own, and the whole's
+//   output_gradient and lse_gradient. dQ is then the sum over chunks of keys, dK and dV are the sums over
+//   chunks of queries, and the chunk with sinks gives dSink of its queries.
 void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
                        std::string_view pinned = {});
 void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
                         std::string_view pinned = {});
+
+// Attention of the same queries over some of their keys. A row whose lse is -inf has seen nothing, and its
+// output is not read.
+struct AttentionPartial {
+  TensorView output;  // [batch, seq_q, heads_q, head_dim] f32, any strides
+  TensorView lse;     // [batch, heads_q, seq_q] f32, any strides
+};
+
+// into <- attention over the keys of both; they have none in common.
+void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from);
 
 // The mask of one head of one sequence; with mixed dilation, of one of its patterns.
 [[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views,
@@ -80,7 +119,7 @@ void validate(const AttentionProblem& problem);
 [[nodiscard]] std::int64_t visible_pairs(const AttentionProblem& problem);
 
 // Arithmetic of the pass: 4 d per pair forward, 10 d backward, over the pairs that causal, window and
-// dilation leave; dilation counted as if queries and keys were one sequence.
+// dilation leave.
 [[nodiscard]] double flops(const AttentionProblem& problem, Pass pass);
 
 // Bytes that have to move at least: every input read once, every output written once.

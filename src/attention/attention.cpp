@@ -43,6 +43,17 @@ void check_saved(const AttentionProblem& problem, const AttentionForward& views,
         views.saved.elements() * size_bytes(views.saved.dtype()));
 }
 
+// Blocks may be shared between sequences and heads, and lie in a wider tensor; a list is one run of memory.
+void check_blocks(const AttentionProblem& problem, const TensorView& blocks) {
+  const Mask& mask = problem.mask;
+  check_view(
+      blocks,
+      {problem.batch, problem.heads_kv, divide_up(problem.seq_q, mask.block_rows), mask.max_blocks_per_row},
+      DType::i32, "blocks");
+  check(blocks.extent(3) <= 1 || blocks.stride(3) == 1,
+        "blocks have stride {} in the last dimension, which has to be 1", blocks.stride(3));
+}
+
 Shape query_shape(const AttentionProblem& problem) {
   return {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
 }
@@ -57,7 +68,7 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
   check_rows(views.query, query_shape(problem), problem.dtype, "query");
   check_rows(views.key, key_shape(problem), problem.dtype, "key");
   check_rows(views.value, key_shape(problem), problem.dtype, "value");
-  check_result(views.output, query_shape(problem), problem.dtype, "output");
+  check_result(views.output, query_shape(problem), problem.dtype_of_output(), "output");
   check_dense(views.lse, statistics_shape(problem), DType::f32, "lse");
   const Mask& mask = problem.mask;
   if (problem.sinks) check_dense(views.sinks, {problem.heads_q}, DType::f32, "sinks");
@@ -65,12 +76,7 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
     check_dense(views.document_starts, {problem.batch, mask.max_documents + 1}, DType::i32,
                 "document_starts");
   }
-  if (mask.block_rows > 0) {
-    check_dense(
-        views.blocks,
-        {problem.batch, problem.heads_q, divide_up(problem.seq_q, mask.block_rows), mask.max_blocks_per_row},
-        DType::i32, "blocks");
-  }
+  if (mask.block_rows > 0) check_blocks(problem, views.blocks);
 }
 
 // What the lists of a batch hold, before kernels follow them. On a GPU they are in its memory: whoever makes
@@ -86,18 +92,23 @@ void check_lists(const AttentionProblem& problem, const AttentionForward& views,
       check(starts[i] <= starts[i + 1], "document {} of sequence {} starts at {} and ends before, at {}", i,
             b, starts[i], starts[i + 1]);
     }
-    check(starts[mask.max_documents] <= problem.seq_k,
+    check(problem.chunk || starts[mask.max_documents] <= problem.seq_k,
           "the last document of sequence {} ends at {}, the sequence at {}", b, starts[mask.max_documents],
           problem.seq_k);
   }
-  const std::int64_t tiles = mask.block_rows == 0 ? 0 : divide_up(problem.seq_k, mask.block_columns);
-  const std::int64_t rows = mask.block_rows == 0 ? 0 : views.blocks.elements() / mask.max_blocks_per_row;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int32_t* list = views.blocks.data<std::int32_t>() + row * mask.max_blocks_per_row;
-    std::int32_t before = -1;
-    for (std::int64_t i = 0; i < mask.max_blocks_per_row && list[i] >= 0; before = list[i++]) {
-      check(list[i] > before && list[i] < tiles,
-            "key tile {} follows {} in a list of blocks; they rise to {}", list[i], before, tiles - 1);
+  if (mask.block_rows == 0) return;
+  const std::int64_t tiles = divide_up(problem.seq_k, mask.block_columns);
+  const TensorView& blocks = views.blocks;
+  for (std::int64_t b = 0; b < blocks.extent(0); ++b) {
+    for (std::int64_t kv = 0; kv < blocks.extent(1); ++kv) {
+      for (std::int64_t row = 0; row < blocks.extent(2); ++row) {
+        const std::int32_t* list = blocks.data<std::int32_t>() + blocks.offset(b, kv, row);
+        std::int32_t before = -1;
+        for (std::int64_t i = 0; i < mask.max_blocks_per_row && list[i] >= 0; before = list[i++]) {
+          check(list[i] > before && list[i] < tiles,
+                "key tile {} follows {} in a list of blocks; they rise to {}", list[i], before, tiles - 1);
+        }
+      }
     }
   }
 }
@@ -146,7 +157,7 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
                         std::string_view pinned) {
   validate(problem);
   check_views(problem, views.forward);
-  check_rows(views.output_gradient, query_shape(problem), problem.dtype, "output_gradient");
+  check_rows(views.output_gradient, query_shape(problem), problem.dtype_of_output(), "output_gradient");
   check_result(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
   check_result(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");
   check_result(views.value_gradient, key_shape(problem), problem.dtype, "value_gradient");
@@ -170,6 +181,8 @@ MaskView mask_view(const AttentionProblem& problem, const AttentionForward& view
   const Mask& mask = problem.mask;
   MaskView view{.seq_q = problem.seq_q,
                 .seq_k = problem.seq_k,
+                .query_start = problem.query_start(),
+                .key_start = problem.key_start(),
                 .causal = mask.causal,
                 .window_left = mask.window_left,
                 .window_right = mask.window_right,
@@ -184,7 +197,9 @@ MaskView mask_view(const AttentionProblem& problem, const AttentionForward& view
     view.dilation_offset = head % view.dilation.rate;
   }
   if (mask.block_rows > 0) {
-    view.blocks = views.blocks.data<std::int32_t>() + views.blocks.offset(batch, head);
+    const std::int64_t group = problem.heads_q / problem.heads_kv;
+    view.blocks = views.blocks.data<std::int32_t>() + views.blocks.offset(batch, head / group);
+    view.block_stride = views.blocks.stride(2);
     view.block_rows = mask.block_rows;
     view.block_columns = mask.block_columns;
     view.max_blocks_per_row = mask.max_blocks_per_row;

@@ -55,36 +55,18 @@ Mask parse_mask(std::string_view text) {
   return mask;
 }
 
-TileKind MaskView::tile(std::int64_t q_begin, std::int64_t q_end, KeyRange keys) const {
-  bool some = false;
-  bool all = true;
-  for (std::int64_t q = q_begin; q < q_end; ++q) {
-    const KeyRange range = interval(q);
-    const bool sees = !intersect(range, keys).empty() && (dilation.segment == 0 || takes_part(position(q)));
-    some |= sees;
-    all &= sees && range.begin <= keys.begin && keys.end <= range.end;
-  }
-  if (!some) return TileKind::skip;
-  if (blocks != nullptr || dilation.segment != 0) {
-    const std::int64_t count = pairs(q_begin, q_end, keys);
-    all = count == (q_end - q_begin) * keys.size();
-    if (count == 0) return TileKind::skip;
-  }
-  return all ? TileKind::full : TileKind::partial;
-}
-
 std::int64_t MaskView::pairs(std::int64_t q_begin, std::int64_t q_end, KeyRange keys) const {
   std::int64_t count = 0;
   for (std::int64_t q = q_begin; q < q_end; ++q) {
     const KeyRange seen = intersect(interval(q), keys);
     if (seen.empty() || !takes_part(position(q))) continue;
-    const std::int64_t first = segment(position(q)).begin + dilation_offset;
+    const std::int64_t first = segment(position(q)).begin + dilation_offset - key_start;
     const std::int64_t rate = dilation.segment == 0 ? 1 : dilation.rate;
     if (blocks == nullptr) {
       count += rate == 1 ? seen.size() : dilated_count(seen, first, rate);
       continue;
     }
-    const std::int32_t* row = blocks + q / block_rows * max_blocks_per_row;
+    const std::int32_t* row = blocks + q / block_rows * block_stride;
     for (std::int64_t i = 0; i < max_blocks_per_row && row[i] >= 0; ++i) {
       const KeyRange block =
           intersect(seen, {row[i] * block_columns, (row[i] + std::int64_t{1}) * block_columns});

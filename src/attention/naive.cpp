@@ -1,7 +1,7 @@
 // Attention as it is written first: scores and probabilities materialised as [batch, heads_q, seq_q, seq_k]
 // in the problem's dtype. It is the baseline that shows what that costs. The keeping form holds both matrices
 // for backward, as eager autograd does; the recomputing form makes them again there: fewer bytes saved, the
-// same peak in backward.
+// same peak in backward. A chunk's probabilities are made again from its scores and the lse of the whole.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -89,8 +89,8 @@ class RowMask {
   std::array<KeyRange, Mask::kMaxDilations> intervals_;
 };
 
-// The whole computation in one dtype.
-template <class T>
+// The whole computation: matrices, Q, K, V and their gradients in T, O and dO in Output.
+template <class T, class Output>
 class Naive {
  public:
   Naive(const AttentionProblem& problem, const AttentionForward& views, const Stream& stream)
@@ -100,8 +100,8 @@ class Naive {
         scale_(score_scale(problem)),
         d_(problem.head_dim) {}
 
-  // S <- cap(scale * Q K^T) + ln(multiplicity); P <- softmax(S)
-  void scores_and_probabilities(T* scores, T* probabilities) const {
+  // S <- cap(scale * Q K^T) + ln(multiplicity); P <- softmax(S); lse, unless it is null
+  void scores_and_probabilities(T* scores, T* probabilities, float* lse) const {
     for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
       const RowMask mask(problem_, views_, b, h, q);
       const Row query = load(row(views_.query, b, q, h), d_);
@@ -126,8 +126,20 @@ class Naive {
       for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
         p[k] = static_cast<T>(row_sum == 0 ? 0.0F : std::exp(static_cast<float>(s[k]) - shift) / row_sum);
       }
-      views_.lse.template data<float>()[statistics_row(problem_, b, h, q)] =
-          row_sum == 0 ? -kInfinity : shift + std::log(row_sum);
+      if (lse == nullptr) return;
+      lse[statistics_row(problem_, b, h, q)] = row_sum == 0 ? -kInfinity : shift + std::log(row_sum);
+    });
+  }
+
+  // P <- exp(S - lse), with the lse of the whole that a chunk is a part of
+  void probabilities_of_chunk(const T* scores, T* probabilities) const {
+    for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      const std::int64_t at = matrix_row(b, h, q);
+      const float lse = views_.lse.template data<float>()[statistics_row(problem_, b, h, q)];
+      for (std::int64_t k = at; k < at + problem_.seq_k; ++k) {
+        probabilities[k] =
+            static_cast<T>(lse == -kInfinity ? 0.0F : std::exp(static_cast<float>(scores[k]) - lse));
+      }
     });
   }
 
@@ -139,25 +151,34 @@ class Naive {
       for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
         add_scaled(sum, static_cast<float>(p[k]), row(views_.value, b, k, kv_head(problem_, h)), d_);
       }
-      store(sum, 1, row(views_.output, b, q, h), d_);
+      store(sum, 1, output_row(views_.output, b, q, h), d_);
     });
   }
 
   void backward(const AttentionBackward& views, const T* scores, const T* probabilities, T* dp, T* ds) const {
-    const auto through_lse = [&](std::int64_t b, std::int64_t h, std::int64_t q) {
-      return views.lse_gradient.elements() == 0
-                 ? 0.0F
-                 : views.lse_gradient.template data<float>()[statistics_row(problem_, b, h, q)];
+    // dO . O - dLSE: over a whole sequence dO . O is the sum of P dP
+    const auto row_dot_of = [&](std::int64_t b, std::int64_t h, std::int64_t q) {
+      float sum = views.lse_gradient.elements() == 0
+                      ? 0.0F
+                      : -views.lse_gradient.template data<float>()[statistics_row(problem_, b, h, q)];
+      if (problem_.chunk) {
+        return sum + dot(load(output_row(views.output_gradient, b, q, h), d_),
+                         output_row(views_.output, b, q, h), d_);
+      }
+      const std::int64_t at = matrix_row(b, h, q);
+      for (std::int64_t k = at; k < at + problem_.seq_k; ++k) {
+        sum += static_cast<float>(probabilities[k]) * static_cast<float>(dp[k]);
+      }
+      return sum;
     };
     for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t q) {
-      // dP <- dO V^T; dS <- P (dP - sum(P dP) + dLSE), times the slope of the cap; dQ <- scale * dS K
+      // dP <- dO V^T; dS <- P (dP - dO . O + dLSE), times the slope of the cap; dQ <- scale * dS K
       const std::int64_t at = matrix_row(b, h, q);
-      const Row gradient = load(row(views.output_gradient, b, q, h), d_);
-      float row_dot = -through_lse(b, h, q);
+      const Row gradient = load(output_row(views.output_gradient, b, q, h), d_);
       for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
         dp[at + k] = static_cast<T>(dot(gradient, row(views_.value, b, k, kv_head(problem_, h)), d_));
-        row_dot += static_cast<float>(probabilities[at + k]) * static_cast<float>(dp[at + k]);
       }
+      const float row_dot = row_dot_of(b, h, q);
       Row sum{};
       for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
         const auto p = static_cast<float>(probabilities[at + k]);
@@ -183,8 +204,8 @@ class Naive {
         for (std::int64_t q = 0; q < problem_.seq_q; ++q) {
           const std::int64_t at = matrix_row(b, h, q) + k;
           add_scaled(key_sum, static_cast<float>(ds[at]), row(views_.query, b, q, h), d_);
-          add_scaled(value_sum, static_cast<float>(probabilities[at]), row(views.output_gradient, b, q, h),
-                     d_);
+          add_scaled(value_sum, static_cast<float>(probabilities[at]),
+                     output_row(views.output_gradient, b, q, h), d_);
         }
       }
       store(key_sum, scale_, row(views.key_gradient, b, k, kv), d_);
@@ -197,14 +218,8 @@ class Naive {
       float sum = 0;
       for (std::int64_t b = 0; b < problem_.batch; ++b) {
         for (std::int64_t q = 0; q < problem_.seq_q; ++q) {
-          const std::int64_t at = matrix_row(b, h, q);
-          if (views_.lse.template data<float>()[statistics_row(problem_, b, h, q)] == -kInfinity) continue;
-          float row_dot = -through_lse(b, h, q);
-          for (std::int64_t k = 0; k < problem_.seq_k; ++k) {
-            row_dot += static_cast<float>(probabilities[at + k]) * static_cast<float>(dp[at + k]);
-          }
-          sum -=
-              std::exp(sink - views_.lse.template data<float>()[statistics_row(problem_, b, h, q)]) * row_dot;
+          const float lse = views_.lse.template data<float>()[statistics_row(problem_, b, h, q)];
+          if (lse != -kInfinity) sum -= std::exp(sink - lse) * row_dot_of(b, h, q);
         }
       }
       views.sinks_gradient.template data<float>()[h] = sum;
@@ -214,6 +229,9 @@ class Naive {
  private:
   static T* row(const TensorView& view, std::int64_t b, std::int64_t r, std::int64_t h) {
     return view.data<T>() + view.offset(b, r, h);
+  }
+  static Output* output_row(const TensorView& view, std::int64_t b, std::int64_t r, std::int64_t h) {
+    return view.data<Output>() + view.offset(b, r, h);
   }
   [[nodiscard]] std::int64_t matrix_row(std::int64_t b, std::int64_t h, std::int64_t q) const {
     return statistics_row(problem_, b, h, q) * problem_.seq_k;
@@ -233,20 +251,25 @@ class Naive {
   std::int64_t d_;
 };
 
-// body.operator()<T>() for the problem's element type.
+// body.operator()<T, Output>() for the problem's element types.
 template <class Body>
-void with_type(DType dtype, const Body& body) {
-  if (dtype == DType::f32) return body.template operator()<float>();
-  if (dtype == DType::bf16) return body.template operator()<BFloat16>();
-  body.template operator()<Float16>();
+void with_types(const AttentionProblem& problem, const Body& body) {
+  const bool wide = problem.dtype_of_output() == DType::f32;
+  const auto with = [&]<class T>() {
+    wide ? body.template operator()<T, float>() : body.template operator()<T, T>();
+  };
+  if (problem.dtype == DType::f32) return with.template operator()<float>();
+  if (problem.dtype == DType::bf16) return with.template operator()<BFloat16>();
+  with.template operator()<Float16>();
 }
 
 void forward_into(const AttentionProblem& problem, const AttentionForward& views, TensorView memory,
                   const Stream& stream) {
-  with_type(problem.dtype, [&]<class T>() {
-    const Naive<T> naive(problem, views, stream);
+  with_types(problem, [&]<class T, class Output>() {
+    const Naive<T, Output> naive(problem, views, stream);
     T* probabilities = matrix(problem, memory, 1).data<T>();
-    naive.scores_and_probabilities(matrix(problem, memory, 0).data<T>(), probabilities);
+    naive.scores_and_probabilities(matrix(problem, memory, 0).data<T>(), probabilities,
+                                   views.lse.data<float>());
     naive.output(probabilities);
   });
 }
@@ -254,10 +277,13 @@ void forward_into(const AttentionProblem& problem, const AttentionForward& views
 // `kept` holds S and P, `memory` takes dP and dS.
 void backward_from(const AttentionProblem& problem, const AttentionBackward& views, const TensorView& kept,
                    const TensorView& memory, const Stream& stream) {
-  with_type(problem.dtype, [&]<class T>() {
-    Naive<T>(problem, views.forward, stream)
-        .backward(views, matrix(problem, kept, 0).data<T>(), matrix(problem, kept, 1).data<T>(),
-                  matrix(problem, memory, 0).data<T>(), matrix(problem, memory, 1).data<T>());
+  with_types(problem, [&]<class T, class Output>() {
+    const Naive<T, Output> naive(problem, views.forward, stream);
+    const T* scores = matrix(problem, kept, 0).data<T>();
+    T* probabilities = matrix(problem, kept, 1).data<T>();
+    if (problem.chunk) naive.probabilities_of_chunk(scores, probabilities);
+    naive.backward(views, scores, probabilities, matrix(problem, memory, 0).data<T>(),
+                   matrix(problem, memory, 1).data<T>());
   });
 }
 
@@ -274,9 +300,10 @@ void backward_keeping(const AttentionProblem& problem, const AttentionBackward& 
 void backward_recomputing(const AttentionProblem& problem, const AttentionBackward& views,
                           TensorView workspace, const Stream& stream) {
   const TensorView kept = workspace.slice(0, 0, 2 * matrix_bytes(problem));
-  with_type(problem.dtype, [&]<class T>() {
-    Naive<T>(problem, views.forward, stream)
-        .scores_and_probabilities(matrix(problem, kept, 0).data<T>(), matrix(problem, kept, 1).data<T>());
+  with_types(problem, [&]<class T, class Output>() {
+    Naive<T, Output>(problem, views.forward, stream)
+        .scores_and_probabilities(matrix(problem, kept, 0).data<T>(), matrix(problem, kept, 1).data<T>(),
+                                  nullptr);
   });
   backward_from(problem, views, kept,
                 workspace.slice(0, 2 * matrix_bytes(problem), 2 * matrix_bytes(problem)), stream);
@@ -289,6 +316,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
     if (__builtin_mul_overflow(bytes, extent, &bytes))
       return Support::no("its scores have more bytes than 64 bits count");
   }
+  if (problem.resume) return Support::no("does not resume from an earlier result");
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
   if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
     return Support::no("does not cap mixed patterns");

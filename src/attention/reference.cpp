@@ -63,14 +63,19 @@ class Head {
     return problem_.softcap * t;
   }
 
-  // Largest score and lse over one pattern's keys, or over all of them with the sink.
-  [[nodiscard]] double lse(std::int64_t q, int first_pattern, int last_pattern, bool with_sink) const {
-    const double sink = with_sink && problem_.sinks ? views_.sinks.data<float>()[head_] : -kInfinity;
-    double row_max = sink;
+  // The lse before a row's first key: nothing, the sink, or that of the result it resumes from.
+  [[nodiscard]] double start(std::int64_t q) const {
+    if (problem_.resume) return read_element(views_.lse, views_.lse.offset(batch_, head_, q));
+    return problem_.sinks ? views_.sinks.data<float>()[head_] : -kInfinity;
+  }
+
+  // lse over the given patterns' keys and what came before them.
+  [[nodiscard]] double lse(std::int64_t q, int first_pattern, int last_pattern, double before) const {
+    double row_max = before;
     visit(q, first_pattern, last_pattern,
           [&](std::int64_t k, int) { row_max = std::max(row_max, score(q, k)); });
     if (row_max == -kInfinity) return -kInfinity;
-    double row_sum = sink == -kInfinity ? 0 : std::exp(sink - row_max);
+    double row_sum = before == -kInfinity ? 0 : std::exp(before - row_max);
     visit(q, first_pattern, last_pattern,
           [&](std::int64_t k, int) { row_sum += std::exp(score(q, k) - row_max); });
     return row_max + std::log(row_sum);
@@ -121,11 +126,15 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, Ten
   for_each_row(stream, problem.batch, problem.heads_q, problem.seq_q,
                [&](std::int64_t b, std::int64_t h, std::int64_t q) {
                  const Head head(problem, views, b, h);
-                 const double lse = head.lse(q, 0, head.patterns(), true);
-                 const Row output = head.output(q, 0, head.patterns(), lse);
+                 const double before = head.start(q);
+                 const double lse = head.lse(q, 0, head.patterns(), before);
+                 Row output = head.output(q, 0, head.patterns(), lse);
+                 const bool resumes = problem.resume && before != -kInfinity;
                  for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-                   write_element(views.output, views.output.offset(b, q, h, c),
-                                 output[static_cast<std::size_t>(c)]);
+                   double& sum = output[static_cast<std::size_t>(c)];
+                   const std::int64_t at = views.output.offset(b, q, h, c);
+                   if (resumes) sum += std::exp(before - lse) * read_element(views.output, at);
+                   write_element(views.output, at, sum);
                  }
                  write_element(views.lse, views.lse.offset(b, h, q), lse);
                });
@@ -135,7 +144,7 @@ RowStatistics row_statistics(const AttentionProblem& problem, const AttentionBac
                              std::int64_t h, std::int64_t q) {
   const Head head(problem, views.forward, b, h);
   RowStatistics row;
-  row.lse = head.lse(q, 0, head.patterns(), true);
+  row.lse = read_element(views.forward.lse, views.forward.lse.offset(b, h, q));
   if (row.lse == -kInfinity) return row;
   const double through_lse = views.lse_gradient.elements() == 0
                                  ? 0
@@ -148,11 +157,17 @@ RowStatistics row_statistics(const AttentionProblem& problem, const AttentionBac
     }
     return sum - through_lse;
   };
-  const double whole = dot_with(head.output(q, 0, head.patterns(), row.lse));
+  Row output{};
+  for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+    output[static_cast<std::size_t>(c)] =
+        read_element(views.forward.output, views.forward.output.offset(b, q, h, c));
+  }
+  const double whole = dot_with(output);
   for (int p = 0; p < head.patterns(); ++p) {
     // With the mixing weights taken for constants a pattern's softmax is its own, and so is its output.
     row.dot[static_cast<std::size_t>(p)] =
-        problem.mask.detach_mixing ? dot_with(head.output(q, p, p + 1, head.lse(q, p, p + 1, false))) : whole;
+        problem.mask.detach_mixing ? dot_with(head.output(q, p, p + 1, head.lse(q, p, p + 1, -kInfinity)))
+                                   : whole;
   }
   return row;
 }

@@ -20,7 +20,8 @@ struct IntervalMemory {
     first = pieces.take<std::int32_t>(problem.batch * problem.seq_q);
     last = pieces.take<std::int32_t>(problem.batch * problem.seq_q);
     if (problem.mask.block_rows > 0) {
-      const std::int64_t lists = problem.batch * problem.heads_q * divide_up(problem.seq_q, sizes.block_rows);
+      const std::int64_t lists =
+          problem.batch * problem.heads_kv * divide_up(problem.seq_q, sizes.block_rows);
       spans = pieces.take<cpu::KeySpan>(checked_multiply(lists, problem.mask.max_blocks_per_row));
       span_starts = pieces.take<std::int64_t>(lists + 1);
     }
@@ -41,23 +42,31 @@ struct IntervalMemory {
 void write_spans(const AttentionProblem& problem, const AttentionForward& views,
                  const IntervalMemory& memory) {
   const Mask& mask = problem.mask;
-  const std::int64_t lists = views.blocks.elements() / mask.max_blocks_per_row;
+  const TensorView& blocks = views.blocks;
+  std::int64_t index = 0;
   std::int64_t count = 0;
-  for (std::int64_t i = 0; i < lists; ++i) {
-    memory.span_starts[i] = count;
-    const std::int32_t* list = views.blocks.data<std::int32_t>() + i * mask.max_blocks_per_row;
+  const auto write_list = [&](const std::int32_t* list) {
+    memory.span_starts[index] = count;
     for (std::int64_t n = 0; n < mask.max_blocks_per_row && list[n] >= 0; ++n) {
       const auto begin = static_cast<std::int32_t>(std::min(list[n] * mask.block_columns, problem.seq_k));
       const auto end = static_cast<std::int32_t>(std::min(begin + mask.block_columns, problem.seq_k));
-      const bool joins = count > memory.span_starts[i] && memory.spans[count - 1].end == begin;
+      const bool joins = count > memory.span_starts[index] && memory.spans[count - 1].end == begin;
       if (joins) {
         memory.spans[count - 1].end = end;
       } else {
         memory.spans[count++] = {begin, end};
       }
     }
+    ++index;
+  };
+  for (std::int64_t b = 0; b < blocks.extent(0); ++b) {
+    for (std::int64_t kv = 0; kv < blocks.extent(1); ++kv) {
+      for (std::int64_t row = 0; row < blocks.extent(2); ++row) {
+        write_list(blocks.data<std::int32_t>() + blocks.offset(b, kv, row));
+      }
+    }
   }
-  memory.span_starts[lists] = count;
+  memory.span_starts[index] = count;
 }
 
 cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const AttentionForward& views,
@@ -70,8 +79,8 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
     const std::int64_t begin = item % chunks * kChunk;
     for (std::int64_t q = begin; q < std::min(begin + kChunk, problem.seq_q); ++q) {
       const KeyRange range = mask.interval(q);
-      memory.first[b * problem.seq_q + q] = static_cast<std::int32_t>(std::max<std::int64_t>(range.begin, 0));
-      memory.last[b * problem.seq_q + q] = static_cast<std::int32_t>(std::max<std::int64_t>(range.end, 0));
+      memory.first[b * problem.seq_q + q] = static_cast<std::int32_t>(range.begin);
+      memory.last[b * problem.seq_q + q] = static_cast<std::int32_t>(range.end);
     }
   });
   if (problem.mask.block_rows > 0) write_spans(problem, views, memory);
@@ -88,6 +97,7 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
           .value = heads_view(views.value),
           .output = heads_view(views.output),
           .sinks = problem.sinks ? views.sinks.data<float>() : nullptr,
+          .resume = problem.resume,
           .lse = statistics_view(views.lse)};
 }
 
@@ -150,7 +160,8 @@ cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem, const DeviceDe
           .heads_kv = problem.heads_kv,
           .head_dim = static_cast<int>(problem.head_dim),
           .dtype = problem.dtype,
-          .output_dtype = problem.dtype,
+          .output_dtype = problem.dtype_of_output(),
+          .output_gradient_dtype = problem.dtype_of_output(),
           .query_gradient_dtype = problem.dtype,
           .key_gradient_dtype = problem.dtype,
           .threads = device.cores};

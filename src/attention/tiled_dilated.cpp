@@ -1,13 +1,14 @@
-// Dilated attention: the rows of a head that take part, segment after segment, are a sequence of their own in
-// which every row sees one interval. So a list of rows per head turns a pattern into a call of the interval
-// kernels. Heads of a K/V group differ in their offset, and mixed patterns in their rows: those are calls one
-// after the other, in which the softmax goes on from what is there and gradients are added, in a fixed order.
-// Patterns mixed by their log-sum-exp are one softmax over all their keys.
+// Dilated attention: the queries and keys of a head that take part, segment after segment, are sequences of
+// their own in which every query sees one interval. So lists of rows per head turn a pattern into a call of
+// the interval kernels. Heads of a K/V group differ in their offset, and mixed patterns in their rows: those
+// are calls one after the other, in which the softmax goes on from what is there and gradients are added, in
+// a fixed order. Patterns mixed by their log-sum-exp are one softmax over all their keys.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "attention/dilated_rows.h"
 #include "attention/tiled.h"
 #include "core/pieces.h"
 #include "headroom/core/elements.h"
@@ -22,22 +23,12 @@ std::int64_t group_size(const AttentionProblem& problem) {
   return problem.heads_q / problem.heads_kv;
 }
 
-// The most rows of a head that can take part: of each segment a rate-th, rounded up; a document may end one.
-std::int64_t most_rows(const AttentionProblem& problem) {
-  std::int64_t most = 0;
-  for (int i = 0; i < problem.mask.dilation_count; ++i) {
-    const Dilation& dilation = problem.mask.dilations[static_cast<std::size_t>(i)];
-    const std::int64_t segments = problem.seq_q / dilation.segment + problem.mask.max_documents + 1;
-    most = std::max(most, problem.seq_q / dilation.rate + segments);
-  }
-  return std::min(most, problem.seq_q);
-}
-
 struct DilatedMemory {
   DilatedMemory(const AttentionProblem& problem, const DeviceDescription& device, Pass pass, std::byte* base)
       : sizes(kernel_sizes(problem, device)) {
     sizes.heads_q = problem.heads_kv;
-    sizes.seq_q = sizes.seq_k = most_rows(problem);
+    sizes.seq_q = most_dilated_rows(problem, problem.seq_q, problem.query_start());
+    sizes.seq_k = most_dilated_rows(problem, problem.seq_k, problem.key_start());
     const bool mixes = problem.mask.patterns_per_head() > 1;
     sizes.add_query_gradient = mixes;
     sizes.add_key_gradients = mixes || group_size(problem) > 1;
@@ -50,8 +41,12 @@ struct DilatedMemory {
     first = pieces.take<std::int32_t>(heads * sizes.seq_q);
     last = pieces.take<std::int32_t>(heads * sizes.seq_q);
     counts = pieces.take<std::int32_t>(heads);
+    key_rows = problem.same_positions() ? rows : pieces.take<std::int32_t>(heads * sizes.seq_k);
+    key_counts = problem.same_positions() ? counts : pieces.take<std::int32_t>(heads);
     std::int64_t kernel = kernel_bytes(sizes, device, pass);
-    if (pass == Pass::forward && mixes && wide) output = pieces.take<float>(q_elements);
+    if (pass == Pass::forward && mixes && problem.dtype_of_output() != DType::f32) {
+      output = pieces.take<float>(q_elements);
+    }
     if (pass == Pass::backward && wide && sizes.add_query_gradient) {
       query_gradient = pieces.take<float>(q_elements);
     }
@@ -69,9 +64,11 @@ struct DilatedMemory {
   }
 
   cpu::AttentionSizes sizes;  // of a call
-  std::int32_t* rows;         // [batch, heads_kv, most rows]
+  std::int32_t* rows;         // [batch, heads_kv, most rows]: queries
   std::int32_t *first, *last;
-  std::int32_t* counts;     // [batch, heads_kv]
+  std::int32_t* counts;    // [batch, heads_kv]
+  std::int32_t* key_rows;  // [batch, heads_kv, most rows]; those of the queries where they are the same
+  std::int32_t* key_counts;
   float* output = nullptr;  // [batch, seq, heads_q, head_dim]
   float* query_gradient = nullptr;
   float *key_gradient = nullptr, *value_gradient = nullptr;
@@ -94,33 +91,36 @@ void for_each_part(const AttentionProblem& problem, const Body& body) {
   }
 }
 
-// The rows that take part, and what each sees of them.
+// The queries and keys that take part, and what each query sees.
 void write_rows(const AttentionProblem& problem, const AttentionForward& views, const DilatedMemory& memory,
                 const Part& part, const Stream& stream) {
   parallel_for(stream, problem.batch * problem.heads_kv, [&](std::int64_t item) {
     const std::int64_t head = item % problem.heads_kv * group_size(problem) + part.member;
     const MaskView mask = mask_view(problem, views, item / problem.heads_kv, head, part.pattern);
-    const std::int64_t rate = mask.dilation.rate;
     const std::int64_t base = item * memory.sizes.seq_q;
+    const std::int64_t key_base = item * memory.sizes.seq_k;
     std::int64_t count = 0;
-    for (std::int64_t row = 0; row < problem.seq_q;) {
-      const KeyRange segment = mask.segment(row);
-      const std::int64_t begin = segment.begin + mask.dilation_offset;
-      const std::int64_t members = begin < segment.end ? divide_up(segment.end - begin, rate) : 0;
-      const std::int64_t before = count;
-      const auto index = [&](std::int64_t key) {
-        return static_cast<std::int32_t>(
-            before + (key <= begin ? 0 : std::min(divide_up(key - begin, rate), members)));
+    std::int64_t key_count = 0;
+    for (std::int64_t n = 0; n < DilatedDocument::count(mask); ++n) {
+      const DilatedDocument document = DilatedDocument::of(mask, n);
+      const KeyRange queries = document.members(mask.query_start, mask.seq_q);
+      const KeyRange keys = document.members(mask.key_start, mask.seq_k);
+      const auto index = [&](std::int64_t member) {
+        return static_cast<std::int32_t>(key_count + std::clamp(member, keys.begin, keys.end) - keys.begin);
       };
-      for (std::int64_t i = 0; i < members; ++i, ++count) {
-        const KeyRange seen = mask.interval(begin + i * rate);
-        memory.rows[base + count] = static_cast<std::int32_t>(begin + i * rate);
+      for (std::int64_t member = queries.begin; member < queries.end; ++member, ++count) {
+        const KeyRange seen = document.seen(mask, member);
+        memory.rows[base + count] = static_cast<std::int32_t>(document.position(member) - mask.query_start);
         memory.first[base + count] = index(seen.begin);
         memory.last[base + count] = index(seen.end);
       }
-      row = segment.end;
+      for (std::int64_t member = keys.begin; member < keys.end; ++member, ++key_count) {
+        memory.key_rows[key_base + key_count] =
+            static_cast<std::int32_t>(document.position(member) - mask.key_start);
+      }
     }
     memory.counts[item] = static_cast<std::int32_t>(count);
+    memory.key_counts[item] = static_cast<std::int32_t>(key_count);
   });
 }
 
@@ -152,8 +152,14 @@ cpu::AttentionForwardCall part_call(const AttentionProblem& problem, const Atten
                                           .last = memory.last,
                                           .batch_stride = problem.heads_kv * memory.sizes.seq_q,
                                           .head_stride = memory.sizes.seq_q,
-                                          .rows = memory.rows,
-                                          .counts = memory.counts},
+                                          .queries = {.rows = memory.rows,
+                                                      .counts = memory.counts,
+                                                      .batch_stride = problem.heads_kv * memory.sizes.seq_q,
+                                                      .head_stride = memory.sizes.seq_q},
+                                          .keys = {.rows = memory.key_rows,
+                                                   .counts = memory.key_counts,
+                                                   .batch_stride = problem.heads_kv * memory.sizes.seq_k,
+                                                   .head_stride = memory.sizes.seq_k}},
                                  .query = part_heads(problem, views.query, part),
                                  .key = heads_view(views.key),
                                  .value = heads_view(views.value),
@@ -169,7 +175,7 @@ TensorView sums_of(float* sums, const TensorView& tensor) {
   return sums == nullptr ? tensor : TensorView(sums, DType::f32, tensor.shape());
 }
 
-// dst <- src, in the problem's dtype
+// dst <- src, in dst's dtype
 void narrow(const TensorView& src, const TensorView& dst, const Stream& stream) {
   parallel_for(stream, src.extent(0) * src.extent(1), [&](std::int64_t item) {
     const std::int64_t b = item / src.extent(1);
@@ -236,14 +242,17 @@ std::int64_t dilated_workspace_bytes(const AttentionProblem& problem, const Devi
 void dilated_forward(const AttentionProblem& problem, const AttentionForward& views, std::byte* workspace,
                      const Stream& stream) {
   const DilatedMemory memory(problem, *stream.device, Pass::forward, workspace);
-  // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
+  // Before its first pattern a row has seen nothing, its sink, or what it resumes from; rows that take no
+  // part stay so.
   const TensorView output = sums_of(memory.output, views.output);
-  zero(output, stream);
-  parallel_for(stream, problem.batch * problem.heads_q, [&](std::int64_t item) {
-    const std::int64_t head = item % problem.heads_q;
-    std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
-                problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
-  });
+  if (!problem.resume) {
+    zero(output, stream);
+    parallel_for(stream, problem.batch * problem.heads_q, [&](std::int64_t item) {
+      const std::int64_t head = item % problem.heads_q;
+      std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
+                  problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
+    });
+  }
   for_each_part(problem, [&](const Part& part) {
     cpu::attention_forward(part_call(problem, views, output, memory, part, stream),
                            cpu::attention_kernels(stream.device->simd), memory.kernels, stream);

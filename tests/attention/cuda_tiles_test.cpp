@@ -13,6 +13,8 @@
 #include "attention/cuda/portable.h"
 #include "attention/cuda/sm90.h"
 #include "attention/cuda/steps.h"
+#include "attention/dilated_rows.h"
+#include "attention/implementations.h"
 #include "attention_cases.h"
 #include "headroom/cpu.h"
 
@@ -20,7 +22,7 @@ namespace headroom::cuda {
 namespace {
 
 struct List {
-  std::vector<std::int32_t> rows, first, last;
+  std::vector<std::int32_t> rows, first, last, key_rows;
 };
 
 // As the kernels of lists-inl.h write it.
@@ -37,12 +39,19 @@ List list_of(const MaskView& mask) {
   }
   for (std::int64_t n = 0; n < DilatedDocument::count(mask); ++n) {
     const DilatedDocument document = DilatedDocument::of(mask, n);
-    const auto before = static_cast<std::int32_t>(list.rows.size());
-    for (std::int64_t i = 0; i < document.members(); ++i) {
-      const DilatedDocument::Member member = document.member(mask, i);
-      list.rows.push_back(static_cast<std::int32_t>(member.row));
-      list.first.push_back(before + static_cast<std::int32_t>(member.first));
-      list.last.push_back(before + static_cast<std::int32_t>(member.last));
+    const KeyRange queries = document.members(mask.query_start, mask.seq_q);
+    const KeyRange keys = document.members(mask.key_start, mask.seq_k);
+    const auto index = [&, before = std::ssize(list.key_rows)](std::int64_t member) {
+      return static_cast<std::int32_t>(before + std::clamp(member, keys.begin, keys.end) - keys.begin);
+    };
+    for (std::int64_t member = queries.begin; member < queries.end; ++member) {
+      const KeyRange seen = document.seen(mask, member);
+      list.rows.push_back(static_cast<std::int32_t>(document.position(member) - mask.query_start));
+      list.first.push_back(index(seen.begin));
+      list.last.push_back(index(seen.end));
+    }
+    for (std::int64_t member = keys.begin; member < keys.end; ++member) {
+      list.key_rows.push_back(static_cast<std::int32_t>(document.position(member) - mask.key_start));
     }
   }
   return list;
@@ -57,22 +66,24 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
   const List list = list_of(mask);
   const bool dilated = mask.dilation.segment != 0;
   const auto count_q = static_cast<std::int32_t>(list.rows.size());
-  const std::int32_t count_k = dilated ? count_q : static_cast<std::int32_t>(problem.seq_k);
+  const auto count_k = static_cast<std::int32_t>(dilated ? std::ssize(list.key_rows) : problem.seq_k);
   if (dilated) {
-    ASSERT_LE(count_q, most_dilated_rows(problem));
+    ASSERT_LE(count_q, most_dilated_rows(problem, problem.seq_q, problem.query_start()));
+    ASSERT_LE(count_k, most_dilated_rows(problem, problem.seq_k, problem.key_start()));
   }
   for (std::size_t i = 1; i < list.rows.size(); ++i) {
     ASSERT_LT(list.rows[i - 1], list.rows[i]);
     ASSERT_LE(list.first[i - 1], list.first[i]);
     ASSERT_LE(list.last[i - 1], list.last[i]);
   }
-  const auto key_row = [&](std::int32_t k) { return dilated ? list.rows[static_cast<std::size_t>(k)] : k; };
+  const auto key_row = [&](std::int32_t k) {
+    return dilated ? list.key_rows[static_cast<std::size_t>(k)] : k;
+  };
 
   const QueryTiling tiling = QueryTiling::of(problem.mask.block_rows, problem.seq_q, tile_rows);
   const auto block_list = [&](std::int64_t t) -> BlockList {
     if (problem.mask.block_rows == 0) return {};
-    return {truth.blocks + tiling.block_of(t) * problem.mask.max_blocks_per_row,
-            problem.mask.max_blocks_per_row,
+    return {truth.blocks + tiling.block_of(t) * truth.block_stride, problem.mask.max_blocks_per_row,
             std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1))};
   };
   std::set<std::pair<std::int64_t, std::int64_t>> reached;  // (query tile, key tile)
@@ -126,8 +137,9 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
   std::set<std::pair<std::int64_t, std::int64_t>> visited;
   for (std::int32_t tile = 0; tile * kTileKeys < count_k; ++tile) {
     const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
-    const Range tiles =
-        visiting_tiles(tiling, visitors(list.first.data(), list.last.data(), count_q, keys), count_q);
+    const Range rows =
+        visitors(list.first.data(), list.last.data(), count_q, {keys.begin, std::min(keys.end, count_k)});
+    const Range tiles = visiting_tiles(tiling, rows, count_q);
     for (std::int32_t t = tiles.begin; t < tiles.end; ++t) {
       if (block_list(t).touches(keys)) visited.emplace(t, tile);
     }
@@ -167,10 +179,10 @@ TEST(CudaTiles, NoListLeadsOutOfRange) {
     std::int64_t members = 0;
     for (std::int64_t n = 0; segment > 0 && n < DilatedDocument::count(mask); ++n) {
       const DilatedDocument document = DilatedDocument::of(mask, n);
-      for (std::int64_t i = 0; i < document.members(); ++i, ++members) {
-        const DilatedDocument::Member member = document.member(mask, i);
-        EXPECT_TRUE(member.row >= 0 && member.row < 100);
-        EXPECT_TRUE(member.first >= 0 && member.last <= document.members());
+      const KeyRange all = document.members(0, 100);
+      for (std::int64_t i = all.begin; i < all.end; ++i, ++members) {
+        EXPECT_TRUE(document.position(i) >= 0 && document.position(i) < 100);
+        EXPECT_TRUE(document.seen(mask, i).begin >= 0 && document.seen(mask, i).end <= all.end);
       }
     }
     for (std::int64_t q = 0; segment == 0 && q < 100; ++q) {

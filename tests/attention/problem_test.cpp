@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "headroom/attention.h"
@@ -40,6 +41,29 @@ TEST(AttentionProblem, ValidatesEveryField) {
         p.mask.dilation_count = 3;  // eight heads do not divide by three
       },
       [](auto& p) { p.mask.block_rows = 64; },
+      [](auto& p) { p.output_dtype = DType::bf16; },  // of f32 inputs
+      [](auto& p) { p.chunk = {.query_start = -1, .key_start = 0}; },
+      [](auto& p) { p.chunk = {.query_start = 0, .key_start = (std::int64_t{1} << 60) + 1}; },
+      [](auto& p) { p.sinks = p.resume = true; },
+      [](auto& p) {
+        p.dtype = DType::bf16;  // its output too
+        p.resume = true;
+      },
+      [](auto& p) {
+        p.mask.max_documents = 1;  // the first queries stand at no position
+        p.seq_q = p.seq_k + 1;
+      },
+      [](auto& p) {
+        p.mask.max_documents = 1;
+        p.chunk = {.query_start = (std::int64_t{1} << 31) - 100, .key_start = 0};
+      },
+      [](auto& p) {
+        p.mask.dilations[0] = {64, 2};
+        p.mask.dilation_count = 1;
+        p.mask.mix_dilations = p.mask.detach_mixing = true;
+        p.seq_q = p.seq_k;
+        p.chunk = {.query_start = 0, .key_start = 0};
+      },
       [](auto& p) {
         p.mask.max_documents = 4;
         p.seq_q = p.seq_k = std::int64_t{1} << 31;
@@ -52,12 +76,15 @@ TEST(AttentionProblem, ValidatesEveryField) {
   }
 }
 
+// After all keys, among them, before them, and far apart.
+constexpr AttentionChunk kChunks[] = {{50, 0}, {10, 16}, {0, 45}, {std::int64_t{1} << 60, 0}};
+
 // By looking at every pair.
 std::int64_t count_pairs(const AttentionProblem& p) {
   std::int64_t pairs = 0;
   for (std::int64_t q = 0; q < p.seq_q; ++q) {
     for (std::int64_t k = 0; k < p.seq_k; ++k) {
-      const std::int64_t distance = k - (q + p.seq_k - p.seq_q);
+      const std::int64_t distance = p.key_start() + k - (p.query_start() + q);
       const bool left = distance >= 0 || -distance <= p.mask.window_left;
       const bool right = distance <= 0 || (!p.mask.causal && distance <= p.mask.window_right);
       pairs += left && right;
@@ -76,8 +103,12 @@ TEST(AttentionProblem, CountsVisiblePairs) {
             p.mask.causal = causal;
             p.mask.window_left = left;
             p.mask.window_right = right;
-            EXPECT_EQ(visible_pairs(p), count_pairs(p))
-                << seq_q << " " << seq_k << " " << causal << " " << left << " " << right;
+            const std::string what = fmt::format("{} {} {} {} {}", seq_q, seq_k, causal, left, right);
+            EXPECT_EQ(visible_pairs(p), count_pairs(p)) << what;
+            for (const AttentionChunk& chunk : kChunks) {
+              p.chunk = chunk;
+              EXPECT_EQ(visible_pairs(p), count_pairs(p)) << what << " chunk " << chunk.query_start;
+            }
           }
         }
       }
@@ -134,6 +165,13 @@ TEST(AttentionProblem, ArithmeticOfDilationIsThatOfThePairsItLeaves) {
             EXPECT_DOUBLE_EQ(flops(p, Pass::forward), 4 * 8 * pairs)
                 << pattern[0].segment << "/" << pattern[0].rate << " " << mixed << causal << left << right;
             EXPECT_DOUBLE_EQ(flops(p, Pass::backward), 10 * 8 * pairs);
+            for (const AttentionChunk& chunk : kChunks) {
+              p.chunk = chunk;
+              p.seq_q = 33;
+              validate(p);
+              EXPECT_DOUBLE_EQ(flops(p, Pass::forward), 4 * 8 * 3 * count_attending(p))
+                  << pattern[0].segment << "/" << pattern[0].rate << " " << mixed << causal << left << right;
+            }
           }
         }
       }

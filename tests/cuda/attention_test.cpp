@@ -110,7 +110,7 @@ class Step {
       const Tensor blocks = context.allocate(
           {.name = "blocks",
            .dtype = DType::i32,
-           .shape = {problem_.batch, problem_.heads_q, lists, sparse ? mask.max_blocks_per_row : 1}});
+           .shape = {problem_.batch, problem_.heads_kv, lists, sparse ? mask.max_blocks_per_row : 1}});
       context.run([&](const Stream&) {
         // Every third key block, of each row another third.
         std::vector<std::int32_t> listed(static_cast<std::size_t>(blocks.view().elements()));

@@ -48,6 +48,10 @@ class CaseList {
     if (problem.sinks) added.name += " sinks";
     if (!added.document_lengths.empty())
       added.name += fmt::format(" documents {}", added.document_lengths.size());
+    if (problem.chunk) {
+      added.name += fmt::format(" queries from {} keys from {}", problem.query_start(), problem.key_start());
+    }
+    if (problem.output_dtype) added.name += fmt::format(" output {}", name(problem.dtype_of_output()));
     cases_.push_back(std::move(added));
   }
   AttentionCase& last() { return cases_.back(); }
@@ -334,6 +338,97 @@ void add_odd_strides(CaseList& list) {
   }
 }
 
+// Chunks of a sequence of 300: queries behind all keys, among them, and before the first that they see; so
+// that documents and segments begin before, inside and after the chunks.
+constexpr std::array<AttentionChunk, 5> kChunks = {{{200, 60}, {100, 100}, {70, 130}, {0, 201}, {170, 3}}};
+
+AttentionProblem chunk_of(const AttentionProblem& problem, std::size_t n) {
+  AttentionProblem chunk = problem;
+  chunk.chunk = kChunks[n % kChunks.size()];
+  if (n % 2 == 1) chunk.output_dtype = DType::f32;
+  return chunk;
+}
+
+void add_chunks(CaseList& list) {
+  const std::vector<Mask> masks = {Mask{}, causal(), window(30, 0, true), window(40, 25)};
+  std::size_t n = 0;
+  for (const Mask& mask : masks) {
+    for (std::size_t i = 0; i < kChunks.size(); ++i, ++n) {
+      AttentionProblem problem = sized(97, 83, n % 3 == 0 ? 64 : 24, kDTypes[n % kDTypes.size()], mask);
+      problem.heads_q = 2;
+      problem.sinks = n % 4 == 1;
+      problem.softcap = n % 4 == 2 ? 4.0F : 0.0F;
+      list.add("chunks", chunk_of(problem, i));
+      list.last().lse_gradient = n % 2 == 0;
+      problem.batch = 2;
+      list.add("chunks", chunk_of(problem, i + 1), {60, 0, 45, 90, 1});
+      list.last().strided = n % 2 == 0;
+    }
+  }
+}
+
+void add_dilated_chunks(CaseList& list) {
+  const std::vector<std::vector<Dilation>> patterns = {{{16, 2}}, {{50, 3}}, {{7, 9}}, {{32, 1}, {128, 4}}};
+  std::size_t n = 0;
+  for (const std::vector<Dilation>& pattern : patterns) {
+    for (std::size_t i = 0; i < kChunks.size(); ++i, ++n) {
+      AttentionProblem problem =
+          sized(97, 83, n % 3 == 0 ? 64 : 16, kDTypes[n % kDTypes.size()], n % 2 == 0 ? causal() : Mask{});
+      problem.heads_q = 4;
+      problem.heads_kv = 2;
+      problem.sinks = n % 4 == 1;
+      problem.mask.dilation_count = static_cast<int>(pattern.size());
+      std::copy(pattern.begin(), pattern.end(), problem.mask.dilations.begin());
+      problem.mask.mix_dilations = pattern.size() > 1 && i % 2 == 0;
+      list.add("chunks", chunk_of(problem, i));
+      list.last().lse_gradient = true;
+      list.add("chunks", chunk_of(problem, i + 1), {60, 0, 45, 90, 1});
+    }
+  }
+}
+
+// Lists count rows and keys of the chunk, are shared by the heads of a group and, in strided cases, by
+// sequences.
+void add_block_chunks(CaseList& list) {
+  for (std::size_t n = 0; n < kChunks.size(); ++n) {
+    AttentionProblem problem = sized(97, 83, n % 2 == 0 ? 64 : 24, kDTypes[n % kDTypes.size()], causal());
+    problem.batch = 2;
+    problem.heads_q = 4;
+    problem.heads_kv = 2;
+    problem.mask.block_rows = 24;
+    problem.mask.block_columns = 16;
+    problem.mask.max_blocks_per_row = 3;
+    list.add("chunks", problem);
+    list.last().strided = true;
+    list.add("chunks", chunk_of(problem, n));
+    list.last().strided = n % 2 == 0;
+  }
+}
+
+// The last queries of a sequence with documents or dilation, and outputs in f32 of whole sequences.
+void add_last_queries(CaseList& list) {
+  for (const DType dtype : kDTypes) {
+    AttentionProblem problem = sized(70, 160, 32, dtype, window(50, 0, true));
+    problem.output_dtype = DType::f32;
+    problem.heads_q = 2;
+    list.add("chunks", problem);
+    list.add("chunks", problem, {50, 0, 71, 1});
+    problem.mask.dilations[0] = {20, 3};
+    problem.mask.dilation_count = 1;
+    list.add("chunks", problem);
+    list.add("chunks", problem, {50, 0, 71, 1});
+    problem = sized(90, 90, 16, dtype, Mask{});
+    problem.output_dtype = DType::f32;
+    problem.heads_q = 2;
+    problem.mask.dilations = {Dilation{30, 1}, Dilation{80, 3}};
+    problem.mask.dilation_count = 2;
+    problem.mask.mix_dilations = true;
+    list.add("chunks", problem);
+    problem.mask.detach_mixing = true;
+    list.add("chunks", problem);
+  }
+}
+
 }  // namespace
 
 std::vector<AttentionCase> attention_cases() {
@@ -351,6 +446,10 @@ std::vector<AttentionCase> attention_cases() {
   add_padded_dilation(list);
   add_uneven_blocks(list);
   add_odd_strides(list);
+  add_chunks(list);
+  add_dilated_chunks(list);
+  add_block_chunks(list);
+  add_last_queries(list);
   return list.take();
 }
 

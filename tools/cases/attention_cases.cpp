@@ -26,7 +26,7 @@ Inputs make_inputs(const AttentionCase& c) {
   inputs.query = Guarded(p.dtype, rows, c.strided, c.odd);
   inputs.key = Guarded(p.dtype, keys, c.strided, c.odd);
   inputs.value = Guarded(p.dtype, keys, c.strided, c.odd);
-  inputs.output_gradient = Guarded(p.dtype, rows, c.strided, c.odd);
+  inputs.output_gradient = Guarded(p.dtype_of_output(), rows, c.strided, c.odd);
   inputs.query.fill_normal(Random(1), c.spread);
   inputs.key.fill_normal(Random(2), c.spread);
   inputs.value.fill_normal(Random(3), 1);
@@ -99,18 +99,30 @@ void with_buffers(Backend& backend, std::span<const std::span<std::byte>> buffer
   program(context);
 }
 
+// The dtypes of what an implementation writes.
+struct ResultTypes {
+  DType output;
+  DType gradients;
+  DType statistics;
+};
+
+constexpr ResultTypes kExact{DType::f64, DType::f64, DType::f64};
+
+ResultTypes types_of(const AttentionProblem& problem) {
+  return {problem.dtype_of_output(), problem.dtype, DType::f32};
+}
+
 Results run(const AttentionCase& c, const AttentionProblem& problem,
-            const AttentionImplementation& implementation, const Inputs& inputs, DType results_dtype,
+            const AttentionImplementation& implementation, const Inputs& inputs, const ResultTypes& types,
             const Stream& host, Backend* backend = nullptr) {
   const Shape rows = inputs.query.view().shape();
   const Shape keys = inputs.key.view().shape();
-  const DType statistics_dtype = results_dtype == DType::f64 ? DType::f64 : DType::f32;
-  const Guarded output(results_dtype, rows, c.strided, c.odd);
-  const Guarded lse(statistics_dtype, {problem.batch, problem.heads_q, problem.seq_q}, false);
-  const Guarded query_gradient(results_dtype, rows, c.strided, c.odd);
-  const Guarded key_gradient(results_dtype, keys, c.strided, c.odd);
-  const Guarded value_gradient(results_dtype, keys, c.strided, c.odd);
-  const Guarded sinks_gradient(statistics_dtype, {problem.sinks ? problem.heads_q : 0}, false);
+  const Guarded output(types.output, rows, c.strided, c.odd);
+  const Guarded lse(types.statistics, {problem.batch, problem.heads_q, problem.seq_q}, false);
+  const Guarded query_gradient(types.gradients, rows, c.strided, c.odd);
+  const Guarded key_gradient(types.gradients, keys, c.strided, c.odd);
+  const Guarded value_gradient(types.gradients, keys, c.strided, c.odd);
+  const Guarded sinks_gradient(types.statistics, {problem.sinks ? problem.heads_q : 0}, false);
 
   const DeviceDescription& device = backend == nullptr ? *host.device : backend->description();
   const Scratch saved(implementation.saved_bytes(problem));
@@ -216,8 +228,11 @@ AttentionCaseLists attention_case_lists(const AttentionCase& c) {
   if (mask.block_rows > 0) {
     const std::int64_t tiles = (p.seq_q + mask.block_rows - 1) / mask.block_rows;
     const std::int64_t columns = (p.seq_k + mask.block_columns - 1) / mask.block_columns;
+    const std::int64_t stride = mask.max_blocks_per_row + (c.strided ? 3 : 0);
+    const std::int64_t sequences = c.strided ? 1 : p.batch;
+    lists.block_strides = {c.strided ? 0 : p.heads_kv * tiles * stride, tiles * stride, stride, 1};
     const Random random(7);
-    for (std::int64_t i = 0; i < p.batch * p.heads_q * tiles; ++i) {
+    for (std::int64_t i = 0; i < sequences * p.heads_kv * tiles; ++i) {
       // Up to max_blocks_per_row different key tiles, rising; some rows have none.
       std::vector<std::int32_t> row;
       for (std::int64_t j = 0; j < mask.max_blocks_per_row; ++j) {
@@ -228,6 +243,7 @@ AttentionCaseLists attention_case_lists(const AttentionCase& c) {
       row.erase(std::ranges::unique(row).begin(), row.end());
       if (i % 5 == 3) row.clear();
       row.resize(static_cast<std::size_t>(mask.max_blocks_per_row), -1);
+      row.resize(static_cast<std::size_t>(stride), 0);  // what no list holds
       lists.blocks.insert(lists.blocks.end(), row.begin(), row.end());
     }
   }
@@ -242,8 +258,9 @@ AttentionForward AttentionCaseLists::views(const AttentionProblem& problem) cons
   }
   if (!blocks.empty()) {
     const std::int64_t tiles = (problem.seq_q + problem.mask.block_rows - 1) / problem.mask.block_rows;
-    forward.blocks = TensorView(const_cast<std::int32_t*>(blocks.data()), DType::i32,
-                                {problem.batch, problem.heads_q, tiles, problem.mask.max_blocks_per_row});
+    forward.blocks =
+        TensorView(const_cast<std::int32_t*>(blocks.data()), DType::i32,
+                   {problem.batch, problem.heads_kv, tiles, problem.mask.max_blocks_per_row}, block_strides);
   }
   return forward;
 }
@@ -269,20 +286,20 @@ AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplem
   const Stream stream{.device = &cpu, .pool = &pool, .poll = {}, .native = nullptr};
   const Stream our_stream{.device = &device.description, .pool = &pool, .poll = {}, .native = nullptr};
   const Inputs inputs = make_inputs(c);
-  const Results truth = run(c, c.problem, find_attention("reference"), inputs, DType::f64, stream);
-  const Results ours = run(c, c.problem, implementation, inputs, c.problem.dtype, our_stream, device.backend);
+  const Results truth = run(c, c.problem, find_attention("reference"), inputs, kExact, stream);
+  const Results ours =
+      run(c, c.problem, implementation, inputs, types_of(c.problem), our_stream, device.backend);
   // Plain: the naive computation, for a row that multiplies in tf32 from operands rounded to it. It mixes
   // patterns only with attached weights, and is as far from the truth there.
   const bool tf32 = implementation.name == "tf32";
   const Inputs rounded = tf32 ? in_tf32(make_inputs(c)) : Inputs{};
   AttentionProblem plain_problem = c.problem;
   plain_problem.mask.detach_mixing = false;
-  const Results plain_truth =
-      c.problem.mask.detach_mixing
-          ? run(c, plain_problem, find_attention("reference"), inputs, DType::f64, stream)
-          : truth;
-  const Results plain =
-      run(c, plain_problem, find_attention("naive"), tf32 ? rounded : inputs, c.problem.dtype, stream);
+  const Results plain_truth = c.problem.mask.detach_mixing
+                                  ? run(c, plain_problem, find_attention("reference"), inputs, kExact, stream)
+                                  : truth;
+  const Results plain = run(c, plain_problem, find_attention("naive"), tf32 ? rounded : inputs,
+                            types_of(plain_problem), stream);
 
   AttentionErrors errors;
   errors.canaries_alive = ours.canaries_alive;
@@ -295,8 +312,9 @@ AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplem
     // A few results are exact in the plain computation (one key: P is 1, dQ is 0). Eight units of f32 in the
     // last place of the largest value, or one of tf32 or of a 16-bit type, are always allowed. LSE is f32
     // whatever the tensors are; dSink too, but it is made from the stored O.
-    const bool wide = (c.problem.dtype == DType::f32 && !tf32) || i == 1;
-    const double unit = tf32 ? 0x1p-10 : unit_in_last_place(c.problem.dtype);
+    const DType dtype = i == 0 ? c.problem.dtype_of_output() : c.problem.dtype;
+    const bool wide = (dtype == DType::f32 && !tf32) || i == 1;
+    const double unit = tf32 ? 0x1p-10 : unit_in_last_place(dtype);
     const double floor = largest * (wide ? 0x1p-20 : unit);
     const double factor = i < 2 ? 2 : 3;
     const double plain_error = largest_difference(plain_truth.values[i], plain.values[i]);

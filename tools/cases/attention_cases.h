@@ -1,6 +1,7 @@
 // The one list of attention cases: correctness, gradients and `headroom verify attention` all run it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,8 +14,9 @@ struct AttentionCase {
   std::string group;  // regular, tails, head sizes, ...
   std::string name;
   AttentionProblem problem;
-  std::vector<std::int64_t> document_lengths;  // of every sequence, where the problem has documents
-  bool strided = false;       // rows of Q, K, V inside wider rows, as slices of one projection
+  std::vector<std::int64_t> document_lengths;  // of every whole sequence, where the problem has documents
+  bool strided = false;       // rows of Q, K, V inside wider rows, as slices of one projection; block lists
+                              // shared by all sequences, inside longer lists
   bool odd = false;           // and at no multiple of 16 bytes
   bool lse_gradient = false;  // a gradient comes through LSE too
   float spread = 1;           // standard deviation of Q and K: large ones make peaked softmaxes
@@ -26,6 +28,7 @@ struct AttentionCase {
 struct AttentionCaseLists {
   std::vector<std::int32_t> document_starts;
   std::vector<std::int32_t> blocks;
+  std::array<std::int64_t, 4> block_strides{};
 
   // Of the lists alone.
   [[nodiscard]] AttentionForward views(const AttentionProblem& problem) const;

@@ -1,9 +1,10 @@
-// Which keys a query sees. One algebra: causal AND window AND documents AND dilation AND blocks. Mask says it
-// for a whole problem and holds no pointers; MaskView says it for one head of one sequence, with the batch's
-// boundaries and lists at hand, on host and device. Whoever skips, schedules or counts asks these functions.
+// Which keys a query sees. One algebra: causal AND window AND documents AND dilation AND blocks. Mask holds
+// the rules of a whole problem and no pointers. MaskView applies them to one head of one sequence, with the
+// batch's boundaries and lists at hand, on host and device.
 //
-// Rows are counted from the first query, keys from the first key; query q stands at position q + seq_k -
-// seq_q among the keys.
+// Queries and keys may be chunks of a longer sequence. Rows are counted from the chunk's first query or key.
+// Positions are counted from the start of the whole sequence: causal, window, documents and dilation compare
+// positions. Block lists are counted in rows and keys of the chunk.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@
 
 namespace headroom {
 
-// Segments of `segment` rows (restarting at document starts); in each, the rows that take part are those
+// Segments of `segment` positions (restarting at document starts); in each, the rows that take part are those
 // whose distance from the segment's start leaves head % rate when divided by rate. A row that takes no part
 // sees nothing.
 struct Dilation {
@@ -29,7 +30,7 @@ struct Mask {
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
   static constexpr int kMaxDilations = 8;
 
-  bool causal = false;                     // aligned at the bottom right: position p sees keys up to p
+  bool causal = false;                     // position p sees keys up to p
   std::int64_t window_left = kUnlimited;   // keys before its own position that a query sees
   std::int64_t window_right = kUnlimited;  // and after it
   std::int64_t max_documents = 0;          // capacity for packed documents; 0: one sequence
@@ -66,48 +67,47 @@ struct KeyRange {
   bool operator==(const KeyRange&) const = default;
 };
 
-// What a tile of scores needs: nothing, no masking, or masking.
-enum class TileKind : std::uint8_t { skip, full, partial };
-
 struct MaskView {
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
+  std::int64_t query_start = 0;  // position of the first query
+  std::int64_t key_start = 0;    // position of the first key
   bool causal = false;
   std::int64_t window_left = Mask::kUnlimited;
   std::int64_t window_right = Mask::kUnlimited;
   const std::int32_t* document_starts =
-      nullptr;  // [documents + 1], rising from 0 to seq_k; null: one document
+      nullptr;  // [documents + 1] positions, rising from 0; null: one document
   std::int64_t documents = 0;
   Dilation dilation;
   std::int64_t dilation_offset = 0;  // head % rate
   const std::int32_t* blocks =
-      nullptr;  // [query tiles, max_blocks_per_row] rising, then -1; null: every key tile
+      nullptr;                    // [query tiles, max_blocks_per_row] rising, then -1; null: every key tile
+  std::int64_t block_stride = 0;  // from one query tile's list to the next
   std::int64_t block_rows = 0;
   std::int64_t block_columns = 0;
   std::int64_t max_blocks_per_row = 0;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t position(std::int64_t q) const { return q + seq_k - seq_q; }
+  std::int64_t position(std::int64_t q) const { return query_start + q; }
 
-  // The document of a position, or the whole sequence.
+  // Positions of the document that a position is in. The last document and a sequence without documents have
+  // no end.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   KeyRange document(std::int64_t position) const;
-  // The dilated segment of a position inside its document, or the document.
+  // Positions of the dilated segment that a position is in; without dilation, of its document.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   KeyRange segment(std::int64_t position) const;
   // Whether the row at a position takes part in the dilated pattern.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   bool takes_part(std::int64_t position) const;
-  // Everything but dilation and blocks leaves a query one interval of keys.
+  // The keys that causal, window, documents and the dilated segment leave a query: one interval of the chunk,
+  // 0 <= begin <= end <= seq_k. Both ends rise with the query.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   KeyRange interval(std::int64_t q) const;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   bool attends(std::int64_t q, std::int64_t k) const;
-  // Of queries [q_begin, q_end) with keys [keys.begin, keys.end). Partial may be said of a tile that is full,
-  // never the rest.
-  [[nodiscard]] TileKind tile(std::int64_t q_begin, std::int64_t q_end, KeyRange keys) const;
-  // How many pairs of that tile attend, exactly.
+  // The number of pairs of queries [q_begin, q_end) with keys [keys.begin, keys.end) that attend, exactly.
   [[nodiscard]] std::int64_t pairs(std::int64_t q_begin, std::int64_t q_end, KeyRange keys) const;
 
  private:
@@ -117,7 +117,7 @@ struct MaskView {
 
 HEADROOM_HOST_DEVICE
 inline KeyRange MaskView::document(std::int64_t position) const {
-  if (document_starts == nullptr) return {0, seq_k};
+  if (document_starts == nullptr) return {0, Mask::kUnlimited};
   // The last start that is not above the position; empty documents share a start and are passed over.
   std::int64_t low = 0;
   std::int64_t high = documents;
@@ -129,8 +129,8 @@ inline KeyRange MaskView::document(std::int64_t position) const {
       high = middle - 1;
     }
   }
-  return low == documents ? KeyRange{document_starts[documents], seq_k}  // padding after the last document
-                          : KeyRange{document_starts[low], document_starts[low + 1]};
+  return {document_starts[low],
+          low == documents ? Mask::kUnlimited : document_starts[low + 1]};  // padding after the last document
 }
 
 HEADROOM_HOST_DEVICE
@@ -150,18 +150,28 @@ inline bool MaskView::takes_part(std::int64_t position) const {
 HEADROOM_HOST_DEVICE
 inline KeyRange MaskView::interval(std::int64_t q) const {
   const std::int64_t p = position(q);
-  KeyRange range{0, seq_k};
-  if (document_starts != nullptr || dilation.segment != 0) range = segment(p);
+  KeyRange range{key_start, key_start + seq_k};
+  if (document_starts != nullptr || dilation.segment != 0) {
+    const KeyRange own = segment(p);
+    if (own.begin > range.begin) range.begin = own.begin;
+    if (own.end < range.end) range.end = own.end;
+  }
   // Differences, not sums: an unlimited window is the largest number there is.
   if (window_left < p - range.begin) range.begin = p - window_left;
   const std::int64_t right = causal ? 0 : window_right;
   if (right < range.end - 1 - p) range.end = p + right + 1;
-  return range;
+  // What lies outside the chunk is an empty range at the chunk's nearer end.
+  const auto inside = [this](std::int64_t position, std::int64_t low) {
+    const std::int64_t k = position - key_start;
+    return k < low ? low : k > seq_k ? seq_k : k;
+  };
+  const std::int64_t begin = inside(range.begin, 0);
+  return {begin, inside(range.end, begin)};
 }
 
 HEADROOM_HOST_DEVICE
 inline bool MaskView::lists_block(std::int64_t q, std::int64_t k) const {
-  const std::int32_t* row = blocks + q / block_rows * max_blocks_per_row;
+  const std::int32_t* row = blocks + q / block_rows * block_stride;
   for (std::int64_t i = 0; i < max_blocks_per_row && row[i] >= 0; ++i) {
     if (row[i] == k / block_columns) return true;
   }
@@ -172,7 +182,7 @@ HEADROOM_HOST_DEVICE
 inline bool MaskView::attends(std::int64_t q, std::int64_t k) const {
   const KeyRange range = interval(q);
   if (k < range.begin || k >= range.end) return false;
-  if (dilation.segment != 0 && !(takes_part(position(q)) && takes_part(k))) return false;
+  if (dilation.segment != 0 && !(takes_part(position(q)) && takes_part(key_start + k))) return false;
   return blocks == nullptr || lists_block(q, k);
 }
 

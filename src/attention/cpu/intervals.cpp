@@ -45,20 +45,20 @@ std::int64_t wave_heads(const AttentionSizes& sizes, std::int64_t tiles_per_head
 }
 
 // Rows of one head, from `row` of those that take part.
-RowsView rows_of(const HeadsView& view, DType dtype, const IntervalMask& mask, std::int64_t batch,
+RowsView rows_of(const HeadsView& view, DType dtype, const RowList& list, std::int64_t batch,
                  std::int64_t head, std::int64_t row) {
   const std::int64_t offset = batch * view.batch_stride + head * view.head_stride +
-                              (mask.rows == nullptr ? row * view.row_stride : 0);
+                              (list.rows == nullptr ? row * view.row_stride : 0);
   return {
       static_cast<std::byte*>(view.data) + offset * size_bytes(dtype), view.row_stride, dtype,
-      mask.rows == nullptr ? nullptr : mask.rows + batch * mask.batch_stride + head * mask.head_stride + row};
+      list.rows == nullptr ? nullptr : list.rows + batch * list.batch_stride + head * list.head_stride + row};
 }
 
 // Their statistics: that of row i stands at RowsView::index(i).
-float* statistics_of(const StatisticsView& view, const IntervalMask& mask, std::int64_t batch,
-                     std::int64_t head, std::int64_t row) {
+float* statistics_of(const StatisticsView& view, const RowList& list, std::int64_t batch, std::int64_t head,
+                     std::int64_t row) {
   if (view.data == nullptr) return nullptr;
-  return view.data + batch * view.batch_stride + head * view.head_stride + (mask.rows == nullptr ? row : 0);
+  return view.data + batch * view.batch_stride + head * view.head_stride + (list.rows == nullptr ? row : 0);
 }
 
 ScoreRule score_rule(const AttentionForwardCall& call) {
@@ -67,10 +67,9 @@ ScoreRule score_rule(const AttentionForwardCall& call) {
 }
 
 // How many of `most` rows take part in a head.
-std::int64_t rows_in(const AttentionForwardCall& call, std::int64_t batch, std::int64_t head,
+std::int64_t rows_in(const RowList& list, std::int64_t heads, std::int64_t batch, std::int64_t head,
                      std::int64_t most) {
-  if (call.mask.rows == nullptr) return most;
-  return call.mask.counts[batch * call.sizes.heads_q + head];
+  return list.rows == nullptr ? most : list.counts[batch * heads + head];
 }
 
 // One query tile of one head: its rows (none past the last that takes part), their intervals and the keys any
@@ -94,7 +93,8 @@ class QueryTile {
     const AttentionSizes& sizes = call.sizes;
     const std::int64_t in_block = tile % sizes.parts() * sizes.tile_q();
     row = sizes.block_rows == 0 ? tile * kTileQ : tile / sizes.parts() * sizes.block_rows + in_block;
-    std::int64_t count = std::min(sizes.tile_q(), rows_in(call, batch, head, sizes.seq_q) - row);
+    std::int64_t count =
+        std::min(sizes.tile_q(), rows_in(call.mask.queries, sizes.heads_q, batch, head, sizes.seq_q) - row);
     if (sizes.block_rows > 0) count = std::min(count, sizes.block_rows - in_block);
     rows = static_cast<int>(std::max<std::int64_t>(count, 0));
     const std::int64_t offset = batch * call.mask.batch_stride + head * call.mask.head_stride + row;
@@ -137,9 +137,10 @@ class QueryTile {
     if (hull_.begin >= hull_.end) return;
     ranges = {&hull_, 1};
     if (call.mask.ranges == nullptr) return;
+    const AttentionSizes& sizes = call.sizes;
+    const std::int64_t head_kv = head / (sizes.heads_q / sizes.heads_kv);
     const std::int64_t index =
-        (batch * call.sizes.heads_q + head) * (call.sizes.q_tiles() / call.sizes.parts()) +
-        tile / call.sizes.parts();
+        (batch * sizes.heads_kv + head_kv) * (sizes.q_tiles() / sizes.parts()) + tile / sizes.parts();
     const std::int64_t begin = call.mask.range_starts[index];
     ranges = {call.mask.ranges + begin, static_cast<std::size_t>(call.mask.range_starts[index + 1] - begin)};
   }
@@ -266,12 +267,12 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
       const std::int64_t key = item % sizes.k_tiles() * kTileK;
       const std::int64_t batch = (wave + head) / sizes.heads_kv;
       const std::int64_t head_kv = (wave + head) % sizes.heads_kv;
-      const int count =
-          static_cast<int>(std::min<std::int64_t>(kTileK, rows_in(call, batch, head_kv, sizes.seq_k) - key));
+      const int count = static_cast<int>(std::min<std::int64_t>(
+          kTileK, rows_in(call.mask.keys, sizes.heads_q, batch, head_kv, sizes.seq_k) - key));
       if (count <= 0) return;
-      kernels.pack_transposed(rows_of(call.key, sizes.dtype, call.mask, batch, head_kv, key), count,
+      kernels.pack_transposed(rows_of(call.key, sizes.dtype, call.mask.keys, batch, head_kv, key), count,
                               sizes.head_dim, pieces.keys + head * pieces.keys_floats + key * sizes.head_dim);
-      kernels.pack_rows(rows_of(call.value, sizes.dtype, call.mask, batch, head_kv, key), count, kTileK,
+      kernels.pack_rows(rows_of(call.value, sizes.dtype, call.mask.keys, batch, head_kv, key), count, kTileK,
                         sizes.head_dim, pieces.values + head * pieces.values_floats + key * padded);
     });
     // Later rows first: under a causal mask they have the most keys.
@@ -285,7 +286,7 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
           const QueryTile rows(call, batch, head_q, tile);
           if (rows.rows == 0) return;
           kernels.forward(
-              {.query = rows_of(call.query, sizes.dtype, call.mask, batch, head_q, rows.row),
+              {.query = rows_of(call.query, sizes.dtype, call.mask.queries, batch, head_q, rows.row),
                .keys = pieces.keys + head / group * pieces.keys_floats,
                .values = pieces.values + head / group * pieces.values_floats,
                .rows = rows.rows,
@@ -298,8 +299,8 @@ void attention_forward(const AttentionForwardCall& call, const AttentionKernels&
                .sink = call.sinks == nullptr ? nullptr : call.sinks + head_q,
                .resume = call.resume,
                .scratch = pieces.scratch + worker.slot * pieces.scratch_floats,
-               .output = rows_of(call.output, sizes.output_dtype, call.mask, batch, head_q, rows.row),
-               .lse = statistics_of(call.lse, call.mask, batch, head_q, rows.row)});
+               .output = rows_of(call.output, sizes.output_dtype, call.mask.queries, batch, head_q, rows.row),
+               .lse = statistics_of(call.lse, call.mask.queries, batch, head_q, rows.row)});
         });
   }
 }
@@ -346,20 +347,24 @@ class BackwardWave {
   }
   // Keys of a tile; none past the last that takes part.
   [[nodiscard]] int keys_in(std::int64_t batch, std::int64_t head_kv, std::int64_t tile) const {
-    const std::int64_t keys = rows_in(forward_, batch, head_kv, sizes_.seq_k);
+    const std::int64_t keys = rows_in(forward_.mask.keys, sizes_.heads_q, batch, head_kv, sizes_.seq_k);
     return static_cast<int>(std::clamp<std::int64_t>(keys - tile * kTileK, 0, kTileK));
   }
-  [[nodiscard]] RowsView rows_at(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
+  [[nodiscard]] RowsView queries_at(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
+                                    std::int64_t row) const {
+    return rows_of(view, dtype, forward_.mask.queries, batch, head, row);
+  }
+  [[nodiscard]] RowsView keys_at(const HeadsView& view, DType dtype, std::int64_t batch, std::int64_t head,
                                  std::int64_t row) const {
-    return rows_of(view, dtype, forward_.mask, batch, head, row);
+    return rows_of(view, dtype, forward_.mask.keys, batch, head, row);
   }
 
   void pack_keys(std::int64_t item) const {
     const auto [batch, head_kv] = head_at(item / sizes_.k_tiles());
     const std::int64_t tile = item % sizes_.k_tiles();
     const int keys = keys_in(batch, head_kv, tile);
-    const RowsView key = rows_at(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
-    const RowsView value = rows_at(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
+    const RowsView key = keys_at(forward_.key, sizes_.dtype, batch, head_kv, tile * kTileK);
+    const RowsView value = keys_at(forward_.value, sizes_.dtype, batch, head_kv, tile * kTileK);
     kernels_.pack_rows(key, keys, kTileK, sizes_.head_dim, pieces_.keys + item * pieces_.key_tile_floats);
     kernels_.pack_transposed(key, keys, sizes_.head_dim,
                              pieces_.keys_transposed + item * pieces_.key_panel_floats);
@@ -374,12 +379,13 @@ class BackwardWave {
     const std::int64_t head_q = head_kv * group_ + head % group_;
     const QueryTile rows(forward_, batch, head_q, tile);
     pieces_.hulls[item] = rows.hull();
-    const RowsView gradient = rows_at(call_.output_gradient, sizes_.dtype, batch, head_q, rows.row);
+    const RowsView gradient =
+        queries_at(call_.output_gradient, sizes_.output_gradient_dtype, batch, head_q, rows.row);
     kernels_.row_statistics(
-        {.output = rows_at(forward_.output, sizes_.output_dtype, batch, head_q, rows.row),
+        {.output = queries_at(forward_.output, sizes_.output_dtype, batch, head_q, rows.row),
          .output_gradient = gradient,
-         .lse = statistics_of(forward_.lse, forward_.mask, batch, head_q, rows.row),
-         .lse_gradient = statistics_of(call_.lse_gradient, forward_.mask, batch, head_q, rows.row),
+         .lse = statistics_of(forward_.lse, forward_.mask.queries, batch, head_q, rows.row),
+         .lse_gradient = statistics_of(call_.lse_gradient, forward_.mask.queries, batch, head_q, rows.row),
          .sink = forward_.sinks == nullptr ? nullptr : forward_.sinks + head_q,
          .rows = rows.rows,
          .head_dim = sizes_.head_dim,
@@ -387,7 +393,7 @@ class BackwardWave {
          .row_dot = pieces_.row_dot + item * kTileQ,
          .sink_gradient =
              pieces_.sink_gradient + (batch * sizes_.heads_q + head_q) * sizes_.q_tiles() + tile});
-    kernels_.pack_rows(rows_at(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
+    kernels_.pack_rows(queries_at(forward_.query, sizes_.dtype, batch, head_q, rows.row), rows.rows, kTileQ,
                        sizes_.head_dim, pieces_.query + item * pieces_.query_tile_floats);
     kernels_.pack_rows(gradient, rows.rows, kTileQ, sizes_.head_dim,
                        pieces_.output_gradient + item * pieces_.query_tile_floats);
@@ -435,8 +441,9 @@ class BackwardWave {
     float* even = query_gradient(item, 0);
     const float* odd = query_gradient(item, 1);
     for (std::int64_t i = 0; i < pieces_.query_tile_floats; ++i) even[i] += odd[i];
-    kernels_.store_rows(even, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_query_gradient,
-                        rows_at(call_.query_gradient, sizes_.query_gradient_dtype, batch, head_q, rows.row));
+    kernels_.store_rows(
+        even, rows.rows, kTileQ, sizes_.head_dim, forward_.scale, sizes_.add_query_gradient,
+        queries_at(call_.query_gradient, sizes_.query_gradient_dtype, batch, head_q, rows.row));
   }
 
   // dK and dV of one key tile, over all query heads of the group, and its parts of their dQ.
@@ -495,10 +502,10 @@ class BackwardWave {
     }
     kernels_.store_rows(
         key_gradient, keys, kTileK, sizes_.head_dim, forward_.scale, sizes_.add_key_gradients,
-        rows_at(call_.key_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
+        keys_at(call_.key_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
     kernels_.store_rows(
         value_gradient, keys, kTileK, sizes_.head_dim, 1, sizes_.add_key_gradients,
-        rows_at(call_.value_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
+        keys_at(call_.value_gradient, sizes_.key_gradient_dtype, batch, head_kv, tile * kTileK));
   }
 
   const AttentionBackwardCall& call_;

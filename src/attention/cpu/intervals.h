@@ -32,14 +32,15 @@ struct AttentionSizes {
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;                // divides heads_q
-  int head_dim = 0;                         // a multiple of 8, 8 to 256
-  std::int64_t block_rows = 0;              // rows that share a list of key ranges; 0: there are no lists
-  DType dtype = DType::f32;                 // of Q, K, V and dO
-  DType output_dtype = DType::f32;          // of O
-  DType query_gradient_dtype = DType::f32;  // of dQ
-  DType key_gradient_dtype = DType::f32;    // of dK and dV
-  bool add_query_gradient = false;          // to what is there, f32, instead of writing it
+  std::int64_t heads_kv = 1;                 // divides heads_q
+  int head_dim = 0;                          // a multiple of 8, 8 to 256
+  std::int64_t block_rows = 0;               // rows that share a list of key ranges; 0: there are no lists
+  DType dtype = DType::f32;                  // of Q, K and V
+  DType output_dtype = DType::f32;           // of O
+  DType output_gradient_dtype = DType::f32;  // of dO
+  DType query_gradient_dtype = DType::f32;   // of dQ
+  DType key_gradient_dtype = DType::f32;     // of dK and dV
+  bool add_query_gradient = false;           // to what is there, f32, instead of writing it
   bool add_key_gradients = false;
   int threads = 1;  // of the pool the call will run on
 
@@ -54,6 +55,15 @@ struct AttentionSizes {
   [[nodiscard]] std::int64_t k_tiles() const { return divide_up(seq_k, kTileK); }
 };
 
+// Where only some rows of the tensors take part: row i of a head is row rows[i] of the tensors, i < counts[b
+// * heads_q + h]. Without them every row takes part.
+struct RowList {
+  const std::int32_t* rows = nullptr;
+  const std::int32_t* counts = nullptr;
+  std::int64_t batch_stride = 0;  // of rows
+  std::int64_t head_stride = 0;
+};
+
 // Query row i sees keys [first[i], last[i]), 0 <= first, last <= seq_k, of those its tile's key list names.
 // Strides 0 share the arrays between batches or heads.
 struct IntervalMask {
@@ -61,11 +71,10 @@ struct IntervalMask {
   const std::int32_t* last = nullptr;   // [seq_q]
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
-  // Only some rows take part: row i, of queries and keys alike, is row rows[i] of the tensors, i < counts[b *
-  // heads_q + h]. Intervals and seq count these rows; heads_q is heads_kv then. Null: every row.
-  const std::int32_t* rows = nullptr;
-  const std::int32_t* counts = nullptr;
-  // Block sparsity: block r = (b * heads_q + h) * ceil(seq_q / block_rows) + i has ranges [range_starts[r],
+  // Intervals and sizes count the rows that take part; with lists of rows heads_q is heads_kv.
+  RowList queries;
+  RowList keys;
+  // Block sparsity: block r = (b * heads_kv + kv) * ceil(seq_q / block_rows) + i has ranges [range_starts[r],
   // range_starts[r + 1]), rising, disjoint. Null: every key.
   const KeySpan* ranges = nullptr;
   const std::int64_t* range_starts = nullptr;

@@ -30,9 +30,10 @@ constexpr std::uint32_t held_columns(std::int32_t begin, std::int32_t end, std::
   return step % size == 0 ? 1 : (size - 2) / step + 2;
 }
 
-// The lists of all heads: rising numbers of key blocks, ended by a negative one or by their length.
+// The lists of all query heads: rising numbers of key blocks, ended by a negative one or by their length.
+// They are copies: those of a call are shared by the heads of a K/V group and have any strides.
 struct BlockLists {
-  const std::int32_t* blocks = nullptr;  // [heads of all sequences, lists_per_head, stride]; null: none
+  std::int32_t* blocks = nullptr;  // [query heads of all sequences, lists_per_head, stride]; null: none
   std::int64_t stride = 0;
   std::int32_t lists_per_head = 0;
   std::int32_t length = 0;  // of a list that rises
@@ -43,10 +44,11 @@ struct BlockLists {
   [[nodiscard]] static BlockLists of(const Mask& mask, std::int64_t seq_q, std::int64_t seq_k) {
     const std::int64_t rows = least(mask.block_rows, most<std::int64_t>(seq_q, 1));
     const std::int64_t columns = least(mask.block_columns, most<std::int64_t>(seq_k, 1));
+    const std::int64_t length = least(mask.max_blocks_per_row, parts_of(seq_k, columns));
     return {nullptr,
-            mask.max_blocks_per_row,
+            length,
             static_cast<std::int32_t>(parts_of(seq_q, rows)),
-            static_cast<std::int32_t>(least(mask.max_blocks_per_row, parts_of(seq_k, columns))),
+            static_cast<std::int32_t>(length),
             static_cast<std::int32_t>(rows),
             static_cast<std::int32_t>(columns)};
   }

@@ -22,14 +22,28 @@ struct HeadsView {
 
 // The lists of rows of a call, one per sequence, or one per sequence and query head.
 struct RowLists {
-  std::int32_t* rows = nullptr;    // [lists, capacity]: a list's rows in the tensors; null: every row
-  std::int32_t* first = nullptr;   // [lists, capacity]: a query sees [first, last) of the list
-  std::int32_t* last = nullptr;    // [lists, capacity]
-  std::int32_t* counts = nullptr;  // [lists]; null: seq_q and seq_k
-  Range* visitors = nullptr;       // [lists, key_tiles]: the queries that may see a tile of keys
+  std::int32_t* rows = nullptr;        // [lists, capacity]: a list's queries in the tensors; null: every row
+  std::int32_t* key_rows = nullptr;    // [lists, key_capacity]: its keys; `rows` where they are the same
+  std::int32_t* first = nullptr;       // [lists, capacity]: a query sees [first, last) of the list's keys
+  std::int32_t* last = nullptr;        // [lists, capacity]
+  std::int32_t* counts = nullptr;      // [lists]; null: seq_q
+  std::int32_t* key_counts = nullptr;  // [lists]; null: seq_k
+  Range* visitors = nullptr;           // [lists, key_tiles]: the queries that may see a tile of keys
   std::int64_t capacity = 0;
+  std::int64_t key_capacity = 0;
   std::int64_t key_tiles = 0;
   bool per_head = false;
+};
+
+// Lists of key blocks, one per sequence, K/V head and block of queries.
+struct BlockTable {
+  const std::int32_t* blocks = nullptr;  // null: every block
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;  // of K/V heads
+  std::int64_t list_stride = 0;
+  std::int64_t length = 0;  // of a list
+  std::int64_t rows = 0;    // of a block; 0: no lists
+  std::int64_t columns = 1;
 };
 
 struct AttentionCall {
@@ -44,10 +58,7 @@ struct AttentionCall {
   MaskRule rule;
   int pattern = 0;
   RowLists lists;
-  const std::int32_t* blocks = nullptr;  // [batch, heads_q, blocks of queries, max_blocks_per_row]
-  std::int64_t block_rows = 0;
-  std::int64_t block_columns = 1;
-  std::int64_t max_blocks_per_row = 0;
+  BlockTable blocks;
 
   HeadsView query;
   HeadsView key;
@@ -90,10 +101,10 @@ struct AttentionCall {
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   BlockList block_list(std::int64_t b, std::int64_t head, std::int64_t block) const {
-    if (blocks == nullptr) return {};
-    const std::int64_t lists_of_head = parts_of(seq_q, block_rows);
-    return {blocks + ((b * heads_q + head) * lists_of_head + block) * max_blocks_per_row, max_blocks_per_row,
-            block_columns};
+    if (blocks.blocks == nullptr) return {};
+    return {blocks.blocks + b * blocks.batch_stride + head / group() * blocks.head_stride +
+                block * blocks.list_stride,
+            blocks.length, blocks.columns};
   }
 };
 
@@ -106,7 +117,7 @@ struct IntervalKernels {
   void (*row_statistics)(const AttentionCall&, const Stream&);  // row_shift, row_dot
   void (*zero)(const AttentionCall&, const HeadsView&, std::int64_t rows, std::int64_t heads, const Stream&);
   void (*narrow)(const AttentionCall&, const HeadsView& to, const HeadsView& from, std::int64_t rows,
-                 std::int64_t heads, const Stream&);  // f32 to the problem's dtype
+                 std::int64_t heads, const Stream&);  // f32 to another dtype
   void (*sinks_gradient)(const AttentionCall&, const Stream&);
   void (*forward)(const AttentionCall&, const Stream&);
   void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV

@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
         rows.begin, rows.end, column_of(chunk), call.head_dim);
     fill_tile<kTileKeys, T::kColumns, T::kStride, T::kThreads>(
         stream_keys + stage * T::kKeyWords,
-        HeadRows::choose(step == kGradient, HeadRows::of(call.value, b, kv, head.rows),
-                         HeadRows::of(call.key, b, kv, head.rows)),
+        HeadRows::choose(step == kGradient, HeadRows::of(call.value, b, kv, head.key_rows),
+                         HeadRows::of(call.key, b, kv, head.key_rows)),
         first_key, head.count_k, column_of(chunk), call.head_dim);
   };
   QueryTiles::Item current = query_tiles.next();
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
       const std::int32_t i = first_key + warp_key + Product::template key_sum_row<T::kColumns>(lane, e);
       const int column = column_of(c) + half_column + Product::template key_sum_column<T::kColumns>(lane, e);
       if (i >= head.count_k || column >= call.head_dim) continue;
-      const std::int64_t row = head.row(i);
+      const std::int64_t row = head.key_row(i);
       const auto at = [&](const HeadsView& view) {
         return b * view.batch_stride + kv * view.head_stride + row * view.row_stride + column;
       };
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
 
 template <class T>
 void launch_backward(const AttentionCall& call, const Stream& stream) {
-  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, T::kRows);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, T::kRows);
   constexpr int kParts = parts_of(T::kHeadDim, kGradientColumns);
   static_assert(T::kRows >= kLeastTileRows);
   launch_zero_counters(call, stream);

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
   const TileIntervals intervals = TileIntervals::of(head.first, head.last, rows);
   const BlockList list = call.block_list(head.b, head.head, tiling.block_of(tile));
   const std::int64_t kv = head.head / call.group();
-  const HeadRows keys = HeadRows::of(call.key, head.b, kv, head.rows);
-  const HeadRows values = HeadRows::of(call.value, head.b, kv, head.rows);
+  const HeadRows keys = HeadRows::of(call.key, head.b, kv, head.key_rows);
+  const HeadRows values = HeadRows::of(call.value, head.b, kv, head.key_rows);
   const int chunks = (call.head_dim + T::kColumns - 1) / T::kColumns;
 
   float* query = shared_words();  // [chunks, or one of them][rows, columns]
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
 
 template <class T>
 void launch_forward(const AttentionCall& call, const Stream& stream) {
-  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, T::kRows);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, T::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("interval_forward_kernel", interval_forward_kernel<T>, call.batch * call.heads_q * tiles,
          T::kThreads, T::kForwardBytes, stream, call, tiling, tiles);

@@ -58,7 +58,7 @@ struct HeadRows {
   // Field by field: a choice of addresses would put both in local memory.
   __device__ static HeadRows choose(bool first, const HeadRows& a, const HeadRows& b) {
     return {first ? a.data : b.data,       a.rows,
-            first ? a.stride : b.stride,   a.dtype,
+            first ? a.stride : b.stride,   first ? a.dtype : b.dtype,
             first ? a.aligned : b.aligned, first ? a.copies : b.copies};
   }
   __device__ std::int64_t row(std::int32_t i) const { return rows == nullptr ? i : rows[i]; }
@@ -175,7 +175,8 @@ __device__ __forceinline__ void store_or_add(const HeadsView& view, std::int64_t
 struct ListHead {
   std::int64_t b;
   std::int64_t head;
-  const std::int32_t* rows;
+  const std::int32_t* rows;  // of queries
+  const std::int32_t* key_rows;
   const std::int32_t* first;
   const std::int32_t* last;
   std::int32_t count_q;
@@ -188,12 +189,14 @@ struct ListHead {
     return {b,
             head,
             some ? call.lists.rows + at : nullptr,
+            some ? call.lists.key_rows + list * call.lists.key_capacity : nullptr,
             call.lists.first + at,
             call.lists.last + at,
             some ? call.lists.counts[list] : call.seq_q,
-            some ? call.lists.counts[list] : call.seq_k};
+            some ? call.lists.key_counts[list] : call.seq_k};
   }
   __device__ std::int64_t row(std::int32_t i) const { return rows == nullptr ? i : rows[i]; }
+  __device__ std::int64_t key_row(std::int32_t i) const { return key_rows == nullptr ? i : key_rows[i]; }
 };
 
 __device__ __forceinline__ float* shared_words() {

@@ -53,8 +53,9 @@ struct QueryTiles {
   __device__ Item next() {
     while (true) {
       for (; !tiles.empty(); ++tiles.begin) {
-        if (call.blocks == nullptr || listed(call.block_list(b, head - 1, tiling.block_of(tiles.begin)),
-                                             {key_tile * kTileKeys, (key_tile + 1) * kTileKeys})) {
+        if (call.blocks.blocks == nullptr ||
+            listed(call.block_list(b, head - 1, tiling.block_of(tiles.begin)),
+                   {key_tile * kTileKeys, (key_tile + 1) * kTileKeys})) {
           return {head - 1, tiles.begin++};
         }
       }
@@ -79,7 +80,8 @@ struct QueryVisit {
     const ListHead head = ListHead::of(call, b, item.head);
     const Range rows = tiling.tile(item.tile, head.count_q);
     return {head, rows, TileIntervals::of(head.first, head.last, rows),
-            call.blocks == nullptr ? BlockList{} : call.block_list(b, item.head, tiling.block_of(item.tile))};
+            call.blocks.blocks == nullptr ? BlockList{}
+                                          : call.block_list(b, item.head, tiling.block_of(item.tile))};
   }
   // The tile of keys that adds to dQ before this one, or -1. Asks what QueryTiles asks: whatever lists hold,
   // the one that is waited for comes.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/cuda/call.h"
+#include "attention/dilated_rows.h"
 #include "cuda/device_code.h"
 #if defined(__CUDACC__)
 #include "cuda/launch.h"
@@ -29,25 +30,41 @@ static __global__ void plain_lists_kernel(AttentionCall call) {
   call.lists.last[i] = seen.end;
 }
 
-// rows, first, last, count <- the rows that take part; one block per sequence and head, document after
-// document
+// rows, first, last, counts <- the rows that take part, and key_rows where they are others; one block per
+// sequence and head, document after document
 static __global__ void dilated_lists_kernel(AttentionCall call) {
+  const RowLists& lists = call.lists;
   const std::int64_t list = blockIdx.x;
   const MaskView mask = call.rule.of(list / call.heads_q, list % call.heads_q, call.pattern);
-  std::int64_t before = 0;
+  std::int64_t count = 0;
+  std::int64_t key_count = 0;
   for (std::int64_t n = 0; n < DilatedDocument::count(mask); ++n) {
     const DilatedDocument document = DilatedDocument::of(mask, n);
-    const std::int64_t members = least(document.members(), call.lists.capacity - before);
-    for (std::int64_t i = threadIdx.x; i < members; i += kListThreads) {
-      const DilatedDocument::Member member = document.member(mask, i);
-      const std::int64_t at = list * call.lists.capacity + before + i;
-      call.lists.rows[at] = static_cast<std::int32_t>(member.row);
-      call.lists.first[at] = static_cast<std::int32_t>(before + least(member.first, members));
-      call.lists.last[at] = static_cast<std::int32_t>(before + least(member.last, members));
+    // Whatever document_starts hold, the lists hold no more than there is room for.
+    KeyRange queries = document.members(mask.query_start, mask.seq_q);
+    queries.end = least(queries.end, queries.begin + lists.capacity - count);
+    KeyRange keys = document.members(mask.key_start, mask.seq_k);
+    keys.end = least(keys.end, keys.begin + lists.key_capacity - key_count);
+    const auto index = [&](std::int64_t member) {
+      return static_cast<std::int32_t>(key_count + least(most(member, keys.begin), keys.end) - keys.begin);
+    };
+    for (std::int64_t i = threadIdx.x; i < queries.size(); i += kListThreads) {
+      const std::int64_t at = list * lists.capacity + count + i;
+      const std::int64_t member = queries.begin + i;
+      const KeyRange seen = document.seen(mask, member);
+      lists.rows[at] = static_cast<std::int32_t>(document.position(member) - mask.query_start);
+      lists.first[at] = index(seen.begin);
+      lists.last[at] = index(seen.end);
     }
-    before += members;
+    for (std::int64_t i = threadIdx.x; lists.key_rows != lists.rows && i < keys.size(); i += kListThreads) {
+      lists.key_rows[list * lists.key_capacity + key_count + i] =
+          static_cast<std::int32_t>(document.position(keys.begin + i) - mask.key_start);
+    }
+    count += queries.size();
+    key_count += keys.size();
   }
-  if (threadIdx.x == 0) call.lists.counts[list] = static_cast<std::int32_t>(before);
+  if (threadIdx.x == 0) lists.counts[list] = static_cast<std::int32_t>(count);
+  if (threadIdx.x == 0) lists.key_counts[list] = static_cast<std::int32_t>(key_count);
 }
 
 // visitors <- the queries that may see a tile of keys; one thread per tile
@@ -55,11 +72,12 @@ static __global__ void visitors_kernel(AttentionCall call, std::int64_t lists) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
   if (i >= lists * call.lists.key_tiles) return;
   const std::int64_t list = i / call.lists.key_tiles;
-  const std::int64_t begin = i % call.lists.key_tiles * kTileKeys;
+  const auto begin = static_cast<std::int32_t>(i % call.lists.key_tiles * kTileKeys);
   const std::int32_t rows = call.lists.counts == nullptr ? call.seq_q : call.lists.counts[list];
+  const std::int32_t keys = call.lists.key_counts == nullptr ? call.seq_k : call.lists.key_counts[list];
   call.lists.visitors[i] =
       visitors(call.lists.first + list * call.lists.capacity, call.lists.last + list * call.lists.capacity,
-               rows, {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(begin + kTileKeys)});
+               rows, {begin, least(begin + kTileKeys, keys)});
 }
 
 // Where item (b, row, head) of a [batch, rows, heads]-shaped walk lies.

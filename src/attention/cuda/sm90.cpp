@@ -55,10 +55,12 @@ cuda::Visits plan_visits(const AttentionProblem& problem, TileSize tile) {
 }
 
 // The way back, from key tiles to queries, is for blocks that keep keys.
-cuda::Visits take_visits(const AttentionProblem& problem, TileSize tile, bool way_back, Pieces& pieces) {
+cuda::Visits take_visits(const AttentionProblem& problem, TileSize tile, std::int32_t* lists, bool way_back,
+                         Pieces& pieces) {
   cuda::Visits visits = plan_visits(problem, tile);
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t tiles = checked_multiply(heads, visits.query_tiles);
+  visits.lists.blocks = lists;
   visits.counts = pieces.take<std::int32_t>(tiles);
   visits.entries = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
   if (way_back) {
@@ -80,7 +82,7 @@ bool is_general(const AttentionProblem& problem) {
 }
 
 std::int64_t most_places(const AttentionProblem& problem) {
-  return dilated(problem) ? cuda::most_dilated_rows(problem) : problem.seq_q;
+  return dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;
 }
 
 Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
@@ -92,20 +94,22 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
       checked_multiply(problem.batch * problem.seq_k * problem.heads_kv, problem.head_dim);
   Pieces pieces(base);
   const std::int64_t count = problem.batch * (source == Source::lists ? problem.heads_q : 1);
-  lists.per_head = source == Source::lists;
-  lists.capacity = most_places(problem);
-  if (source != Source::formula) {
+  lists.capacity = lists.key_capacity = most_places(problem);
+  if (source == Source::lists) cuda::take_dilated_lists(problem, lists, pieces);
+  if (source == Source::tables) {
     lists.first = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
     lists.last = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
   }
-  if (source == Source::lists) {
-    lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
-    lists.counts = pieces.take<std::int32_t>(count);
-  }
+  std::int32_t* block_lists = nullptr;
   const bool blocks = problem.mask.block_rows > 0;
+  if (blocks) {
+    const cuda::BlockLists of = cuda::BlockLists::of(problem.mask, problem.seq_q, problem.seq_k);
+    block_lists = pieces.take<std::int32_t>(
+        checked_multiply(checked_multiply(problem.batch * problem.heads_q, of.lists_per_head), of.stride));
+  }
   counter_bytes = kNextTileBytes;
   if (pass == Pass::forward) {
-    if (blocks) visits = take_visits(problem, forward_size(problem), false, pieces);
+    if (blocks) visits = take_visits(problem, forward_size(problem), block_lists, false, pieces);
     counters = pieces.take<std::int32_t>(counter_bytes / 4);
     if (mixes) output = pieces.take<float>(q_elements);
     bytes = pieces.bytes();
@@ -125,9 +129,9 @@ Memory::Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
   }
   const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
   const bool apart = queries_apart(kernel_dim);
-  if (blocks) visits = take_visits(problem, backward_size(problem), true, pieces);
+  if (blocks) visits = take_visits(problem, backward_size(problem), block_lists, true, pieces);
   if (blocks && apart) {
-    query_visits = take_visits(problem, {kApartTile.queries, kApartTile.keys}, false, pieces);
+    query_visits = take_visits(problem, {kApartTile.queries, kApartTile.keys}, block_lists, false, pieces);
   }
   counter_bytes = kNextTileBytes + (problem.deterministic && !apart ? 4 * (padded / tile) : 0);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
@@ -173,6 +177,16 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
                                    device.compute_minor));
   }
   if (problem.dtype == DType::f32) return Support::no("multiplies 16-bit elements, this is f32");
+  if (problem.dtype_of_output() != problem.dtype) {
+    return Support::no(fmt::format("writes its output as {}, not as {}", name(problem.dtype),
+                                   name(problem.dtype_of_output())));
+  }
+  if (problem.chunk) return Support::no("takes whole sequences, not chunks");
+  if (problem.resume) return Support::no("does not resume from an earlier result");
+  if ((problem.mask.max_documents > 0 || problem.mask.dilation_count > 0) && !problem.same_positions()) {
+    return Support::no(fmt::format("documents and dilation need seq_q {} and seq_k {} to be equal",
+                                   problem.seq_q, problem.seq_k));
+  }
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;
   if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
     return Support::no(

@@ -29,7 +29,7 @@ struct Memory {
   Memory(const AttentionProblem& problem, Pass pass, std::byte* base);
 
   cuda::RowLists lists;
-  cuda::Visits visits;                    // with block lists; the lists themselves are the caller's
+  cuda::Visits visits;                    // with block lists
   cuda::Visits query_visits;              // of dQ's kernel, where it is apart
   std::int32_t* seen_by_first = nullptr;  // backward with tables or lists
   std::int32_t* seen_by_last = nullptr;

@@ -26,7 +26,9 @@ struct Kernels {
 void write_seen_by(const Intervals& seen, const int* query_counts, int queries, int lists, int capacity,
                    int* first, int* last, cudaStream_t stream);
 
-// visits <- what the call's block lists come to in tiles
+// to <- the call's block lists, one per query head
+void copy_lists(const cuda::AttentionCall& call, const cuda::BlockLists& to, const Stream& stream);
+// visits <- what those lists come to in tiles
 void write_visits(const cuda::AttentionCall& call, const cuda::Visits& visits, const Stream& stream);
 
 }  // namespace headroom::sm90

@@ -97,8 +97,7 @@ int limited(std::int64_t window, std::int64_t rate) {
   return static_cast<int>(std::min<std::int64_t>(window / rate, (std::int64_t{1} << 30) - 1));
 }
 
-Pattern make_pattern(const AttentionProblem& problem, const AttentionForward& views, const Memory& memory,
-                     int index) {
+Pattern make_pattern(const AttentionProblem& problem, const Memory& memory, int index) {
   const Mask& mask = problem.mask;
   const Source source = source_of(problem);
   Pattern pattern;
@@ -140,9 +139,6 @@ Pattern make_pattern(const AttentionProblem& problem, const AttentionForward& vi
   }
   pattern.visits = memory.visits;
   pattern.query_visits = memory.query_visits;
-  if (mask.block_rows > 0) {
-    pattern.visits.lists.blocks = pattern.query_visits.lists.blocks = views.blocks.data<std::int32_t>();
-  }
   return pattern;
 }
 
@@ -158,7 +154,10 @@ cuda::AttentionCall shared_call(const AttentionProblem& problem, const Attention
 // What kernels read of the mask that does not follow from the place.
 void write_lists(const AttentionProblem& problem, const cuda::AttentionCall& call, const Pattern& pattern,
                  Pass pass, const Stream& stream) {
-  if (pattern.visits.counts != nullptr) write_visits(call, pattern.visits, stream);
+  if (pattern.visits.counts != nullptr) {
+    copy_lists(call, pattern.visits.lists, stream);
+    write_visits(call, pattern.visits, stream);
+  }
   if (pattern.query_visits.counts != nullptr) write_visits(call, pattern.query_visits, stream);
   if (source_of(problem) == Source::formula) return;
   cuda::portable_kernels().write_lists(call, stream);
@@ -384,7 +383,7 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, con
   }
   if (problem.seq_k == 0) return;
   for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, views, memory, i);
+    const Pattern pattern = make_pattern(problem, memory, i);
     write_lists(problem, shared_call(problem, views, memory, i), pattern, Pass::forward, stream);
     run_forward(problem, views, memory, pattern, memory.output, lse, stream);
   }
@@ -447,7 +446,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   }
   if (nothing_seen) return;
   for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, views.forward, memory, i);
+    const Pattern pattern = make_pattern(problem, memory, i);
     cuda::AttentionCall alone = shared_call(problem, views.forward, memory, i);
     write_lists(problem, alone, pattern, Pass::backward, stream);
     if (problem.mask.detach_mixing) {

@@ -3,6 +3,10 @@
 
 namespace headroom::sm90 {
 
+void copy_lists(const cuda::AttentionCall& call, const cuda::BlockLists& to, const Stream& stream) {
+  cuda::launch_copy_lists(call, to, stream);
+}
+
 void write_visits(const cuda::AttentionCall& call, const cuda::Visits& visits, const Stream& stream) {
   cuda::launch_visits(call, visits, stream);
 }

@@ -92,7 +92,7 @@ __device__ __forceinline__ void start_visit(const AttentionCall& call, const Que
       visit.first[thread] = visit.last[thread] = 0;
     }
   }
-  if (call.blocks != nullptr && thread < kWarp) {
+  if (call.blocks.blocks != nullptr && thread < kWarp) {
     const BlockList list = call.block_list(share.b, item.head, tiling.block_of(item.tile));
     const std::uint64_t keys = listed_keys(list, share.key_tile * kTileKeys, thread);
     if (thread == 0) visit.keys = keys;
@@ -112,9 +112,9 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
     // Every member of the call has the same list, or there is one member.
     const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.member_begin);
     const Range keys{share.key_tile * kTileKeys, head.count_k};
-    fill_split(memory.key, 0, ShareRows::of(call.key, share.b, share.kv, head.rows, keys, thread), columns,
-               thread);
-    fill_split(memory.value, 0, ShareRows::of(call.value, share.b, share.kv, head.rows, keys, thread),
+    fill_split(memory.key, 0, ShareRows::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
+               columns, thread);
+    fill_split(memory.value, 0, ShareRows::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
                columns, thread);
     memory.key_ring.publish({});
   }
@@ -191,7 +191,7 @@ __device__ __forceinline__ void store_key_rows(const AttentionCall& call, const 
     const std::int32_t i = share.key_tile * kTileKeys + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
     if (i >= head.count_k) continue;
     const std::int64_t at =
-        share.b * view.batch_stride + share.kv * view.head_stride + head.row(i) * view.row_stride;
+        share.b * view.batch_stride + share.kv * view.head_stride + head.key_row(i) * view.row_stride;
 #pragma unroll
     for (int j = 0; j < D / 4; ++j) {
       const int column = j / 2 * 8 + thread % 4 * 2 + j % 2;
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
 template <int D>
 void launch_split_backward(const AttentionCall& call, const Stream& stream) {
   static_assert(sizeof(SplitBackward<D>) <= kHopperSharedBytes);
-  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, SplitVisit::kRows);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitVisit::kRows);
   launch_zero_counters(call, stream);
   launch("split_backward_kernel", split_backward_kernel<D>, call.batch * call.heads_kv * call.lists.key_tiles,
          SplitBackward<D>::kThreads, sizeof(SplitBackward<D>), stream, call, tiling);

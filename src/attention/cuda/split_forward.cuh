@@ -62,7 +62,7 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory,
   PanelShare share;
   ShareRows source;
   const auto open = [&](const HeadsView& view, std::int32_t tile) {
-    source = ShareRows::of(view, head.b, block.kv, head.rows, {tile * kTileKeys, head.count_k}, thread);
+    source = ShareRows::of(view, head.b, block.kv, head.key_rows, {tile * kTileKeys, head.count_k}, thread);
   };
   RingPosition<SplitForward<D>::kStages> at;
   KeyTiles key_tiles(block.intervals.some, kTileKeys, block.list);
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
 template <int D>
 void launch_split_forward(const AttentionCall& call, const Stream& stream) {
   static_assert(sizeof(SplitForward<D>) <= kHopperSharedBytes);
-  const QueryTiling tiling = QueryTiling::of(call.block_rows, call.seq_q, SplitForward<D>::kRows);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitForward<D>::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,
          SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);

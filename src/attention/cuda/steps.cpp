@@ -22,7 +22,7 @@ struct Memory {
   Memory(const AttentionProblem& problem, Pass pass, std::byte* base) {
     const bool backward = pass == Pass::backward;
     const bool mixes = problem.mask.patterns_per_head() > 1;
-    const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
+    const bool wide = problem.dtype != DType::f32;  // sums need more than the gradients hold
     const std::int64_t statistics = problem.batch * problem.heads_q * problem.seq_q;
     const std::int64_t q_elements = checked_multiply(statistics, problem.head_dim);
     const std::int64_t k_elements =
@@ -31,17 +31,19 @@ struct Memory {
     adds_key_gradients = mixes || (dilated(problem) && group_size(problem) > 1);
 
     Pieces pieces(base);
-    lists.per_head = dilated(problem);
-    lists.capacity = dilated(problem) ? most_dilated_rows(problem) : problem.seq_q;
-    lists.key_tiles = divide_up(dilated(problem) ? lists.capacity : problem.seq_k, kTileKeys);
-    const std::int64_t count = problem.batch * (dilated(problem) ? problem.heads_q : 1);
-    lists.first = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
-    lists.last = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
     if (dilated(problem)) {
-      lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
-      lists.counts = pieces.take<std::int32_t>(count);
+      take_dilated_lists(problem, lists, pieces);
+    } else {
+      lists.capacity = problem.seq_q;
+      lists.key_capacity = problem.seq_k;
+      lists.first = pieces.take<std::int32_t>(checked_multiply(problem.batch, lists.capacity));
+      lists.last = pieces.take<std::int32_t>(checked_multiply(problem.batch, lists.capacity));
     }
-    if (!backward && mixes && wide) output = pieces.take<float>(q_elements);
+    lists.key_tiles = divide_up(lists.key_capacity, kTileKeys);
+    const std::int64_t count = problem.batch * (dilated(problem) ? problem.heads_q : 1);
+    if (!backward && mixes && problem.dtype_of_output() != DType::f32) {
+      output = pieces.take<float>(q_elements);
+    }
     if (backward) {
       lists.visitors = pieces.take<Range>(checked_multiply(count, lists.key_tiles));
       row_shift = pieces.take<float>(statistics);
@@ -113,10 +115,13 @@ AttentionCall attention_call(const AttentionProblem& problem, const AttentionFor
   call.softcap = problem.softcap;
   call.rule = mask_rule(problem, views);
   if (problem.mask.block_rows > 0) {
-    call.blocks = views.blocks.data<std::int32_t>();
-    call.block_rows = std::min(problem.mask.block_rows, std::max<std::int64_t>(problem.seq_q, 1));
-    call.block_columns = std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1));
-    call.max_blocks_per_row = problem.mask.max_blocks_per_row;
+    call.blocks = {.blocks = views.blocks.data<std::int32_t>(),
+                   .batch_stride = views.blocks.stride(0),
+                   .head_stride = views.blocks.stride(1),
+                   .list_stride = views.blocks.stride(2),
+                   .length = problem.mask.max_blocks_per_row,
+                   .rows = std::min(problem.mask.block_rows, std::max<std::int64_t>(problem.seq_q, 1)),
+                   .columns = std::min(problem.mask.block_columns, std::max<std::int64_t>(problem.seq_k, 1))};
   }
   call.query = heads_view(views.query);
   call.key = heads_view(views.key);
@@ -124,6 +129,7 @@ AttentionCall attention_call(const AttentionProblem& problem, const AttentionFor
   call.output = heads_view(views.output);
   call.lse = views.lse.data<float>();
   call.sinks = problem.sinks ? views.sinks.data<float>() : nullptr;
+  call.resume = problem.resume;
   return call;
 }
 
@@ -143,15 +149,18 @@ Support supports_intervals(const AttentionProblem& problem, const DeviceDescript
   return Support::yes();
 }
 
-std::int64_t most_dilated_rows(const AttentionProblem& problem) {
-  std::int64_t most_rows = 0;
-  for (int i = 0; i < problem.mask.dilation_count; ++i) {
-    const Dilation& dilation = problem.mask.dilations[static_cast<std::size_t>(i)];
-    // Of each segment a rate-th, rounded up; a document may end one.
-    const std::int64_t segments = problem.seq_q / dilation.segment + problem.mask.max_documents + 1;
-    most_rows = std::max(most_rows, problem.seq_q / dilation.rate + segments);
-  }
-  return std::min(most_rows, problem.seq_q);
+void take_dilated_lists(const AttentionProblem& problem, RowLists& lists, Pieces& pieces) {
+  const std::int64_t count = problem.batch * problem.heads_q;
+  lists.per_head = true;
+  lists.capacity = most_dilated_rows(problem, problem.seq_q, problem.query_start());
+  lists.key_capacity = most_dilated_rows(problem, problem.seq_k, problem.key_start());
+  lists.first = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+  lists.last = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+  lists.key_rows = lists.rows = pieces.take<std::int32_t>(checked_multiply(count, lists.capacity));
+  lists.key_counts = lists.counts = pieces.take<std::int32_t>(count);
+  if (problem.same_positions()) return;
+  lists.key_rows = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
+  lists.key_counts = pieces.take<std::int32_t>(count);
 }
 
 std::int64_t interval_workspace_bytes(const AttentionProblem& problem, Pass pass) {
@@ -163,6 +172,8 @@ MaskRule mask_rule(const AttentionProblem& problem, const AttentionForward& view
   MaskRule rule;
   rule.view = {.seq_q = problem.seq_q,
                .seq_k = problem.seq_k,
+               .query_start = problem.query_start(),
+               .key_start = problem.key_start(),
                .causal = mask.causal,
                .window_left = mask.window_left,
                .window_right = mask.window_right,
@@ -192,10 +203,11 @@ void forward_steps(const AttentionProblem& problem, const AttentionForward& view
     kernels.forward(call, stream);
     return;
   }
-  // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
+  // Before its first pattern a row has seen nothing, its sink, or what it resumes from; rows that take no
+  // part stay so.
   call.output = sums_view(memory.output, views.output);
+  if (!problem.resume) kernels.start_rows(call, stream);
   call.resume = true;
-  kernels.start_rows(call, stream);
   for (call.pattern = 0; call.pattern < problem.mask.patterns_per_head(); ++call.pattern) {
     kernels.write_lists(call, stream);
     kernels.forward(call, stream);

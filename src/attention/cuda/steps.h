@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/cuda/call.h"
+#include "core/pieces.h"
 #include "headroom/attention.h"
 
 namespace headroom::cuda {
@@ -23,8 +24,8 @@ namespace headroom::cuda {
 // Sizes, mask, inputs and results; no lists.
 [[nodiscard]] AttentionCall attention_call(const AttentionProblem& problem, const AttentionForward& views);
 
-// The most rows of a head that can take part in one of the problem's dilated patterns.
-[[nodiscard]] std::int64_t most_dilated_rows(const AttentionProblem& problem);
+// The memory of a dilated pattern's lists.
+void take_dilated_lists(const AttentionProblem& problem, RowLists& lists, Pieces& pieces);
 
 void forward_steps(const AttentionProblem& problem, const AttentionForward& views,
                    const TensorView& workspace, const IntervalKernels& kernels, const Stream& stream);

@@ -1,8 +1,8 @@
 // Which tiles of keys a tile of queries works on, and the rows behind them: pure functions, the same on host
 // and device, held against MaskView::attends by a host test. Kernels work on lists of rows in which every
-// query sees one interval [first, last) of the list's keys and both ends rise with the query: all rows of a
-// sequence, or those that take part in a dilated pattern. Indices in a list are 32 bits, offsets into
-// tensors 64. Whatever document_starts and blocks hold, no index leaves its list.
+// query sees one interval [first, last) of a list of keys and both ends rise with the query: all rows of a
+// chunk, or those that take part in a dilated pattern (attention/dilated_rows.h). Indices in a list are 32
+// bits, offsets into tensors 64. Whatever document_starts and blocks hold, no index leaves its list.
 #pragma once
 
 #include <cstdint>
@@ -67,65 +67,8 @@ struct MaskRule {
 [[nodiscard]] HEADROOM_HOST_DEVICE
 inline Range plain_interval(const MaskView& mask, std::int64_t q) {
   const KeyRange seen = mask.interval(q);
-  const std::int32_t begin = clamped(seen.begin, 0, mask.seq_k);
-  return {begin, clamped(seen.end, begin, mask.seq_k)};
+  return {static_cast<std::int32_t>(seen.begin), static_cast<std::int32_t>(seen.end)};
 }
-
-// The rows of one document that take part in a dilated pattern, segment after segment.
-struct DilatedDocument {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t segment = 1;
-  std::int64_t rate = 1;
-  std::int64_t offset = 0;
-
-  // Document n of the mask; the last is what follows the listed ones.
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  static DilatedDocument of(const MaskView& mask, std::int64_t n) {
-    DilatedDocument document{0, mask.seq_k, mask.dilation.segment, mask.dilation.rate, mask.dilation_offset};
-    if (mask.document_starts == nullptr) return document;
-    document.begin = clamped(mask.document_starts[n], 0, mask.seq_k);
-    document.end =
-        n == mask.documents ? mask.seq_k : clamped(mask.document_starts[n + 1], document.begin, mask.seq_k);
-    return document;
-  }
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  static std::int64_t count(const MaskView& mask) {
-    return mask.document_starts == nullptr ? 1 : mask.documents + 1;
-  }
-
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t members_of(std::int64_t rows) const {
-    return rows > offset ? parts_of(rows - offset, rate) : 0;
-  }
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t members() const {
-    const std::int64_t rows = end - begin;
-    return rows / segment * members_of(segment) + members_of(rows % segment);
-  }
-
-  // Where member i lies, and what it sees as members of this document.
-  struct Member {
-    std::int64_t row = 0;
-    std::int64_t first = 0;
-    std::int64_t last = 0;
-  };
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  Member member(const MaskView& mask, std::int64_t i) const {
-    const std::int64_t whole = members_of(segment);
-    const std::int64_t segments = (end - begin) / segment;
-    const std::int64_t in = whole == 0 ? segments : least(i / whole, segments);
-    const std::int64_t before = in * whole;
-    const std::int64_t start = begin + in * segment + offset;
-    const std::int64_t here = in < segments ? whole : members_of((end - begin) % segment);
-    const std::int64_t row = start + (i - before) * rate;
-    const KeyRange seen = mask.interval(row);
-    const auto index = [&](std::int64_t key) {
-      return before + (key <= start ? 0 : least(parts_of(key - start, rate), here));
-    };
-    return {row, index(seen.begin), index(seen.end)};
-  }
-};
 
 // How rows are cut into tiles of queries: `rows` each; where there are block lists, equal parts of a block,
 // so that a tile has one list.
@@ -258,7 +201,8 @@ inline std::int32_t previous_key_tile(Range seen, const BlockList& list, std::in
   return previous >= seen.begin / keys ? static_cast<std::int32_t>(previous) : -1;
 }
 
-// The rows of a list that may see one of the keys: ends rise, so they are neighbours.
+// The rows of a list that may see one of the keys: ends rise, so they are neighbours. A row that sees nothing
+// because it stands behind all keys begins at their end, so `keys` has to stop there.
 [[nodiscard]] HEADROOM_HOST_DEVICE
 inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::int32_t rows, Range keys) {
   const auto search = [rows](const std::int32_t* ends, std::int32_t above) {

@@ -1,5 +1,5 @@
-// Block lists into visits of tiles: two launches before a pass that works on them. Included by a .cu file
-// (or, for tests, by a .cpp after tests/cuda/on_host.h).
+// Block lists into visits of tiles: launches before a pass that works on them. Included by a .cu file (or,
+// for tests, by a .cpp after tests/cuda/on_host.h).
 #pragma once
 
 #include "attention/cuda/block_lists.h"
@@ -19,6 +19,16 @@ __device__ __forceinline__ std::int64_t visit_warp() {
 
 __device__ __forceinline__ int highest_bit(std::uint32_t bits) {
   return 31 - __clz(static_cast<int>(bits));
+}
+
+// to <- the call's lists, one per query head; one thread per entry
+static __global__ void copy_lists_kernel(AttentionCall call, BlockLists to) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kVisitThreads + threadIdx.x;
+  if (i >= call.batch * call.heads_q * to.lists_per_head * to.stride) return;
+  const std::int64_t list = i / to.stride;
+  const std::int64_t head = list / to.lists_per_head;
+  to.blocks[i] = call.block_list(head / call.heads_q, head % call.heads_q, list % to.lists_per_head)
+                     .blocks[i % to.stride];
 }
 
 // counts, entries <- the key tiles that a query tile visits; one warp per query tile, a lane per key tile.
@@ -72,6 +82,12 @@ static __global__ void visitors_of_tiles_kernel(std::int64_t heads, Visits visit
     last = __shfl_sync(0xFFFFFFFF, visit, highest_bit(found));
   }
   if (lane == 0) visits.last[tile] = last;
+}
+
+inline void launch_copy_lists(const AttentionCall& call, const BlockLists& to, const Stream& stream) {
+  launch("copy_lists_kernel", copy_lists_kernel,
+         parts_of(call.batch * call.heads_q * to.lists_per_head * to.stride, kVisitThreads), kVisitThreads, 0,
+         stream, call, to);
 }
 
 inline void launch_visits(const AttentionCall& call, const Visits& visits, const Stream& stream) {

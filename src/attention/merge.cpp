@@ -1,0 +1,78 @@
+#include "attention/merge.h"
+
+#include "attention/cuda/merge.h"
+#include "headroom/cpu/thread_pool.h"
+
+namespace headroom {
+namespace cuda {
+
+#if !defined(HEADROOM_WITH_CUDA)
+void merge_partials(const AttentionPartial&, const AttentionPartial&, const Stream&) {
+  fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
+}
+#endif
+
+}  // namespace cuda
+
+namespace {
+
+void check_partial(const AttentionPartial& partial, const Shape& rows, std::string_view what) {
+  const Shape statistics{rows[0], rows[2], rows[1]};
+  const TensorView& output = partial.output;
+  const TensorView& lse = partial.lse;
+  check(
+      output.shape() == rows && lse.shape() == statistics && output.dtype() == DType::f32 &&
+          lse.dtype() == DType::f32,
+      "the partial result merged {} has an output {} of {} and an lse {} of {}; they have to be {} and {} of "
+      "f32",
+      what, output.shape(), name(output.dtype()), lse.shape(), name(lse.dtype()), rows, statistics);
+  check(output.extent(3) <= 1 || output.stride(3) == 1,
+        "the output merged {} has stride {} in head_dim, which has to be 1", what, output.stride(3));
+}
+
+void check_written(const TensorView& view) {
+  for (int i = 0; i < view.rank(); ++i) {
+    check(view.extent(i) <= 1 || view.stride(i) != 0,
+          "a partial result that is merged into has stride 0 in dimension {}", i);
+  }
+}
+
+void merge_on_cpu(const AttentionPartial& into, const AttentionPartial& from, const Stream& stream) {
+  const std::int64_t rows = into.output.extent(1);
+  const std::int64_t heads = into.output.extent(2);
+  parallel_for(stream, into.output.extent(0) * rows, [&](std::int64_t item) {
+    const std::int64_t b = item / rows;
+    const std::int64_t q = item % rows;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      float& lse = into.lse.data<float>()[into.lse.offset(b, h, q)];
+      const auto weights = MergeWeights::of(lse, from.lse.data<float>()[from.lse.offset(b, h, q)]);
+      lse = weights.lse;
+      if (weights.from == 0) continue;
+      float* to = into.output.data<float>() + into.output.offset(b, q, h);
+      const float* other = from.output.data<float>() + from.output.offset(b, q, h);
+      for (std::int64_t c = 0; c < into.output.extent(3); ++c) {
+        to[c] = (weights.into == 0 ? 0 : weights.into * to[c]) + weights.from * other[c];
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from) {
+  const Shape& rows = into.output.shape();
+  check(rows.rank() == 4, "a partial output has shape {}, not [batch, seq_q, heads_q, head_dim]", rows);
+  check_partial(into, rows, "into");
+  check_partial(from, rows, "from");
+  check_written(into.output);
+  check_written(into.lse);
+  const bool on_cpu = context.description().kind == DeviceKind::cpu;
+  const auto elements = static_cast<double>(into.output.elements());
+  const auto lses = static_cast<double>(into.lse.elements());
+  context.run({.kernel = "attention merge", .flops = 3 * elements, .bytes = 4 * 3 * (elements + lses)},
+              [&](const Stream& stream) {
+                on_cpu ? merge_on_cpu(into, from, stream) : cuda::merge_partials(into, from, stream);
+              });
+}
+
+}  // namespace headroom

@@ -1,0 +1,30 @@
+// What two partial results weigh in their merge, on host and device.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "headroom/core/random.h"
+
+namespace headroom {
+
+// O <- into * O_into + from * O_from. A weight of 0 says that its side is not read: it has seen nothing, or
+// nothing that counts beside the other.
+struct MergeWeights {
+  float into = 1;
+  float from = 0;
+  float lse = 0;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  static MergeWeights of(float lse_into, float lse_from) {
+    constexpr float kNothing = -std::numeric_limits<float>::infinity();
+    if (lse_from == kNothing) return {1, 0, lse_into};
+    if (lse_into == kNothing) return {0, 1, lse_from};
+    const float higher = lse_into > lse_from ? lse_into : lse_from;
+    const float into = std::exp(lse_into - higher);
+    const float from = std::exp(lse_from - higher);
+    return {into / (into + from), from / (into + from), higher + std::log(into + from)};
+  }
+};
+
+}  // namespace headroom
