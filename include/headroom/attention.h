@@ -33,7 +33,7 @@ struct AttentionProblem {
   float scale = 0;                      // 0: 1 / sqrt(head_dim)
   float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
   bool sinks = false;                   // one learned logit per query head joins every softmax
-  bool resume = false;                  // the softmax goes on from the f32 output and the lse that are there
+  bool resume = false;                  // goes on from the f32 output and the lse that are there
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   Mask mask{};
@@ -97,14 +97,15 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
 void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
                         std::string_view pinned = {});
 
-// Attention of the same queries over some of their keys. A row whose lse is -inf has seen nothing, and its
-// output is not read.
+// Attention of the same queries over some of their keys. Where lse is -inf a row has seen nothing; merging
+// does not read its output then, so that a first partial result may be lse = -inf and any output.
 struct AttentionPartial {
   TensorView output;  // [batch, seq_q, heads_q, head_dim] f32, any strides
   TensorView lse;     // [batch, heads_q, seq_q] f32, any strides
 };
 
-// into <- attention over the keys of both; they have none in common.
+// into <- attention over the keys of both, which have none in common. A row that has seen nothing in either
+// gets an output of 0.
 void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from);
 
 // The mask of one head of one sequence; with mixed dilation, of one of its patterns.

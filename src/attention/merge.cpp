@@ -47,11 +47,10 @@ void merge_on_cpu(const AttentionPartial& into, const AttentionPartial& from, co
       float& lse = into.lse.data<float>()[into.lse.offset(b, h, q)];
       const auto weights = MergeWeights::of(lse, from.lse.data<float>()[from.lse.offset(b, h, q)]);
       lse = weights.lse;
-      if (weights.from == 0) continue;
       float* to = into.output.data<float>() + into.output.offset(b, q, h);
       const float* other = from.output.data<float>() + from.output.offset(b, q, h);
       for (std::int64_t c = 0; c < into.output.extent(3); ++c) {
-        to[c] = (weights.into == 0 ? 0 : weights.into * to[c]) + weights.from * other[c];
+        to[c] = weights.merged(to[c], other[c]);
       }
     }
   });

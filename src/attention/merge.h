@@ -8,22 +8,26 @@
 
 namespace headroom {
 
-// O <- into * O_into + from * O_from. A weight of 0 says that its side is not read: it has seen nothing, or
-// nothing that counts beside the other.
+// O <- into * O_into + from * O_from, where a side of weight 0 is not read: it has seen nothing, or nothing
+// that counts beside the other.
 struct MergeWeights {
-  float into = 1;
+  float into = 0;
   float from = 0;
   float lse = 0;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   static MergeWeights of(float lse_into, float lse_from) {
     constexpr float kNothing = -std::numeric_limits<float>::infinity();
-    if (lse_from == kNothing) return {1, 0, lse_into};
+    if (lse_from == kNothing) return {lse_into == kNothing ? 0.0F : 1.0F, 0, lse_into};
     if (lse_into == kNothing) return {0, 1, lse_from};
     const float higher = lse_into > lse_from ? lse_into : lse_from;
     const float into = std::exp(lse_into - higher);
     const float from = std::exp(lse_from - higher);
     return {into / (into + from), from / (into + from), higher + std::log(into + from)};
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  float merged(float output_into, float output_from) const {
+    return (into == 0 ? 0 : into * output_into) + (from == 0 ? 0 : from * output_from);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/chunks.h"
 #include "attention_cases.h"
 #include "headroom/cpu.h"
 
@@ -31,6 +32,10 @@ TEST_P(AttentionLevels, WholeList) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Simd, AttentionLevels, testing::Values("portable", "avx2", "avx512"));
+
+TEST(AttentionLong, ManyChunksMakeTheWhole) {
+  EXPECT_EQ(run_chunk_draws(on_cpu("tiled"), 1000, 200), 200);
+}
 
 // O, LSE and dQ of one row, from their definition, in double.
 struct OneRow {

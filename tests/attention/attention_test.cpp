@@ -40,14 +40,18 @@ TEST_P(AttentionCases, WithinThePlainComputation) {
 }
 
 // What a slice might miss: each of these groups is small, and whole.
-TEST_P(AttentionCases, PeaksPaddedDilationUnevenBlocksAndOddStrides) {
+TEST_P(AttentionCases, PeaksPaddedDilationUnevenBlocksOddStridesAndChunks) {
   std::map<std::string, int> served = {
-      {"peaked", 0}, {"padded dilation", 0}, {"uneven blocks", 0}, {"odd strides", 0}};
+      {"peaked", 0}, {"padded dilation", 0}, {"uneven blocks", 0}, {"odd strides", 0}, {"chunks", 0}};
+  int chunks = 0;
+  const int chunk_step = GetParam() == std::string_view("tiled") ? 3 : 9;
   for (const AttentionCase& c : attention_cases()) {
     if (!served.contains(c.group) || !serves(c, GetParam())) continue;
+    if (c.group == "chunks" && chunks++ % chunk_step != 0) continue;
     ++served[c.group];
     EXPECT_LE(run_attention_case(c, GetParam(), 2).worst(), 1) << c.group << ": " << c.name;
   }
+  EXPECT_GE(served.extract("chunks").mapped(), 100 / chunk_step);
   EXPECT_THAT(served, testing::UnorderedElementsAre(
                           testing::Pair("peaked", 3), testing::Pair("padded dilation", 10),
                           testing::Pair("uneven blocks", 8), testing::Pair("odd strides", 8)));

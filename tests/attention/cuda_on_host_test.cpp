@@ -8,6 +8,8 @@
 #include <cmath>
 #include <vector>
 
+#include "attention/chunks.h"
+#include "attention/cuda/merge-inl.h"
 #include "attention/cuda/portable-inl.h"
 #include "attention/cuda/steps.h"
 #include "attention/cuda/tf32-inl.h"
@@ -62,6 +64,45 @@ TEST(CudaOnHost, PaddedDilationUnevenBlocksAndOddStrides) {
     if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides") continue;
     EXPECT_LE(run_attention_case(c, row, 2, gpu).worst(), 1) << c.group << ": " << c.name;
   }
+}
+
+TEST(CudaOnHost, Chunks) {
+  const AttentionImplementation row = on_host<kPortable>("portable");
+  const CaseDevice gpu{
+      .description = {.kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0}};
+  int served = 0;
+  for (const AttentionCase& c : attention_cases()) {
+    if (c.group != "chunks" || !row.supports(c.problem, gpu.description)) continue;
+    ++served;
+    EXPECT_LE(run_attention_case(c, row, 2, gpu).worst(), 1) << c.group << ": " << c.name;
+  }
+  EXPECT_GE(served, 100);
+}
+
+// Chunks merged by the GPU's own kernel, or resumed.
+TEST(CudaOnHost, ChunksMakeTheWhole) {
+  const AttentionImplementation row = on_host<kPortable>("portable");
+  const DeviceDescription gpu{
+      .kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0};
+  const Stream stream{.device = &gpu, .pool = nullptr, .poll = {}, .native = nullptr};
+  const ChunkRunner runner{
+      .supports = [&](const AttentionProblem& problem) { return row.supports(problem, gpu); },
+      .saved_bytes = [&](const AttentionProblem& problem) { return row.saved_bytes(problem); },
+      .forward =
+          [&](const AttentionProblem& problem, const AttentionForward& views) {
+            const Scratch workspace(row.workspace_bytes(problem, gpu, Pass::forward));
+            row.forward(problem, views, workspace.view(), stream);
+            EXPECT_TRUE(workspace.canaries_alive());
+          },
+      .backward =
+          [&](const AttentionProblem& problem, const AttentionBackward& views) {
+            const Scratch workspace(row.workspace_bytes(problem, gpu, Pass::backward));
+            row.backward(problem, views, workspace.view(), stream);
+            EXPECT_TRUE(workspace.canaries_alive());
+          },
+      .merge = [&](const AttentionPartial& into,
+                   const AttentionPartial& from) { launch_merge(into, from, stream); }};
+  EXPECT_EQ(run_chunk_draws(runner, 1, 30), 30);
 }
 
 // Rounds towards zero where tensor cores are known to; 8.6 has smaller tiles.

@@ -72,8 +72,8 @@ struct IntervalMask {
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
   // Intervals and sizes count the rows that take part; with lists of rows heads_q is heads_kv.
-  RowList queries;
-  RowList keys;
+  RowList queries{};
+  RowList keys{};
   // Block sparsity: block r = (b * heads_kv + kv) * ceil(seq_q / block_rows) + i has ranges [range_starts[r],
   // range_starts[r + 1]), rising, disjoint. Null: every key.
   const KeySpan* ranges = nullptr;

@@ -49,11 +49,10 @@ static __global__ void merge_kernel(MergeSide into, MergeSide from, std::int64_t
   const auto weights = MergeWeights::of(*lse, *from.lse_of(b, q, head));
   __syncwarp();  // before it is written
   if (lane == 0) *lse = weights.lse;
-  if (weights.from == 0) return;
   float* to = into.row(b, q, head);
   const float* other = from.row(b, q, head);
   for (int c = lane; c < head_dim; c += kMergeWarp) {
-    to[c] = (weights.into == 0 ? 0.0F : weights.into * to[c]) + weights.from * other[c];
+    to[c] = weights.merged(to[c], other[c]);
   }
 }
 

@@ -1,0 +1,113 @@
+// Attention on chunks through the public header, on the CPU.
+#include "attention/chunks.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+namespace headroom {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(AttentionChunks, MakeTheWhole) {
+  EXPECT_EQ(run_chunk_draws(on_cpu("tiled"), 1, 30), 30);
+  EXPECT_EQ(run_chunk_draws(on_cpu("reference"), 100, 5), 5);
+  // Plain computations round probabilities to the inputs' dtype.
+  EXPECT_GT(run_chunk_draws(on_cpu("naive"), 1, 15, true), 2);
+  EXPECT_GT(run_chunk_draws(on_cpu("naive-recompute"), 1, 15, true), 2);
+}
+
+// The rows of a partial result with one column, and of the other.
+struct Rows {
+  std::vector<float> output;
+  std::vector<float> lse;
+  AttentionPartial partial() {
+    const auto rows = std::ssize(lse);
+    return {TensorView(output.data(), DType::f32, {1, rows, 1, 1}),
+            TensorView(lse.data(), DType::f32, {1, 1, rows})};
+  }
+};
+
+TEST(MergeAttention, IsSafeAtTheEndsOfItsRange) {
+  constexpr float kNothing = -INFINITY;
+  constexpr float kNan = NAN;
+  // Nothing on the left, on the right, on both sides; equal; far apart both ways; large and small.
+  Rows into{{kNan, 2, 5, 1, 1, 7, 1, 1}, {kNothing, 3, kNothing, 0.5F, 1000, -1000, 3e38F, -3e38F}};
+  Rows from{{4, kNan, kNan, 3, 9, 2, 3, 3}, {-2, kNothing, kNothing, 0.5F, -1000, 1000, 3e38F, -3e38F}};
+  in_context([&](Context& context) { merge_attention(context, into.partial(), from.partial()); });
+  const std::vector<float> output = {4, 2, 0, 2, 1, 2, 2, 2};
+  EXPECT_EQ(into.output, output);
+  EXPECT_EQ(into.lse[0], -2);
+  EXPECT_EQ(into.lse[1], 3);
+  EXPECT_EQ(into.lse[2], kNothing);
+  EXPECT_FLOAT_EQ(into.lse[3], 0.5F + std::log(2.0F));
+  EXPECT_EQ(into.lse[4], 1000);
+  EXPECT_EQ(into.lse[5], 1000);
+  EXPECT_FLOAT_EQ(into.lse[6], 3e38F);
+  EXPECT_FLOAT_EQ(into.lse[7], -3e38F);
+}
+
+TEST(MergeAttention, TakesAnyStridesAndRefusesOtherShapes) {
+  const Shape rows{2, 3, 2, 8};
+  const Shape statistics{2, 2, 3};
+  const Guarded into(DType::f32, rows, true);
+  const Guarded from(DType::f32, rows, false);
+  const Guarded into_lse(DType::f32, statistics, true);
+  const Guarded from_lse(DType::f32, {2, 3, 2}, true);  // heads last
+  std::uint64_t seed = 1;
+  for (const Guarded* tensor : {&into, &from, &into_lse, &from_lse}) {
+    tensor->for_each([&](std::int64_t offset) {
+      tensor->view().data<float>()[offset] = static_cast<float>(Random(seed).normal(seed));
+      ++seed;
+    });
+  }
+  const std::vector<double> a = into.values(), b = from.values();
+  const TensorView heads_last = from_lse.view().transpose(1, 2);
+  std::vector<double> expected;
+  for (std::int64_t i = 0; i < into.view().elements(); ++i) {
+    const std::int64_t batch = i / 48, q = i / 16 % 3, h = i / 8 % 2;
+    const double x = std::exp(read_element(into_lse.view(), into_lse.view().offset(batch, h, q)));
+    const double y = std::exp(read_element(heads_last, heads_last.offset(batch, h, q)));
+    expected.push_back((x * a[static_cast<std::size_t>(i)] + y * b[static_cast<std::size_t>(i)]) / (x + y));
+  }
+  const auto merge = [](const AttentionPartial& to, const AttentionPartial& other) {
+    in_context([&](Context& context) { merge_attention(context, to, other); });
+  };
+  merge({into.view(), into_lse.view()}, {from.view(), heads_last});
+  EXPECT_LT(largest_difference(expected, into.values()), 1e-6);
+  EXPECT_TRUE(into.canaries_alive() && into_lse.canaries_alive());
+
+  const auto refused = [&](const AttentionPartial& to, const AttentionPartial& other) -> std::string {
+    try {
+      merge(to, other);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  const AttentionPartial good{into.view(), into_lse.view()};
+  EXPECT_THAT(refused(good, {from.view(), from_lse.view()}), HasSubstr("merged from has an output"));
+  EXPECT_THAT(refused(good, {into.view().slice(1, 0, 2), heads_last}), HasSubstr("merged from"));
+  const Guarded half(DType::bf16, rows, false);
+  EXPECT_THAT(refused({half.view(), into_lse.view()}, good), HasSubstr("of bf16"));
+  const std::array<std::int64_t, 3> shared = {0, 3, 1};
+  EXPECT_THAT(refused({into.view(), TensorView(into_lse.view().raw(), DType::f32, statistics, shared)},
+                      {from.view(), heads_last}),
+              HasSubstr("stride 0 in dimension 0"));
+  EXPECT_THAT(refused({into_lse.view(), into_lse.view()}, good), HasSubstr("not [batch, seq_q"));
+}
+
+// What a plan counts of it.
+TEST(MergeAttention, SaysWhatItDoes) {
+  const TensorView rows(nullptr, DType::f32, {2, 5, 4, 16});
+  const TensorView lse(nullptr, DType::f32, {2, 4, 5});
+  Context context(describe_cpu());
+  context.phase("step", [&] { merge_attention(context, {rows, lse}, {rows, lse}); });
+  ASSERT_EQ(context.work("step").size(), 1U);
+  EXPECT_EQ(context.work("step")[0].work.kernel, "attention merge");
+  EXPECT_EQ(context.work("step")[0].work.bytes, 3 * 4 * (640 + 40));
+}
+
+}  // namespace
+}  // namespace headroom
