@@ -1,13 +1,13 @@
 #include "attention/merge.h"
 
-#include "attention/cuda/merge.h"
+#include "attention/cuda/steps.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom {
 namespace cuda {
 
 #if !defined(HEADROOM_WITH_CUDA)
-void merge_partials(const AttentionPartial&, const AttentionPartial&, const Stream&) {
+void merge_partials(const MergeCall&, const Stream&) {
   fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
 }
 #endif
@@ -70,7 +70,8 @@ void merge_attention(Context& context, const AttentionPartial& into, const Atten
   const auto lses = static_cast<double>(into.lse.elements());
   context.run({.kernel = "attention merge", .flops = 3 * elements, .bytes = 4 * 3 * (elements + lses)},
               [&](const Stream& stream) {
-                on_cpu ? merge_on_cpu(into, from, stream) : cuda::merge_partials(into, from, stream);
+                on_cpu ? merge_on_cpu(into, from, stream)
+                       : cuda::merge_partials(cuda::merge_call(into, from), stream);
               });
 }
 

@@ -101,7 +101,7 @@ TEST(CudaOnHost, ChunksMakeTheWhole) {
             EXPECT_TRUE(workspace.canaries_alive());
           },
       .merge = [&](const AttentionPartial& into,
-                   const AttentionPartial& from) { launch_merge(into, from, stream); }};
+                   const AttentionPartial& from) { launch_merge(merge_call(into, from), stream); }};
   EXPECT_EQ(run_chunk_draws(runner, 1, 30), 30);
 }
 

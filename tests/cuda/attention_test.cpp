@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -18,6 +19,7 @@
 #include "headroom/core/elements.h"
 #include "headroom/core/error.h"
 #include "headroom/core/random.h"
+#include "headroom/cpu.h"
 #include "headroom/memory.h"
 
 namespace headroom {
@@ -53,11 +55,14 @@ TEST_F(CudaAttention, WithinThePlainComputation) {
 }
 
 // What a slice might miss: each of these groups is small, and whole.
-TEST_F(CudaAttention, PaddedDilationUnevenBlocksAndOddStrides) {
+TEST_F(CudaAttention, PaddedDilationUnevenBlocksOddStridesAndChunks) {
   CudaBackend gpu(0);
   const CaseDevice device{.description = gpu.description(), .backend = &gpu};
   for (const AttentionCase& c : attention_cases()) {
-    if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides") continue;
+    if (c.group != "padded dilation" && c.group != "uneven blocks" && c.group != "odd strides" &&
+        c.group != "chunks") {
+      continue;
+    }
     for (const AttentionImplementation& row : attention_implementations()) {
       if (!row.supports(c.problem, gpu.description())) continue;
       EXPECT_LE(run_attention_case(c, row, 8, device).worst(), 1)
@@ -243,6 +248,69 @@ class Places {
   }
   std::int64_t bytes = 0;
 };
+
+// Into and from, each an output and its lse.
+using Partials = std::array<TensorView, 4>;
+
+void merge_on(Backend& backend, const Partials& views) {
+  const auto program = [&](Context& context) {
+    context.phase("merge", [&] { merge_attention(context, {views[0], views[1]}, {views[2], views[3]}); });
+  };
+  Context rehearsal(backend.description(), backend.device().index);
+  program(rehearsal);
+  Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
+  program(context);
+  backend.synchronize();
+}
+
+TEST_F(CudaAttention, MergesPartialResultsAsTheCpuDoes) {
+  CudaBackend gpu(0);
+  CpuBackend cpu(2);
+  constexpr std::int64_t kPlenty = 1 << 20;
+  const Reserved device(gpu, Space::device, kPlenty);
+  const Reserved host(gpu, Space::host, 2 * kPlenty);
+  const Shape rows{2, 70, 3, 40};
+  const Shape statistics{2, 3, 70};
+  const auto make = [&](const Reserved& memory) {
+    Places places;
+    Partials views;
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      views[i] = places.take(memory, DType::f32, i % 2 == 0 ? rows : statistics);
+    }
+    return views;
+  };
+  const Partials on_cpu = make(host);
+  const Partials on_gpu = make(device);
+  std::uint64_t count = 0;
+  for (const TensorView& view : on_cpu) {
+    for (std::int64_t i = 0; i < view.elements(); ++i) {
+      view.data<float>()[i] = static_cast<float>(Random(1).normal(count++));
+    }
+  }
+  // Nothing seen: of either, of the other, of both.
+  for (std::int64_t i = 0; i < 60; ++i) {
+    if (i % 3 != 1) on_cpu[1].data<float>()[i] = -INFINITY;
+    if (i % 3 != 0) on_cpu[3].data<float>()[i] = -INFINITY;
+  }
+  gpu.copy(StreamId::main, device.at(0), host.at(0), kPlenty);
+  gpu.synchronize();
+  merge_on(gpu, on_gpu);
+  merge_on(cpu, on_cpu);
+  gpu.copy(StreamId::main, host.at(kPlenty), device.at(0), kPlenty);
+  gpu.synchronize();
+  for (const int side : {0, 1}) {
+    const TensorView& expected = on_cpu[static_cast<std::size_t>(side)];
+    const auto* merged = reinterpret_cast<const float*>(static_cast<std::byte*>(expected.raw()) + kPlenty);
+    for (std::int64_t i = 0; i < expected.elements(); ++i) {
+      const float truth = expected.data<float>()[i];
+      if (std::isfinite(truth)) {
+        EXPECT_NEAR(merged[i], truth, 2e-6) << side << " " << i;
+      } else {
+        EXPECT_EQ(merged[i], truth);
+      }
+    }
+  }
+}
 
 // Key tiles whose blocks run at the same time all add to the same dQ: the order of their turns is what makes
 // the bits. Results are overwritten before every run.

@@ -2,8 +2,8 @@
 
 namespace headroom::cuda {
 
-void merge_partials(const AttentionPartial& into, const AttentionPartial& from, const Stream& stream) {
-  launch_merge(into, from, stream);
+void merge_partials(const MergeCall& call, const Stream& stream) {
+  launch_merge(call, stream);
 }
 
 }  // namespace headroom::cuda

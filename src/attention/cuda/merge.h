@@ -1,11 +1,28 @@
 // Merging partial results of attention on a GPU.
 #pragma once
 
-#include "headroom/attention.h"
+#include "attention/cuda/call.h"
 
 namespace headroom::cuda {
 
+struct MergeSide {
+  HeadsView output;  // f32
+  float* lse = nullptr;
+  std::int64_t batch_stride = 0;  // of lse
+  std::int64_t head_stride = 0;
+  std::int64_t row_stride = 0;
+};
+
+struct MergeCall {
+  MergeSide into;
+  MergeSide from;
+  std::int64_t batch = 0;
+  std::int64_t rows = 0;
+  std::int64_t heads = 0;
+  std::int32_t head_dim = 0;
+};
+
 // Compiled by nvcc; a build without CUDA has none.
-void merge_partials(const AttentionPartial& into, const AttentionPartial& from, const Stream& stream);
+void merge_partials(const MergeCall& call, const Stream& stream);
 
 }  // namespace headroom::cuda

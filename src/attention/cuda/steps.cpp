@@ -133,6 +133,20 @@ AttentionCall attention_call(const AttentionProblem& problem, const AttentionFor
   return call;
 }
 
+MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from) {
+  const auto side = [](const AttentionPartial& partial) {
+    return MergeSide{heads_view(partial.output), partial.lse.data<float>(), partial.lse.stride(0),
+                     partial.lse.stride(1), partial.lse.stride(2)};
+  };
+  const TensorView& rows = into.output;
+  return {.into = side(into),
+          .from = side(from),
+          .batch = rows.extent(0),
+          .rows = rows.extent(1),
+          .heads = rows.extent(2),
+          .head_dim = static_cast<std::int32_t>(rows.extent(3))};
+}
+
 Support supports_intervals(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cuda) return Support::no("runs on CUDA GPUs only");
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - 1024;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/cuda/call.h"
+#include "attention/cuda/merge.h"
 #include "core/pieces.h"
 #include "headroom/attention.h"
 
@@ -26,6 +27,8 @@ namespace headroom::cuda {
 
 // The memory of a dilated pattern's lists.
 void take_dilated_lists(const AttentionProblem& problem, RowLists& lists, Pieces& pieces);
+
+[[nodiscard]] MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from);
 
 void forward_steps(const AttentionProblem& problem, const AttentionForward& views,
                    const TensorView& workspace, const IntervalKernels& kernels, const Stream& stream);
