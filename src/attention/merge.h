@@ -18,9 +18,8 @@ struct MergeWeights {
   [[nodiscard]] HEADROOM_HOST_DEVICE
   static MergeWeights of(float lse_into, float lse_from) {
     constexpr float kNothing = -std::numeric_limits<float>::infinity();
-    if (lse_from == kNothing) return {lse_into == kNothing ? 0.0F : 1.0F, 0, lse_into};
-    if (lse_into == kNothing) return {0, 1, lse_from};
     const float higher = lse_into > lse_from ? lse_into : lse_from;
+    if (higher == kNothing) return {0, 0, kNothing};
     const float into = std::exp(lse_into - higher);
     const float from = std::exp(lse_from - higher);
     return {into / (into + from), from / (into + from), higher + std::log(into + from)};
