@@ -33,7 +33,7 @@ struct AttentionProblem {
   float scale = 0;                      // 0: 1 / sqrt(head_dim)
   float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
   bool sinks = false;                   // one learned logit per query head joins every softmax
-  bool resume = false;                  // goes on from the f32 output and the lse that are there
+  bool resume = false;                  // forward goes on from the f32 output and lse of earlier keys
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   Mask mask{};
