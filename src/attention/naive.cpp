@@ -254,9 +254,9 @@ class Naive {
 // body.operator()<T, Output>() for the problem's element types.
 template <class Body>
 void with_types(const AttentionProblem& problem, const Body& body) {
-  const bool wide = problem.dtype_of_output() == DType::f32;
   const auto with = [&]<class T>() {
-    wide ? body.template operator()<T, float>() : body.template operator()<T, T>();
+    if (problem.dtype_of_output() == DType::f32) return body.template operator()<T, float>();
+    body.template operator()<T, T>();
   };
   if (problem.dtype == DType::f32) return with.template operator()<float>();
   if (problem.dtype == DType::bf16) return with.template operator()<BFloat16>();
