@@ -21,9 +21,9 @@ namespace {
 void ledger_pair(benchmark::State& state) {
   constexpr int kPairs = 1000;
   const auto program = [](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       for (int i = 0; i < kPairs; ++i) {
-        const auto stage = context.stage("layer", i % 36);
+        const auto stage = context.stage(StageKind::layer, i % 36);
         benchmark::DoNotOptimize(
             context.allocate({.name = "hidden", .category = Category::activations, .shape = {16, 64}}));
       }
@@ -85,7 +85,7 @@ template <class Body>
 void time_operation(benchmark::State& state, const Body& body) {
   CpuBackend backend(static_cast<int>(state.range(0)));
   const auto program = [&](Context& context) {
-    context.phase("operation", [&] { state.SetBytesProcessed(state.iterations() * body(context)); });
+    context.phase(Phase::step, [&] { state.SetBytesProcessed(state.iterations() * body(context)); });
   };
   Context rehearsal(backend.description());
   program(rehearsal);

@@ -49,7 +49,7 @@ struct EagerOptions {
 // The most tokens that a step may have: a loss that keeps its chunks has at most 1,024 of them.
 [[nodiscard]] std::int64_t most_eager_tokens(const EagerOptions& options);
 
-// One training step (two with an optimizer) of a decoder of at most 256 layers: phase "pytorch", stages
+// One training step (two with an optimizer) of a decoder of at most 256 layers: one phase, stages
 // load, forward, loss, backward, optimizer.
 [[nodiscard]] Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes,
                                     const EagerOptions& options, const DeviceDescription& device);
@@ -81,7 +81,7 @@ struct EagerAttentionBenchmark {
 [[nodiscard]] Ledger rehearse_attention_benchmark(const EagerAttentionBenchmark& benchmark,
                                                   const DeviceDescription& device);
 
-// A ring-attention rank's chunk function with online softmax, line by line; stages are named after the lines.
+// A ring-attention rank's chunk function with online softmax, line by line: a stage for each.
 struct RingSoftmax {
   enum class Variant : std::uint8_t {
     as_written,  // torch.exp(scores - new_max), twice
@@ -98,11 +98,14 @@ struct RingSoftmax {
   DType dtype = DType::f16;
 };
 [[nodiscard]] Ledger rehearse_ring_softmax(const RingSoftmax& ring, const DeviceDescription& device);
+// The line's text.
+[[nodiscard]] std::string_view ring_softmax_line(const StagePath& path);
 
 // The request that the device could not serve.
 struct EagerFailure {
   std::string block;  // its name
-  std::string stage;  // where it was asked for
+  StagePath path;     // where it was asked for
+  std::string stage;  // the same in words
   std::int64_t bytes = 0;
   std::int64_t allocated_bytes = 0;  // alive at that moment
 };
@@ -113,8 +116,8 @@ struct EagerMemory {
   std::vector<StageUsage> stages;
   std::optional<EagerFailure> failure;  // where a capacity was given and did not suffice
 
-  // The stage of that path, "forward/layer 3"; throws where there is none.
-  [[nodiscard]] const StageUsage& stage(std::string_view path) const;
+  // Throws where the program has no such stage.
+  [[nodiscard]] const StageUsage& stage(const StagePath& path) const;
 };
 
 // Live and reserved of a program under the caching allocator; a capacity of 0 is without limit.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headroom/attention.h"
+#include "headroom/comm.h"
 #include "headroom/core.h"
 #include "headroom/cpu.h"
 #include "headroom/device.h"

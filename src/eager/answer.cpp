@@ -22,9 +22,12 @@ OrderedJson failure_json(const std::optional<EagerFailure>& failure) {
 }
 
 // Stages worth a line: whole ones and the first layer.
-bool in_short(const std::string& stage) {
-  return !stage.empty() && (stage.find('/') == std::string::npos || stage.ends_with("/embedding") ||
-                            stage.ends_with("forward/layer 0"));
+bool in_short(const StagePath& path) {
+  const Stage first_layer{StageKind::layer, 0};
+  return path.depth() == 1 ||
+         (path.depth() > 1 && (path.stages().back().kind == StageKind::embedding ||
+                               (path.stages().back() == first_layer &&
+                                path.stages()[path.depth() - 2].kind == StageKind::forward)));
 }
 
 }  // namespace
@@ -59,30 +62,33 @@ RingAnswer answer_ring_softmax(RingSoftmax ring, const DeviceDescription& device
         std::pair{Variant::chunked, "in chunks"}}) {
     ring.variant = variant;
     const Ledger ledger = rehearse_ring_softmax(ring, device);
-    answer.rows.push_back({name, eager_memory(ledger), eager_memory(ledger, budget_bytes).failure});
+    std::optional<EagerFailure> failure = eager_memory(ledger, budget_bytes).failure;
+    if (failure) failure->stage = ring_softmax_line(failure->path);
+    answer.rows.push_back({name, eager_memory(ledger), std::move(failure)});
   }
   return answer;
 }
 
 std::string json(const EagerAnswer& answer) {
   const EagerQuestion& question = answer.question;
-  return indented({{"model", question.model},
-                   {"context", question.sizes.seq},
-                   {"batch", question.sizes.batch},
-                   {"runtime", "pytorch"},
-                   {"fits", !answer.failure},
-                   {"arena_bytes", nullptr},
-                   {"live_peak_bytes", answer.memory.live_peak_bytes},
-                   {"reserved_bytes", answer.memory.reserved_bytes},
-                   {"host_bytes", 0},
-                   {"budget_bytes", question.budget_bytes},
-                   {"by_category", json_by_category(answer.at_peak)},
-                   {"by_stage", json_by_stage(answer.memory.stages)},
-                   {"strategy", describe(question.options)},
-                   {"max_context", answer.max_context},
-                   {"step_seconds", nullptr},
-                   {"failure", failure_json(answer.failure)},
-                   {"advice", OrderedJson::array()}});
+  return indented(
+      {{"model", question.model},
+       {"context", question.sizes.seq},
+       {"batch", question.sizes.batch},
+       {"runtime", "pytorch"},
+       {"fits", !answer.failure},
+       {"arena_bytes", nullptr},
+       {"live_peak_bytes", answer.memory.live_peak_bytes},
+       {"reserved_bytes", answer.memory.reserved_bytes},
+       {"host_bytes", 0},
+       {"budget_bytes", question.budget_bytes},
+       {"by_category", json_by_category(answer.at_peak)},
+       {"by_stage", json_by_stage(answer.memory.stages, [](const StagePath& path) { return path.text(); })},
+       {"strategy", describe(question.options)},
+       {"max_context", answer.max_context},
+       {"step_seconds", nullptr},
+       {"failure", failure_json(answer.failure)},
+       {"advice", OrderedJson::array()}});
 }
 
 std::string json(const RingAnswer& answer) {

@@ -37,7 +37,7 @@ class Benchmark {
   void run() {
     Tensor query, key, value;
     {
-      const auto stage = program_.context().stage("inputs");
+      const auto stage = program_.context().stage(StageKind::inputs);
       query = like_inputs("q");
       key = like_inputs("k");
       value = like_inputs("v");
@@ -46,7 +46,7 @@ class Benchmark {
       program_.product_in_backward();
     }
     for (std::int64_t step = 0; step < 2; ++step) {
-      const auto stage = program_.context().stage("step", step);
+      const auto stage = program_.context().stage(StageKind::step, step);
       switch (form_) {
         case Form::written_out: step_written_out(); break;
         case Form::softmax: step_softmax(); break;
@@ -72,7 +72,7 @@ class Benchmark {
   void step_written_out() {
     Tensor indices, exponentials, sums, weights;  // what autograd saves
     {
-      const auto stage = program_.context().stage("forward");
+      const auto stage = program_.context().stage(StageKind::forward);
       // scores = q @ k.transpose(-2, -1) / math.sqrt(d)
       Tensor raw = like_scores("q @ k^T");
       Tensor scores = like_scores("scores");
@@ -95,7 +95,7 @@ class Benchmark {
       // loss = attention(q, k, v).sum(): the name `loss` lets go of the last step's
       loss_ = scalar("loss");
     }
-    const auto stage = program_.context().stage("backward");
+    const auto stage = program_.context().stage(StageKind::backward);
     const Tensor ones = scalar("ones_like(loss)");
     // weights @ v; sum()'s gradient has stride 0 and each product copies it
     Tensor value_gradient = like_inputs("weights^T @ grad_out");
@@ -137,10 +137,10 @@ class Benchmark {
     gradients_.set_to_none();
     NaiveAttention attention(program_, shape_, false);
     {
-      const auto stage = program_.context().stage("forward");
+      const auto stage = program_.context().stage(StageKind::forward);
       output_ = attention.forward();
     }
-    const auto stage = program_.context().stage("backward");
+    const auto stage = program_.context().stage(StageKind::backward);
     const Tensor loss = scalar("out.sum()");
     const Tensor ones = scalar("ones_like(loss)");
     gradients_.add(attention.backward({}));
@@ -150,11 +150,11 @@ class Benchmark {
     gradients_.set_to_none();
     SdpaAttention attention(program_, shape_);
     {
-      const auto stage = program_.context().stage("forward");
+      const auto stage = program_.context().stage(StageKind::forward);
       attention.forward();
       drop(output_);  // `out` is this step's now
     }
-    const auto stage = program_.context().stage("backward");
+    const auto stage = program_.context().stage(StageKind::backward);
     const Tensor loss = scalar("out.sum()");
     const Tensor ones = scalar("ones_like(loss)");
     {
@@ -182,7 +182,7 @@ Ledger rehearse_attention_benchmark(const EagerAttentionBenchmark& benchmark,
         "attention of batch {}, {} tokens and head_dim {} is empty", benchmark.batch, benchmark.seq,
         benchmark.head_dim);
   Context context(device);
-  context.phase("pytorch", [&] {
+  context.phase(Phase::step, [&] {
     EagerProgram program(context);
     Benchmark(program, benchmark).run();
   });

@@ -130,11 +130,11 @@ Ledger rehearse_eager_loss(const EagerLossProblem& problem, const EagerOptions& 
         "a loss of {} tokens, hidden {} and vocabulary {} is empty", problem.tokens, problem.hidden,
         problem.vocab);
   Context context(device);
-  context.phase("pytorch", [&] {
+  context.phase(Phase::step, [&] {
     EagerProgram program(context);
     Tensor hidden, weight, labels;
     {
-      const auto stage = context.stage("inputs");
+      const auto stage = context.stage(StageKind::inputs);
       hidden = program.make("hidden states", Category::activations, options.dtype,
                             {problem.tokens, problem.hidden});
       weight = program.make("weight", Category::parameters, options.dtype, {problem.vocab, problem.hidden});
@@ -144,10 +144,10 @@ Ledger rehearse_eager_loss(const EagerLossProblem& problem, const EagerOptions& 
     }
     EagerLossProgram loss(program, problem, options);
     {
-      const auto stage = context.stage("forward");
+      const auto stage = context.stage(StageKind::forward);
       loss.forward();
     }
-    const auto stage = context.stage("backward");
+    const auto stage = context.stage(StageKind::backward);
     const Tensor gradient = loss.backward();
   });
   return std::move(context).take_ledger();

@@ -17,7 +17,7 @@ struct Requests {
 Requests requests_of(const Ledger& ledger) {
   Requests requests;
   std::int64_t time = 0;
-  for (const Ledger::Phase& phase : ledger.phases()) {
+  for (const Ledger::Trace& phase : ledger.phases()) {
     std::unordered_map<std::uint32_t, std::size_t> open;  // by id
     for (const Event& event : phase.events) {
       ++time;
@@ -48,9 +48,9 @@ std::int64_t alive_before(const Requests& requests, std::size_t block) {
 
 }  // namespace
 
-const StageUsage& EagerMemory::stage(std::string_view path) const {
+const StageUsage& EagerMemory::stage(const StagePath& path) const {
   const auto found = std::ranges::find(stages, path, &StageUsage::stage);
-  check(found != stages.end(), "the program has no stage '{}'", path);
+  check(found != stages.end(), "the program has no stage '{}'", path.text());
   return *found;
 }
 
@@ -63,8 +63,10 @@ EagerMemory eager_memory(const Ledger& ledger, std::int64_t capacity_bytes) {
                      .failure = {}};
   if (const auto failed = result.failed_block) {
     const Event& event = *requests.events[*failed];
+    const StagePath path = ledger.stage_path(event.stage);
     memory.failure = EagerFailure{.block = std::string(ledger.text(event.name)),
-                                  .stage = ledger.stage_path(event.stage),
+                                  .path = path,
+                                  .stage = path.text(),
                                   .bytes = result.failed_bytes,
                                   .allocated_bytes = alive_before(requests, *failed)};
   }

@@ -1,6 +1,7 @@
 // One rank's work on one chunk of keys in ring attention, as it is often written: the scores of the chunk as
 // a tensor, online softmax over it in eager operators. No graph is kept: the state is updated in place.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "eager/program.h"
@@ -9,6 +10,30 @@
 namespace headroom {
 namespace {
 
+// The lines of the program, and their texts.
+enum Line : std::uint8_t {
+  kState,
+  kScores,
+  kNewMax,
+  kScaleSum,
+  kAddToSum,
+  kExpScores,
+  kAddToOutput,
+  kAddToSumInPlace,
+  kAddToOutputInPlace,
+};
+constexpr std::array<std::string_view, 9> kTexts = {
+    "state",
+    "scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(d)",
+    "new_max = torch.maximum(running_max, scores.amax(dim=-1, keepdim=True))",
+    "running_sum.mul_(torch.exp(running_max - new_max))",
+    "running_sum.add_(torch.exp(scores - new_max).sum(dim=-1, keepdim=True))",
+    "exp_scores = torch.exp(scores - new_max)",
+    "output.add_(torch.matmul(exp_scores, v))",
+    "running_sum.add_(scores.sub_(new_max).exp_().sum(dim=-1, keepdim=True))",
+    "output.add_(torch.matmul(scores, v))",
+};
+
 class Chunk {
  public:
   Chunk(EagerProgram& program, const RingSoftmax& ring) : program_(program), ring_(ring) {}
@@ -16,7 +41,7 @@ class Chunk {
   void run() {
     Tensor query, key, value, output, running_max, running_sum;
     {
-      const auto stage = line("state");
+      const auto stage = line(kState);
       query = inputs("q", ring_.seq_q);
       key = inputs("k", ring_.seq_k);
       value = inputs("v", ring_.seq_k);
@@ -25,19 +50,19 @@ class Chunk {
       running_sum = row("running_sum");
     }
     {
-      const auto stage = line("scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(d)");
+      const auto stage = line(kScores);
       program_.product_in_forward();
       const Tensor product = scores("matmul(q, k^T)", ring_.seq_k);
       scores_ = scores("scores", ring_.seq_k);
     }
     Tensor new_max;
     {
-      const auto stage = line("new_max = torch.maximum(running_max, scores.amax(dim=-1, keepdim=True))");
+      const auto stage = line(kNewMax);
       const Tensor chunk_max = row("amax");
       new_max = row("new_max");
     }
     {
-      const auto stage = line("running_sum.mul_(torch.exp(running_max - new_max))");
+      const auto stage = line(kScaleSum);
       const Tensor difference = row("running_max - new_max");
       const Tensor scale = row("exp");
     }
@@ -49,7 +74,9 @@ class Chunk {
   }
 
  private:
-  [[nodiscard]] Context::Stage line(std::string_view text) const { return program_.context().stage(text); }
+  [[nodiscard]] Context::OpenStage line(Line line) const {
+    return program_.context().stage(StageKind::source_line, line);
+  }
   [[nodiscard]] Tensor inputs(std::string_view name, std::int64_t tokens) const {
     return program_.make(name, Category::activations, ring_.dtype,
                          {ring_.batch, ring_.heads, tokens, ring_.head_dim});
@@ -63,7 +90,7 @@ class Chunk {
   }
 
   void add_to_sum(std::int64_t columns) const {
-    const auto stage = line("running_sum.add_(torch.exp(scores - new_max).sum(dim=-1, keepdim=True))");
+    const auto stage = line(kAddToSum);
     Tensor difference = scores("scores - new_max", columns);
     Tensor exponential = scores("torch.exp(scores - new_max)", columns);
     drop(difference);
@@ -72,11 +99,11 @@ class Chunk {
   void add_to_output(std::int64_t columns) const {
     Tensor exponential;
     {
-      const auto stage = line("exp_scores = torch.exp(scores - new_max)");
+      const auto stage = line(kExpScores);
       const Tensor difference = scores("scores - new_max", columns);
       exponential = scores("exp_scores", columns);
     }
-    const auto stage = line("output.add_(torch.matmul(exp_scores, v))");
+    const auto stage = line(kAddToOutput);
     const Tensor product = inputs("matmul(exp_scores, v)", ring_.seq_q);
   }
 
@@ -86,10 +113,10 @@ class Chunk {
   }
   void accumulate_in_place() const {
     {
-      const auto stage = line("running_sum.add_(scores.sub_(new_max).exp_().sum(dim=-1, keepdim=True))");
+      const auto stage = line(kAddToSumInPlace);
       const Tensor sum = row("sum");
     }
-    const auto stage = line("output.add_(torch.matmul(scores, v))");
+    const auto stage = line(kAddToOutputInPlace);
     const Tensor product = inputs("matmul(scores, v)", ring_.seq_q);
   }
   void accumulate_in_chunks() const {
@@ -107,6 +134,12 @@ class Chunk {
 
 }  // namespace
 
+std::string_view ring_softmax_line(const StagePath& path) {
+  check(path.depth() == 1 && path.stages()[0].kind == StageKind::source_line, "{} is no line of the program",
+        path.text());
+  return kTexts[static_cast<std::size_t>(path.stages()[0].index)];
+}
+
 Ledger rehearse_ring_softmax(const RingSoftmax& ring, const DeviceDescription& device) {
   check(
       ring.batch >= 1 && ring.heads >= 1 && ring.seq_q >= 1 && ring.seq_k >= 1 && ring.head_dim >= 1 &&
@@ -114,7 +147,7 @@ Ledger rehearse_ring_softmax(const RingSoftmax& ring, const DeviceDescription& d
       "a ring's chunk of batch {}, {} heads, {} queries, {} keys, head_dim {}, {} columns at a time is empty",
       ring.batch, ring.heads, ring.seq_q, ring.seq_k, ring.head_dim, ring.chunk);
   Context context(device);
-  context.phase("pytorch", [&] {
+  context.phase(Phase::step, [&] {
     EagerProgram program(context);
     Chunk(program, ring).run();
   });

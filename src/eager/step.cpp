@@ -19,7 +19,7 @@ class EagerStep {
       : program_(program), shared_{program, config, sizes, options, gradients_}, table_(config) {}
 
   void load() {
-    const auto stage = program_.context().stage("load");
+    const auto stage = program_.context().stage(StageKind::load);
     std::vector<Tensor> wide;
     if (shared_.options.made_in_f32 && shared_.options.dtype != DType::f32) {
       for (const Parameter& parameter : table_.entries()) {
@@ -40,7 +40,7 @@ class EagerStep {
     Tensor hidden;
     EagerRmsNorm final_norm(shared_, shared_.tokens(), shared_.config.hidden);
     {
-      const auto stage = program_.context().stage("forward");
+      const auto stage = program_.context().stage(StageKind::forward);
       hidden = forward(final_norm);
     }
     EagerLossProgram loss(
@@ -48,13 +48,13 @@ class EagerStep {
         {.tokens = shared_.tokens(), .hidden = shared_.config.hidden, .vocab = shared_.config.vocab},
         shared_.options);
     {
-      const auto stage = program_.context().stage("loss");
+      const auto stage = program_.context().stage(StageKind::loss);
       loss.forward();
     }
-    const auto stage = program_.context().stage("backward");
+    const auto stage = program_.context().stage(StageKind::backward);
     Tensor gradient;
     {
-      const auto loss_stage = program_.context().stage("loss");
+      const auto loss_stage = program_.context().stage(StageKind::loss);
       gradient = final_norm.backward(loss.backward());
       drop(last_output_);
     }
@@ -64,7 +64,7 @@ class EagerStep {
 
   // torch.optim.AdamW with foreach: every operator over all parameters at once.
   void update() {
-    const auto stage = program_.context().stage("optimizer");
+    const auto stage = program_.context().stage(StageKind::optimizer);
     const auto like_all = [&](std::vector<Tensor>& tensors, std::string_view name) {
       for (const Parameter& parameter : table_.entries()) {
         tensors.push_back(like(parameter, name, Category::optimizer));
@@ -89,7 +89,7 @@ class EagerStep {
 
   // The angles are made once, in f32; layers save cos and sin in their own type.
   void rope() {
-    const auto stage = program_.context().stage("rope");
+    const auto stage = program_.context().stage(StageKind::rope);
     const std::int64_t seq = shared_.sizes.seq;
     const std::int64_t width = shared_.config.head_dim;
     const auto wide = [&](std::string_view name, std::int64_t columns) {
@@ -112,19 +112,19 @@ class EagerStep {
     graphs_.reserve(static_cast<std::size_t>(layers()));
     Tensor x;
     {
-      const auto stage = program_.context().stage("embedding");
+      const auto stage = program_.context().stage(StageKind::embedding);
       x = shared_.hidden("embedding");
     }
     rope();
     for (std::int64_t layer = 0; layer < layers(); ++layer) {
-      const auto stage = program_.context().stage("layer", layer);
+      const auto stage = program_.context().stage(StageKind::layer, layer);
       graphs_.emplace_back(shared_);
       input(layer) = std::move(x);
       x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph
                                              : EagerLayer::Mode::with_graph);
       if (!checkpoints() && !graph(layer).saves_input()) drop(input(layer));
     }
-    const auto stage = program_.context().stage("norm");
+    const auto stage = program_.context().stage(StageKind::norm);
     Tensor hidden = final_norm.forward(true);
     if (shared_.options.dtype == DType::f32) last_output_ = std::move(x);  // the norm saves it
     return hidden;
@@ -132,9 +132,9 @@ class EagerStep {
 
   void backward() {
     for (std::int64_t layer = layers() - 1; layer >= 0; --layer) {
-      const auto stage = program_.context().stage("layer", layer);
+      const auto stage = program_.context().stage(StageKind::layer, layer);
       if (checkpoints()) {
-        const auto again = program_.context().stage("again");
+        const auto again = program_.context().stage(StageKind::again);
         (void)graph(layer).forward(EagerLayer::Mode::again);
       }
       graph(layer).backward();
@@ -144,7 +144,7 @@ class EagerStep {
   }
 
   void embedding_backward(Tensor output_gradient) {
-    const auto stage = program_.context().stage("embedding");
+    const auto stage = program_.context().stage(StageKind::embedding);
     const std::int64_t tokens = shared_.tokens();
     const ModelConfig& config = shared_.config;
     Tensor gradient = program_.make("embedding gradient", Category::gradients, shared_.options.dtype,
@@ -183,14 +183,14 @@ Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const E
         format_count(config.layers), kMaxLayers);
   check_plannable(sizes);
   Context context(device);
-  context.phase("pytorch", [&] {
+  context.phase(Phase::step, [&] {
     EagerProgram program(context);
     EagerStep step(program, config, sizes, options);
     step.load();
     step.run();
     if (!options.adamw) return;
     step.update();
-    const auto stage = context.stage("second step");
+    const auto stage = context.stage(StageKind::step, 1);
     step.run();
     step.update();
   });

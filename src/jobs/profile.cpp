@@ -36,31 +36,19 @@ std::vector<KernelTime> by_kernel(std::span<const WorkRecord> records, const Cos
   return rows;
 }
 
-// The step's stages, and the records that belong to each.
-bool belongs(std::string_view stage, std::string_view phase, std::string_view path) {
-  if (phase == "update") return stage == "optimizer step";
-  if (path.starts_with("forward/embedding")) return stage == "after embedding";
-  if (path.starts_with("forward/layer")) {
-    const bool first = path == "forward/layer 0" || path.starts_with("forward/layer 0/");
-    return stage == (first ? "after the first layer" : "after all layers");
-  }
-  if (path.starts_with("loss")) return stage == "loss";
-  return path.starts_with("backward") && stage == "backward";
-}
-
 void write_trace(const std::string& file, const Context& context) {
   OrderedJson events = OrderedJson::array();
-  for (const char* phase : {"micro-step", "update"}) {
+  for (const Phase phase : {Phase::micro_step, Phase::update}) {
     for (const WorkRecord& record : context.work(phase)) {
       events.push_back({{"name", record.work.kernel},
-                        {"cat", phase},
+                        {"cat", name(phase)},
                         {"ph", "X"},
                         {"pid", 1},
                         {"tid", 1},
                         {"ts", 1e6 * record.began},
                         {"dur", 1e6 * record.last_seconds},
                         {"args",
-                         {{"stage", context.ledger().stage_path(record.stage)},
+                         {{"stage", context.ledger().stage_path(record.stage).text()},
                           {"gflop", record.work.flops / 1e9},
                           {"megabytes", record.work.bytes / 1e6}}}});
     }
@@ -109,15 +97,16 @@ Profile profile_step(const ProfileOptions& options) {
   const std::vector<WorkRecord> work = program.work();
   profile.kernels = by_kernel(work, costs);
   profile.predicted_seconds =
-      costs.seconds(context.work("micro-step")) + costs.seconds(context.work("update"));
+      costs.seconds(context.work(Phase::micro_step)) + costs.seconds(context.work(Phase::update));
   profile.stage_seconds.assign(profile.measured.size(), 0);
-  const std::size_t micro_step_records = context.work("micro-step").size();
+  const std::size_t micro_step_records = context.work(Phase::micro_step).size();
   for (std::size_t r = 0; r < work.size(); ++r) {
     if (work[r].runs == 0) continue;
-    const std::string_view phase = r < micro_step_records ? "micro-step" : "update";
+    const Phase phase = r < micro_step_records ? Phase::micro_step : Phase::update;
+    const auto stage = step_stage_of(phase, context.ledger().stage_path(work[r].stage));
     for (std::size_t i = 0; i < profile.measured.size(); ++i) {
-      if (belongs(profile.measured[i].stage, phase, context.ledger().stage_path(work[r].stage)))
-        profile.stage_seconds[i] += work[r].seconds / static_cast<double>(work[r].runs);
+      if (profile.measured[i].stage != stage) continue;
+      profile.stage_seconds[i] += work[r].seconds / static_cast<double>(work[r].runs);
     }
   }
   if (options.trace) write_trace(*options.trace, context);
@@ -127,7 +116,7 @@ Profile profile_step(const ProfileOptions& options) {
 std::string json(const Profile& profile) {
   OrderedJson stages = OrderedJson::array();
   for (std::size_t i = 0; i < profile.planned.size(); ++i) {
-    stages.push_back({{"stage", profile.planned[i].stage},
+    stages.push_back({{"stage", name(profile.planned[i].stage)},
                       {"planned_live_bytes", profile.planned[i].live_bytes},
                       {"live_bytes", profile.measured[i].live_bytes},
                       {"planned_peak_bytes", profile.planned[i].peak_bytes},
@@ -192,10 +181,10 @@ Page profile_page(const Profile& profile) {
       {"a step", fmt::format("{:.1f} ms", 1e3 * profile.step_seconds),
        fmt::format("predicted {:.1f} ms", 1e3 * profile.predicted_seconds)}};
   page.sections.emplace_back(std::move(figures));
-  page.sections.emplace_back(memory_timeline(layout.rehearsal, "micro-step"));
+  page.sections.emplace_back(memory_timeline(layout.rehearsal, Phase::micro_step));
   Table stages({"stage", "planned peak", "peak", "kernels ms"});
   for (std::size_t i = 0; i < profile.planned.size(); ++i) {
-    stages.add({profile.planned[i].stage, bytes_cell(profile.planned[i].peak_bytes),
+    stages.add({std::string(name(profile.planned[i].stage)), bytes_cell(profile.planned[i].peak_bytes),
                 bytes_cell(profile.measured[i].peak_bytes),
                 fmt::format("{:.2f}", 1e3 * profile.stage_seconds[i])});
   }

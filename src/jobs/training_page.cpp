@@ -70,7 +70,7 @@ Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>
   page.notes.insert(page.notes.end(), plan.notes.begin(), plan.notes.end());
   page.sections.emplace_back(figures(plan, result));
   if (result) page.sections.emplace_back(loss_chart(plan));
-  for (const char* phase : {"micro-step", "update"}) {
+  for (const Phase phase : {Phase::micro_step, Phase::update}) {
     MemoryTimeline timeline = memory_timeline(plan.fit.layout.rehearsal, phase);
     timeline.levels.push_back({"budget", static_cast<double>(plan.budget_bytes)});
     page.sections.emplace_back(std::move(timeline));

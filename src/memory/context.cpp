@@ -18,17 +18,21 @@ void check_handed_over(const Arena& arena, std::int64_t wanted, std::string_view
 
 }  // namespace
 
-Context::Context(DeviceDescription description, int device_index)
-    : device_{description.kind, device_index, true}, description_(std::move(description)) {}
+Context::Context(DeviceDescription description, const Ranks& ranks)
+    : device_{description.kind, 0, true}, description_(std::move(description)), ranks_(ranks) {
+  validate(ranks);
+}
 
-Context::Context(Backend& backend, const Layout& layout)
+Context::Context(Backend& backend, const Layout& layout, Communicator* communicator)
     : Context(backend, layout, Arena(backend, Space::device, layout.reserved(Space::device)),
-              Arena(backend, Space::host, layout.reserved(Space::host))) {}
+              Arena(backend, Space::host, layout.reserved(Space::host)), communicator) {}
 
-Context::Context(Backend& backend, Layout layout, Arena device, Arena host)
+Context::Context(Backend& backend, Layout layout, Arena device, Arena host, Communicator* communicator)
     : device_(backend.device()),
       description_(backend.description()),
       backend_(&backend),
+      communicator_(communicator),
+      ranks_(communicator == nullptr ? Ranks{} : communicator->ranks()),
       layout_(std::move(layout)),
       arenas_{std::move(device), std::move(host)},
       ledger_(layout_.rehearsal.same_vocabulary()) {
@@ -36,23 +40,23 @@ Context::Context(Backend& backend, Layout layout, Arena device, Arena host)
   check_handed_over(arena(Space::host), layout_.reserved(Space::host), "host");
 }
 
-void Context::begin_phase(std::string_view name) {
+void Context::begin_phase(Phase phase) {
   if (in_phase_) {
-    fail(ErrorKind::runtime, "phase '{}' begins inside phase '{}'", name,
-         ledger_.text(ledger_.phases()[phase_].name));
+    fail(ErrorKind::runtime, "phase '{}' begins inside phase '{}'", name(phase),
+         name(ledger_.phases()[phase_].phase));
   }
   // A run repeats the layout's rehearsal; a rehearsal's own second run of a phase repeats its first.
   const Ledger& script = phantom() ? ledger_ : layout_.rehearsal;
-  const std::optional<std::size_t> scripted = script.find_phase(name);
+  const std::optional<std::size_t> scripted = script.find_phase(phase);
   if (!scripted && !phantom()) {
     std::vector<std::string_view> names;
-    for (const auto& phase : script.phases()) names.push_back(script.text(phase.name));
-    fail(ErrorKind::runtime, "phase '{}' was not rehearsed; rehearsed were: {}", name,
+    for (const auto& known : script.phases()) names.push_back(name(known.phase));
+    fail(ErrorKind::runtime, "phase '{}' was not rehearsed; rehearsed were: {}", name(phase),
          fmt::join(names, ", "));
   }
   script_ = scripted ? &script : nullptr;
   script_phase_ = scripted.value_or(0);
-  phase_ = ledger_.begin_phase(name);
+  phase_ = ledger_.begin_phase(phase);
   in_phase_ = true;
   cursor_ = 0;
   work_cursor_ = 0;
@@ -69,13 +73,13 @@ void Context::begin_phase(std::string_view name) {
 void Context::end_phase() {
   try {
     throw_deferred();
-    const std::string_view phase = ledger_.text(ledger_.phases()[phase_].name);
+    const std::string_view phase = name(ledger_.phases()[phase_].phase);
     for (const Block& block : phase_blocks_) {
       if (!block.live) continue;
       fail(ErrorKind::runtime,
            "phase '{}' ends and leaks {} ({} bytes, {}); free it, or allocate it for the run", phase,
            ledger_.text(block.event.name), format_count(block.event.bytes),
-           ledger_.stage_path(block.event.stage));
+           ledger_.stage_path(block.event.stage).text());
     }
     if (!order_.joined()) {
       fail(ErrorKind::runtime, "phase '{}' ends while another stream may still work; let main wait for it",
@@ -98,6 +102,10 @@ void Context::end_phase() {
 }
 
 void Context::abandon_phase() {
+  if (communicator_ != nullptr) {
+    communicator_->abort(fmt::format("rank {} left phase '{}' with an error", ranks_.rank,
+                                     name(ledger_.phases()[phase_].phase)));
+  }
   if (!phantom()) {
     try {
       backend_->synchronize();  // nothing may still work on blocks that are given back here
@@ -121,11 +129,11 @@ void Context::leave_phase() {
   deferred_.reset();
 }
 
-Context::Stage Context::stage(std::string_view name, std::int64_t index) {
+Context::OpenStage Context::stage(StageKind kind, std::int64_t index) {
   check_in_phase("stage");
-  ledger_.open_stage(name, index);
+  ledger_.open_stage({kind, index});
   note({.kind = EventKind::stage_begin, .stage = ledger_.stage()});
-  return Stage(*this);
+  return OpenStage(*this);
 }
 
 void Context::end_stage() noexcept {
@@ -168,7 +176,7 @@ void Context::finish_work(double began) {
   done.last_seconds = seconds;
 }
 
-std::span<const WorkRecord> Context::work(std::string_view phase) const {
+std::span<const WorkRecord> Context::work(Phase phase) const {
   const std::optional<std::size_t> index = ledger_.find_phase(phase);
   return index && *index < work_.size() ? std::span<const WorkRecord>(work_[*index])
                                         : std::span<const WorkRecord>();
@@ -216,7 +224,7 @@ void Context::release(const Tensor& tensor) {
   if (in_phase_) {
     if (tensor.lifetime_ == Lifetime::run) {
       fail(ErrorKind::runtime, "'{}' lives for the run and is freed inside phase '{}'",
-           ledger_.text(block->event.name), ledger_.text(ledger_.phases()[phase_].name));
+           ledger_.text(block->event.name), name(ledger_.phases()[phase_].phase));
     }
     if (!order_.may_free(block->stamp, block->event.space)) {
       fail(ErrorKind::runtime, "'{}' is freed while a stream may still work on it; {} first",
@@ -279,6 +287,20 @@ void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
   if (!phantom()) backend_->copy(id, target.raw(), source.raw(), target.bytes());
 }
 
+void Context::all_reduce(const Tensor& values) {
+  check_in_phase("all_reduce");
+  if (ranks_.count == 1) return;
+  const std::int64_t bytes = values.view().bytes();
+  note({.kind = EventKind::all_reduce, .stage = ledger_.stage(), .bytes = bytes});
+  run(Work{.kind = WorkKind::communication, .kernel = "all-reduce", .bytes = static_cast<double>(bytes)},
+      [&](const Stream& stream) { communicator_->all_reduce(values, stream); });
+}
+
+double Context::all_reduce(double value) {
+  if (ranks_.count == 1) return value;
+  return phantom() ? value * ranks_.count : communicator_->all_reduce(value);
+}
+
 Ticket Context::record(StreamId id) {
   check_in_phase("record");
   note({.kind = EventKind::record, .stream = id, .stage = ledger_.stage(), .id = order_.records()});
@@ -315,7 +337,7 @@ void Context::note(const Event& event) {
     if (cursor_ >= events.size() || events[cursor_] != event) [[unlikely]] {
       fail(ErrorKind::runtime,
            "phase '{}' departs from its rehearsal at event {}: rehearsed {}, the run asks to {}",
-           ledger_.text(ledger_.phases()[phase_].name), cursor_,
+           name(ledger_.phases()[phase_].phase), cursor_,
            cursor_ < events.size() ? script_->describe(events[cursor_]) : "the end", ledger_.describe(event));
     }
   }

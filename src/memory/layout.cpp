@@ -16,7 +16,7 @@ struct PhaseBlocks {
   std::vector<std::uint32_t> ids;
 };
 
-PhaseBlocks phase_blocks(const Ledger::Phase& phase, Space space) {
+PhaseBlocks phase_blocks(const Ledger::Trace& phase, Space space) {
   PhaseBlocks found;
   std::vector<std::size_t> index_of;  // by id
   for (std::size_t time = 0; time < phase.events.size(); ++time) {
@@ -40,7 +40,7 @@ PhaseBlocks phase_blocks(const Ledger::Phase& phase, Space space) {
   return found;
 }
 
-std::size_t allocations(const Ledger::Phase& phase, Lifetime lifetime) {
+std::size_t allocations(const Ledger::Trace& phase, Lifetime lifetime) {
   return static_cast<std::size_t>(std::ranges::count_if(phase.events, [&](const Event& event) {
     return event.kind == EventKind::allocate && event.lifetime == lifetime;
   }));
@@ -51,7 +51,7 @@ std::size_t allocations(const Ledger::Phase& phase, Lifetime lifetime) {
 Layout make_layout(Ledger rehearsal, std::int64_t alignment) {
   Layout layout;
   std::array<std::int64_t, kSpaceCount> run_bytes{};
-  for (const Ledger::Phase& phase : rehearsal.phases()) {
+  for (const Ledger::Trace& phase : rehearsal.phases()) {
     for (const Event& event : phase.events) {
       if (event.kind != EventKind::allocate || event.lifetime != Lifetime::run) continue;
       std::int64_t& end = run_bytes[static_cast<std::size_t>(event.space)];
@@ -60,7 +60,7 @@ Layout make_layout(Ledger rehearsal, std::int64_t alignment) {
     }
   }
   layout.reserved_bytes = run_bytes;
-  for (const Ledger::Phase& phase : rehearsal.phases()) {
+  for (const Ledger::Trace& phase : rehearsal.phases()) {
     std::vector<std::int64_t>& offsets =
         layout.phase_offsets.emplace_back(allocations(phase, Lifetime::phase));
     for (const Space space : {Space::device, Space::host}) {
@@ -76,11 +76,50 @@ Layout make_layout(Ledger rehearsal, std::int64_t alignment) {
   return layout;
 }
 
+std::uint64_t hash(const Layout& layout) {
+  std::uint64_t state = 0xcbf29ce484222325;  // FNV-1a, a number or a byte of text at a time
+  const auto add = [&](auto value) {
+    state = (state ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
+    state ^= state >> 29;  // of a whole number the high bits count too
+  };
+  const auto add_text = [&](std::string_view text) {
+    add(text.size());
+    for (const char letter : text) add(static_cast<unsigned char>(letter));
+  };
+  const auto add_all = [&](const auto& values) {
+    add(values.size());
+    for (const auto value : values) add(value);
+  };
+  for (const Ledger::Trace& phase : layout.rehearsal.phases()) {
+    add(phase.phase);
+    add(phase.events.size());
+    for (const Event& event : phase.events) {
+      add(event.kind);
+      add(event.category);
+      add(event.space);
+      add(event.lifetime);
+      add(event.stream);
+      add(event.id);
+      add(event.bytes);
+      const StagePath path = layout.rehearsal.stage_path(event.stage);
+      for (const Stage& stage : path.stages()) {
+        add(stage.kind);
+        add(stage.index);
+      }
+      if (event.kind == EventKind::allocate) add_text(layout.rehearsal.text(event.name));
+    }
+  }
+  add_all(layout.reserved_bytes);
+  add_all(layout.run_offsets);
+  for (const std::vector<std::int64_t>& offsets : layout.phase_offsets) add_all(offsets);
+  return state;
+}
+
 std::vector<BlockLifetime> lifetimes(const Ledger& ledger, Space space) {
   std::vector<BlockLifetime> blocks;
   std::vector<std::size_t> for_the_run;
   std::int64_t start = 0;
-  for (const Ledger::Phase& phase : ledger.phases()) {
+  for (const Ledger::Trace& phase : ledger.phases()) {
     for (BlockLifetime block : phase_blocks(phase, space).blocks) {
       blocks.push_back({start + block.begin, start + block.end, block.bytes});
     }

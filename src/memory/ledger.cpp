@@ -46,12 +46,11 @@ Ledger Ledger::same_vocabulary() const {
   return copy;
 }
 
-std::size_t Ledger::begin_phase(std::string_view phase) {
+std::size_t Ledger::begin_phase(Phase phase) {
   const std::optional<std::size_t> known = find_phase(phase);
   recording_ = !known;
   live_at_begin_ = {usage(Space::device).live, usage(Space::host).live};
-  if (recording_)
-    phases_.push_back({.name = intern(phase), .live_before = live_at_begin_, .events = {}, .runs = 0});
+  if (recording_) phases_.push_back({.phase = phase, .live_before = live_at_begin_, .events = {}, .runs = 0});
   phase_ = known.value_or(phases_.size() - 1);
   ++phases_[phase_].runs;
   return phase_;
@@ -77,8 +76,8 @@ void Ledger::append(const Event& event) {
   if (recording_) phases_[phase_].events.push_back(event);
 }
 
-void Ledger::open_stage(std::string_view stage, std::int64_t index) {
-  const Stage wanted{stage_, intern(stage), index};
+void Ledger::open_stage(const Stage& stage) {
+  const StageNode wanted{stage_, stage};
   const auto found = stage_ids_.find(wanted);
   if (found != stage_ids_.end()) {
     stage_ = found->second;
@@ -102,20 +101,16 @@ std::uint32_t Ledger::intern(std::string_view text) {
   return id;
 }
 
-std::string Ledger::stage_path(std::uint32_t stage) const {
-  std::string path;
-  for (; stage != 0; stage = stages_[stage].parent) {
-    const Stage& part = stages_[stage];
-    std::string label(text(part.name));
-    if (part.index >= 0) label += fmt::format(" {}", part.index);
-    path = path.empty() ? label : label + "/" + path;
-  }
+StagePath Ledger::stage_path(std::uint32_t stage) const {
+  if (stage == 0) return {};
+  StagePath path = stage_path(stages_[stage].parent);
+  path.open(stages_[stage].stage);
   return path;
 }
 
 std::string Ledger::describe(const Event& event) const {
   const std::string_view stream = headroom::name(event.stream);
-  const std::string path = stage_path(event.stage);
+  const std::string path = stage_path(event.stage).text();
   const std::string stage = path.empty() ? "" : " in " + path;
   switch (event.kind) {
     case EventKind::allocate:
@@ -129,6 +124,7 @@ std::string Ledger::describe(const Event& event) const {
     case EventKind::stage_end: return fmt::format("end stage {}", path);
     case EventKind::touch:
       return fmt::format("touch {} (block {}) on stream {}{}", text(event.name), event.id, stream, stage);
+    case EventKind::all_reduce: return fmt::format("all-reduce {} bytes{}", format_count(event.bytes), stage);
     case EventKind::record: return fmt::format("record {} on stream {}{}", event.id, stream, stage);
     case EventKind::synchronize: return fmt::format("synchronize{}", stage);
     case EventKind::wait: return fmt::format("stream {} waits for record {}{}", stream, event.id, stage);
@@ -136,9 +132,8 @@ std::string Ledger::describe(const Event& event) const {
   return {};
 }
 
-std::optional<std::size_t> Ledger::find_phase(std::string_view phase) const {
-  const auto found =
-      std::ranges::find_if(phases_, [&](const Phase& known) { return text(known.name) == phase; });
+std::optional<std::size_t> Ledger::find_phase(Phase phase) const {
+  const auto found = std::ranges::find(phases_, phase, &Trace::phase);
   if (found == phases_.end()) return std::nullopt;
   return static_cast<std::size_t>(found - phases_.begin());
 }

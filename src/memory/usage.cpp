@@ -9,16 +9,16 @@
 namespace headroom {
 namespace {
 
-std::string place(const Ledger& ledger, const Ledger::Phase& phase, std::uint32_t stage) {
-  std::string text(ledger.text(phase.name));
-  const std::string path = ledger.stage_path(stage);
+std::string place(const Ledger& ledger, const Ledger::Trace& phase, std::uint32_t stage) {
+  std::string text(name(phase.phase));
+  const std::string path = ledger.stage_path(stage).text();
   return path.empty() ? text : text + "/" + path;
 }
 
 // Live bytes before the phase, then after each event of it; blocks rounded up to the alignment. Returns the
 // last.
 template <class Visit>
-CategoryBytes replay(const Ledger::Phase& phase, Space space, CategoryBytes live, std::int64_t alignment,
+CategoryBytes replay(const Ledger::Trace& phase, Space space, CategoryBytes live, std::int64_t alignment,
                      Visit visit) {
   visit(nullptr, live);
   for (const Event& event : phase.events) {
@@ -33,7 +33,7 @@ CategoryBytes replay(const Ledger::Phase& phase, Space space, CategoryBytes live
 }
 
 template <class Visit>
-void replay(const Ledger::Phase& phase, Space space, Visit visit) {
+void replay(const Ledger::Trace& phase, Space space, Visit visit) {
   replay(phase, space, phase.live_before[static_cast<std::size_t>(space)], 1, visit);
 }
 
@@ -42,7 +42,7 @@ void replay(const Ledger::Phase& phase, Space space, Visit visit) {
 std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space, std::int64_t alignment) {
   std::vector<StageUsage> rows;
   CategoryBytes held{};  // by the run: all that is left after a phase
-  for (const Ledger::Phase& phase : ledger.phases()) {
+  for (const Ledger::Trace& phase : ledger.phases()) {
     std::map<std::uint32_t, std::size_t> row_of;
     std::vector<std::size_t> open;  // rows of the stages that are open, outermost first
     if (alignment == 1) held = phase.live_before[static_cast<std::size_t>(space)];
@@ -51,7 +51,7 @@ std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space, std::i
       if (begins) {
         const std::uint32_t stage = event == nullptr ? 0 : event->stage;
         const auto [found, added] = row_of.emplace(stage, rows.size());
-        if (added) rows.push_back({std::string(ledger.text(phase.name)), ledger.stage_path(stage), 0, 0, {}});
+        if (added) rows.push_back({phase.phase, ledger.stage_path(stage), 0, 0, {}});
         open.push_back(found->second);
       }
       const std::int64_t bytes = total(live);
@@ -67,14 +67,13 @@ std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space, std::i
   return rows;
 }
 
-std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space,
-                                      std::optional<std::string_view> only) {
+std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space, std::optional<Phase> only) {
   // First find the moment, then collect what is alive then.
   std::size_t peak_phase = 0;
   std::int64_t peak_events = 0;
   std::int64_t peak_bytes = -1;
   for (std::size_t p = 0; p < ledger.phases().size(); ++p) {
-    if (only && ledger.text(ledger.phases()[p].name) != *only) continue;
+    if (only && ledger.phases()[p].phase != *only) continue;
     std::int64_t events = 0;
     replay(ledger.phases()[p], space, [&](const Event* event, const CategoryBytes& live) {
       events += event != nullptr;
@@ -85,7 +84,7 @@ std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space,
   }
   std::vector<LiveBlock> blocks;
   for (std::size_t p = 0; p <= peak_phase && p < ledger.phases().size(); ++p) {
-    const Ledger::Phase& phase = ledger.phases()[p];
+    const Ledger::Trace& phase = ledger.phases()[p];
     const std::size_t count = p == peak_phase ? static_cast<std::size_t>(peak_events) : phase.events.size();
     std::map<std::uint32_t, const Event*> alive;  // of the phase, by id
     for (const Event& event : std::span(phase.events).first(count)) {

@@ -51,10 +51,10 @@ class Step {
     offloaded_.resize(static_cast<std::size_t>(layers()));
     Tensor x;
     {
-      const auto stage = context_.stage("forward");
+      const auto stage = context_.stage(StageKind::forward);
       x = embed();
       for (std::int64_t layer = 0; layer < layers(); ++layer) {
-        const auto layer_stage = context_.stage("layer", layer);
+        const auto layer_stage = context_.stage(StageKind::layer, layer);
         kept(layer).put(Activation::input, std::move(x));
         x = run_layer(layer, keeping_of(policy_, layer));
         settle_offload(layer - 1);
@@ -64,10 +64,10 @@ class Step {
     }
     Tensor gradient = hidden_tensor("hidden gradient");
     judge(std::move(x), gradient, loss, loss_gradient);
-    const auto stage = context_.stage("backward");
+    const auto stage = context_.stage(StageKind::backward);
     start_return(layers() - 1);
     for (std::int64_t layer = layers() - 1; layer >= 0; --layer) {
-      const auto layer_stage = context_.stage("layer", layer);
+      const auto layer_stage = context_.stage(StageKind::layer, layer);
       finish_return(layer);
       start_return(layer - 1);
       rebuild(layer);
@@ -91,11 +91,11 @@ class Step {
       if (inspect) context_.run([&](const Stream&) { inspect(name, view); });
     };
     kept_.resize(static_cast<std::size_t>(layers()));
-    const auto stage = context_.stage("forward");
+    const auto stage = context_.stage(StageKind::forward);
     Tensor x = embed();
     look("embedding", x);
     for (std::int64_t layer = 0; layer < layers(); ++layer) {
-      const auto layer_stage = context_.stage("layer", layer);
+      const auto layer_stage = context_.stage(StageKind::layer, layer);
       kept(layer).put(Activation::input, std::move(x));
       x = run_layer(layer, Keeping::nothing);
       look(fmt::format("layer {}", layer), x);
@@ -128,7 +128,7 @@ class Step {
   }
 
   [[nodiscard]] Tensor embed() const {
-    const auto stage = context_.stage("embedding");
+    const auto stage = context_.stage(StageKind::embedding);
     Tensor x = hidden_tensor("layer input");
     embedding_forward(context_, parameter("model.embed_tokens.weight", buffers_.weights), tokens(), x);
     return x;
@@ -158,7 +158,7 @@ class Step {
     while (!kept(from).has(Activation::input)) --from;
     for (; from < layer; ++from) {
       // Inputs between stay: the layers before this one need them next.
-      const auto stage = context_.stage("again");
+      const auto stage = context_.stage(StageKind::again);
       kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
     }
     if (keeping_of(policy_, layer) == Keeping::all) return;
@@ -177,7 +177,7 @@ class Step {
   // The loss, and the gradient of the last layer's result.
   void judge(Tensor x, const Tensor& gradient, const TensorView& loss,
              const TensorView& loss_gradient) const {
-    const auto stage = context_.stage("loss");
+    const auto stage = context_.stage(StageKind::loss);
     const Tensor rstd = hidden_rows("final norm rstd");
     const Tensor normed = final_norm(x, rstd);
     loss_backward(context_, loss_problem(),

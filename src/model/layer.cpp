@@ -76,7 +76,7 @@ void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Act
 
 void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
-  const auto stage = context_.stage("attention");
+  const auto stage = context_.stage(StageKind::attention);
   const auto epsilon = static_cast<float>(step_.config.rms_epsilon);
   rms_norm_forward(
       context_,
@@ -107,7 +107,7 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
 
 Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
-  const auto stage = context_.stage("mlp");
+  const auto stage = context_.stage(StageKind::mlp);
   acts.drop_unless_kept({norm2_rstd}, keeping);
   MlpForward views{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
   if (keeps(keeping, gate)) {
@@ -146,7 +146,7 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
   using enum Activation;
   const Shape hidden_shape{step_.tokens(), step_.config.hidden};
   {
-    const auto stage = context_.stage("mlp");
+    const auto stage = context_.stage(StageKind::mlp);
     const Tensor norm2_gradient = temporary("norm 2 gradient", Category::activations, hidden_shape);
     MlpForward forward{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
     if (acts.has(gate)) {
@@ -173,7 +173,7 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
     acts.drop(middle);
     acts.drop(norm2_rstd);
   }
-  const auto stage = context_.stage("attention");
+  const auto stage = context_.stage(StageKind::attention);
   // dWo <- dWo + gradient^T output, and what of it is the output's
   matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients.output, true);
   Tensor output_gradient = temporary("output gradient", Category::attention, acts[output].view().shape());

@@ -91,7 +91,7 @@ std::string json(const PlanAnswer& answer) {
       {"host_bytes", step.host_bytes},
       {"budget_bytes", request.budget_bytes},
       {"by_category", json_by_category(answer.plan.layout.rehearsal.usage(Space::device).at_peak)},
-      {"by_stage", json_by_stage(answer.stages)},
+      {"by_stage", json_by_stage(answer.stages, [](StepStage stage) { return name(stage); })},
       {"strategy", describe(step.strategy)},
       {"optimizer_state", nullptr},
       {"max_context", answer.max_context},

@@ -97,13 +97,13 @@ Page plan_page(const PlanAnswer& answer) {
                      {"a step", seconds_text(step.seconds), "rates " + answer.costs.source},
                      {"largest context", format_count(answer.max_context), "tokens that fit"}};
   page.sections.emplace_back(std::move(figures));
-  MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, "micro-step");
+  MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, Phase::micro_step);
   timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});
   page.sections.emplace_back(std::move(timeline));
   page.sections.emplace_back(context_chart(answer));
   Table stages({"stage", "live", "peak"});
-  for (const StageUsage& row : answer.stages)
-    stages.add({row.stage, bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});
+  for (const StepStageUsage& row : answer.stages)
+    stages.add({std::string(name(row.stage)), bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});
   page.sections.emplace_back(TableSection{.title = "Stages", .table = std::move(stages)});
   if (!answer.compared.empty())
     page.sections.emplace_back(TableSection{.title = "Comparison", .table = compared_table(answer)});

@@ -1,8 +1,7 @@
 #include "plan/uniform.h"
 
 #include <algorithm>
-#include <charconv>
-#include <string_view>
+#include <optional>
 
 #include "headroom/memory/usage.h"
 
@@ -31,26 +30,27 @@ TrainingProblem one_layer(TrainingProblem problem) {
   return problem;
 }
 
+constexpr StagePath kEmbedding{{StageKind::forward}, {StageKind::embedding}};
+constexpr StagePath kLoss{{StageKind::loss}};
+
 // Bytes as an arena holds them: where blocks are small, rounding them up is most of what they take.
 std::vector<StageUsage> in_the_arena(const Ledger& ledger, Space space) {
   return usage_by_stage(ledger, space, kArenaAlignment);
 }
 
+// The layer of a stage in the step.
 struct Place {
   bool backward = false;
-  std::int64_t layer = -1;  // -1: outside the layers
+  std::int64_t layer = 0;
+  bool whole = false;  // the layer's own stage, not one inside it
 };
 
-// Of "forward/layer 3/attention".
-Place place_of(std::string_view path) {
-  constexpr std::string_view kForward = "forward/layer ";
-  constexpr std::string_view kBackward = "backward/layer ";
-  Place place;
-  place.backward = path.starts_with(kBackward);
-  if (!place.backward && !path.starts_with(kForward)) return place;
-  path.remove_prefix(place.backward ? kBackward.size() : kForward.size());
-  std::from_chars(path.data(), path.data() + path.size(), place.layer);
-  return place;
+// Nothing outside the layers.
+std::optional<Place> place_of(const StagePath& path) {
+  if (path.depth() < 2 || path.stages()[1].kind != StageKind::layer) return std::nullopt;
+  return Place{.backward = path.stages()[0].kind == StageKind::backward,
+               .layer = path.stages()[1].index,
+               .whole = path.depth() == 2};
 }
 
 }  // namespace
@@ -91,13 +91,13 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   trainer.load(context, [] {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
-  RunCosts run{.update_seconds = costs.seconds(context.work("update"))};
+  RunCosts run{.update_seconds = costs.seconds(context.work(Phase::update))};
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::device)) {
-    if (row.phase == "load" && row.stage.empty()) run.device_bytes = row.live_bytes;
-    if (row.phase == "update" && row.stage.empty()) run.update_peak_bytes = row.peak_bytes;
+    if (row.phase == Phase::load && row.stage.empty()) run.device_bytes = row.live_bytes;
+    if (row.phase == Phase::update && row.stage.empty()) run.update_peak_bytes = row.peak_bytes;
   }
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::host)) {
-    if (row.phase != "load" || !row.stage.empty()) continue;
+    if (row.phase != Phase::load || !row.stage.empty()) continue;
     run.host_bytes = row.live_bytes - row.at_peak[static_cast<std::size_t>(Category::staging)];
   }
   return run;
@@ -108,10 +108,10 @@ LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& 
   const TrainingRehearsal rehearsal = rehearse(one_layer(micro_step_of(request, cut)), cut, request.device);
   LossCosts found;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
-    if (row.phase == "micro-step" && row.stage == "loss") found.peak_bytes = row.peak_bytes;
+    if (row.phase == Phase::micro_step && row.stage == kLoss) found.peak_bytes = row.peak_bytes;
   }
   for (const WorkRecord& record : rehearsal.micro_step) {
-    if (rehearsal.ledger.stage_path(record.stage) == "loss") found.seconds += costs.seconds(record.work);
+    if (rehearsal.ledger.stage_path(record.stage) == kLoss) found.seconds += costs.seconds(record.work);
   }
   return found;
 }
@@ -144,18 +144,17 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
   std::int64_t loss_peak = 0;
   std::vector<std::int64_t> kept_up_to(step.layers.size());
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
-    if (row.phase == "load" && row.stage.empty()) resident = row.live_bytes;
-    if (row.phase != "micro-step") continue;
-    if (row.stage == "forward/embedding") embedded = row.live_bytes;
-    if (row.stage == "loss") loss_peak = row.peak_bytes;
-    const Place place = place_of(row.stage);
-    if (place.layer < 0) continue;
-    LayerCost& layer = step.layers[at(place.layer)];
-    std::int64_t& above = place.backward ? layer.backward_above : layer.forward_above;
+    if (row.phase == Phase::load && row.stage.empty()) resident = row.live_bytes;
+    if (row.phase != Phase::micro_step) continue;
+    if (row.stage == kEmbedding) embedded = row.live_bytes;
+    if (row.stage == kLoss) loss_peak = row.peak_bytes;
+    const std::optional<Place> place = place_of(row.stage);
+    if (!place) continue;
+    LayerCost& layer = step.layers[at(place->layer)];
+    std::int64_t& above = place->backward ? layer.backward_above : layer.forward_above;
     above = std::max(above, row.peak_bytes - resident);
-    const bool whole = row.stage.find('/', row.stage.find('/') + 1) == std::string::npos;
-    if (whole && !place.backward && kind != LayerKind::offload)
-      kept_up_to[at(place.layer)] = row.live_bytes - embedded;
+    if (place->whole && !place->backward && kind != LayerKind::offload)
+      kept_up_to[at(place->layer)] = row.live_bytes - embedded;
   }
   for (std::size_t i = 0; i < step.layers.size(); ++i) {
     LayerCost& layer = step.layers[i];
@@ -166,7 +165,7 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
   }
   step.loss_bytes = loss_peak - resident - kept_before;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::host)) {
-    if (row.phase == "load" && row.stage.empty()) step.staged_bytes = row.live_bytes;
+    if (row.phase == Phase::load && row.stage.empty()) step.staged_bytes = row.live_bytes;
   }
 }
 
@@ -174,14 +173,14 @@ void read_seconds(const TrainingRehearsal& rehearsal, const CostModel& costs, Un
   for (const WorkRecord& record : rehearsal.micro_step) {
     const double seconds = costs.seconds(record.work);
     const bool copies = record.work.kind == WorkKind::copy;
-    const Place place = place_of(rehearsal.ledger.stage_path(record.stage));
-    if (place.layer < 0) {
+    const std::optional<Place> place = place_of(rehearsal.ledger.stage_path(record.stage));
+    if (!place) {
       (copies ? step.outside_copy_seconds : step.outside_seconds) += seconds;
       continue;
     }
-    LayerCost& layer = step.layers[at(place.layer)];
+    LayerCost& layer = step.layers[at(place->layer)];
     (copies ? layer.copy_seconds : layer.seconds) += seconds;
-    if (!copies && !place.backward) layer.forward_seconds += seconds;
+    if (!copies && !place->backward) layer.forward_seconds += seconds;
   }
 }
 

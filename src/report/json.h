@@ -31,10 +31,13 @@ using OrderedJson = nlohmann::ordered_json;
   return json;
 }
 
-[[nodiscard]] inline OrderedJson json_by_stage(std::span<const StageUsage> stages) {
+// Rows that have a stage, live_bytes and peak_bytes; name_of(stage) names it.
+template <class Rows, class NameOf>
+[[nodiscard]] OrderedJson json_by_stage(const Rows& stages, const NameOf& name_of) {
   OrderedJson json = OrderedJson::array();
-  for (const StageUsage& row : stages) {
-    json.push_back({{"stage", row.stage}, {"live_bytes", row.live_bytes}, {"peak_bytes", row.peak_bytes}});
+  for (const auto& row : stages) {
+    json.push_back(
+        {{"stage", name_of(row.stage)}, {"live_bytes", row.live_bytes}, {"peak_bytes", row.peak_bytes}});
   }
   return json;
 }

@@ -22,7 +22,7 @@ std::int64_t change(const Event& event) {
 }
 
 // Where every visit of a stage begins and ends, outermost depths alone; a depth with too many is left out.
-std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger::Phase& phase, Space space) {
+std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger::Trace& phase, Space space) {
   struct Visit {
     std::uint32_t stage = 0;
     std::int64_t depth = 0;
@@ -50,17 +50,17 @@ std::vector<MemoryTimeline::Stage> stages_of(const Ledger& ledger, const Ledger:
   }
   std::vector<MemoryTimeline::Stage> stages;
   for (const Visit& visit : visits) {
-    stages.push_back({ledger.stage_path(visit.stage), visit.depth, visit.begin, visit.end});
+    stages.push_back({ledger.stage_path(visit.stage).text(), visit.depth, visit.begin, visit.end});
   }
   return stages;
 }
 
 }  // namespace
 
-MemoryTimeline memory_timeline(const Ledger& ledger, std::string_view phase_name, Space space) {
-  const std::optional<std::size_t> found = ledger.find_phase(phase_name);
-  if (!found) fail(ErrorKind::input, "the ledger has no phase '{}'", phase_name);
-  const Ledger::Phase& phase = ledger.phases()[*found];
+MemoryTimeline memory_timeline(const Ledger& ledger, Phase wanted, Space space) {
+  const std::optional<std::size_t> found = ledger.find_phase(wanted);
+  if (!found) fail(ErrorKind::input, "the ledger has no phase '{}'", name(wanted));
+  const Ledger::Trace& phase = ledger.phases()[*found];
   const CategoryBytes& before = phase.live_before[static_cast<std::size_t>(space)];
 
   std::vector<std::int64_t> heights = {total(before)};
@@ -68,7 +68,7 @@ MemoryTimeline memory_timeline(const Ledger& ledger, std::string_view phase_name
     if (moves(event, space)) heights.push_back(heights.back() + change(event));
   }
   MemoryTimeline timeline;
-  timeline.title = fmt::format("Memory of {}", phase_name);
+  timeline.title = fmt::format("Memory of {}", name(wanted));
   timeline.moment_count = std::ssize(heights);
   timeline.stages = stages_of(ledger, phase, space);
 
@@ -83,14 +83,14 @@ MemoryTimeline memory_timeline(const Ledger& ledger, std::string_view phase_name
     timeline.moments.push_back({.number = static_cast<std::int64_t>(number),
                                 .live = live,
                                 .name = std::string(ledger.text(event.name)),
-                                .stage = ledger.stage_path(event.stage),
+                                .stage = ledger.stage_path(event.stage).text(),
                                 .category = event.category,
                                 .change_bytes = change(event)});
     if (heights[number] > heights[kept[timeline.peak]]) timeline.peak = timeline.moments.size() - 1;
     if (timeline.moments.size() == kept.size()) break;
   }
 
-  timeline.blocks = blocks_at_peak(ledger, space, phase_name);
+  timeline.blocks = blocks_at_peak(ledger, space, wanted);
   for (std::size_t i = kMostBlocks; i < timeline.blocks.size(); ++i) {
     ++timeline.other_blocks;
     timeline.other_bytes += timeline.blocks[i].bytes;

@@ -57,13 +57,13 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
     trainer.evaluate(context, {});
     trainer.save(context, [] {});
   }
-  const auto work = [&](std::string_view phase) {
+  const auto work = [&](Phase phase) {
     const auto records = context.work(phase);
     return std::vector<WorkRecord>(records.begin(), records.end());
   };
   TrainingRehearsal rehearsal;
-  rehearsal.micro_step = work("micro-step");
-  rehearsal.update = work("update");
+  rehearsal.micro_step = work(Phase::micro_step);
+  rehearsal.update = work(Phase::update);
   rehearsal.ledger = std::move(context).take_ledger();
   return rehearsal;
 }

@@ -61,7 +61,7 @@ Tensor Trainer::take(Context& context, std::string_view name, Category category,
 }
 
 void Trainer::load(Context& context, const std::function<void()>& body) {
-  context.phase("load", [&] {
+  context.phase(Phase::load, [&] {
     const Shape flat{decoder_.parameters().elements()};
     const DType compute = decoder_.strategy().compute_dtype;
     const StepSizes& sizes = decoder_.sizes();
@@ -169,7 +169,7 @@ LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
   const std::int64_t labels = fill_host_batch(context, fill_batch);
   if (labels == 0) return {};
   double mean = 0;
-  context.phase("micro-step", [&] {
+  context.phase(Phase::micro_step, [&] {
     const DeviceBatch batch = send(context);
     const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
     const Tensor loss_gradient =
@@ -188,7 +188,7 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
   check(optimizer_.kind != OptimizerKind::none, "a trainer without an optimizer has no update");
   check(labels > 0, "an update of {} labels is impossible; a step without a label has no gradient", labels);
   double norm_value = 0;
-  context.phase("update", [&] {
+  context.phase(Phase::update, [&] {
     const auto value = [&](std::string_view name, DType dtype) {
       return context.allocate({.name = name, .category = Category::optimizer, .dtype = dtype, .shape = {1}});
     };
@@ -223,7 +223,7 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
 }
 
 void Trainer::save(Context& context, const std::function<void()>& body) {
-  context.phase("save", [&] {
+  context.phase(Phase::save, [&] {
     context.synchronize();
     context.run([&](const Stream&) { body(); });
   });
@@ -233,7 +233,7 @@ LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const D
   const std::int64_t labels = fill_host_batch(context, fill_batch);
   if (labels == 0) return {};
   double mean = 0;
-  context.phase("evaluate", [&] {
+  context.phase(Phase::evaluate, [&] {
     const DeviceBatch batch = send(context);
     const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
     decoder_.evaluate(context, batch.views(), weights_, loss, inspect);

@@ -83,7 +83,7 @@ TEST(Attention, RunsInsideItsPlanAndPicksTheTiled) {
       .batch = 2, .seq_q = 200, .seq_k = 200, .heads_q = 4, .heads_kv = 2, .head_dim = 64};
   problem.mask.causal = true;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor q = context.allocate({.name = "q", .shape = {2, 200, 4, 64}});
       const Tensor k = context.allocate({.name = "k", .shape = {2, 200, 2, 64}});
       const Tensor o = context.allocate({.name = "o", .shape = {2, 200, 4, 64}});
@@ -145,7 +145,7 @@ TEST(Attention, SaysWhatItDoes) {
                                  .lse = TensorView(nullptr, DType::f32, {2, 4, 5}),
                                  .saved = {}};
   Context context(describe_cpu());
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     attention_forward(context, problem, forward);
     attention_backward(context, problem,
                        {.forward = forward,
@@ -156,7 +156,7 @@ TEST(Attention, SaysWhatItDoes) {
                         .value_gradient = keys,
                         .sinks_gradient = {}});
   });
-  const std::span<const WorkRecord> work = context.work("step");
+  const std::span<const WorkRecord> work = context.work(Phase::step);
   ASSERT_EQ(work.size(), 2U);
   const double pairs = 2 * 4 * (3 + 4 + 5 + 6 + 7);
   const double row_bytes = 2 * 5 * 4 * 16 * 2;
@@ -174,7 +174,7 @@ TEST(Attention, RefusesViewsThatAreNotTheProblems) {
   Context context(describe_cpu());
   const AttentionProblem problem{
       .batch = 1, .seq_q = 8, .seq_k = 8, .heads_q = 2, .heads_kv = 2, .head_dim = 16};
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     const Tensor q = context.allocate({.name = "q", .shape = {1, 8, 2, 16}});
     const Tensor half = context.allocate({.name = "half", .dtype = DType::bf16, .shape = {1, 8, 2, 16}});
     const Tensor lse = context.allocate({.name = "lse", .shape = {1, 2, 8}});
@@ -219,7 +219,7 @@ TEST(Attention, RefusesViewsThatAreNotTheProblems) {
 TEST(Attention, RefusesMemoryThatIsTooSmall) {
   const AttentionProblem problem{.seq_q = 100, .seq_k = 100, .head_dim = 8};
   Context context(describe_cpu());
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     const Tensor q = context.allocate({.name = "q", .shape = {1, 100, 1, 8}});
     const Tensor lse = context.allocate({.name = "lse", .shape = {1, 1, 100}});
     const Tensor saved = context.allocate({.name = "saved", .dtype = DType::u8, .shape = {79'999}});
@@ -253,7 +253,7 @@ TEST(Attention, ASinkOfMinusInfinityIsNoSink) {
   for (const AttentionImplementation& row : attention_implementations()) {
     if (!row.supports(problem, describe_cpu())) continue;
     run_rehearsed([&](Context& context) {
-      context.phase("step", [&] {
+      context.phase(Phase::step, [&] {
         const auto make = [&](const Shape& shape) {
           return context.allocate({.name = "tensor", .shape = shape});
         };
@@ -312,7 +312,7 @@ TEST(Attention, RefusesListsThatLeadAstray) {
     };
     return error_of([&] {
       run_rehearsed([&](Context& context) {
-        context.phase("step", [&] {
+        context.phase(Phase::step, [&] {
           const Tensor q = context.allocate({.name = "q", .shape = {1, 8, 1, 8}});
           const Tensor lse = context.allocate({.name = "lse", .shape = {1, 1, 8}});
           const Tensor document_starts =

@@ -31,7 +31,7 @@ struct ChunkRunner {
 // Each call in a context of its own, rehearsed and run.
 template <class Body>
 void in_context(const Body& body) {
-  run_rehearsed([&](Context& context) { context.phase("chunk", [&] { body(context); }); });
+  run_rehearsed([&](Context& context) { context.phase(Phase::step, [&] { body(context); }); });
 }
 
 // Through the public header, on the CPU.

@@ -103,10 +103,10 @@ TEST(MergeAttention, SaysWhatItDoes) {
   const TensorView rows(nullptr, DType::f32, {2, 5, 4, 16});
   const TensorView lse(nullptr, DType::f32, {2, 4, 5});
   Context context(describe_cpu());
-  context.phase("step", [&] { merge_attention(context, {rows, lse}, {rows, lse}); });
-  ASSERT_EQ(context.work("step").size(), 1U);
-  EXPECT_EQ(context.work("step")[0].work.kernel, "attention merge");
-  EXPECT_EQ(context.work("step")[0].work.bytes, 3 * 4 * (640 + 40));
+  context.phase(Phase::step, [&] { merge_attention(context, {rows, lse}, {rows, lse}); });
+  ASSERT_EQ(context.work(Phase::step).size(), 1U);
+  EXPECT_EQ(context.work(Phase::step)[0].work.kernel, "attention merge");
+  EXPECT_EQ(context.work(Phase::step)[0].work.bytes, 3 * 4 * (640 + 40));
 }
 
 }  // namespace

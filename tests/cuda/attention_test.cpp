@@ -99,7 +99,7 @@ class Step {
 
   std::vector<std::byte> operator()(Context& context, Backend* backend) const {
     std::vector<std::byte> results;
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Shape rows{problem_.batch, problem_.seq_q, problem_.heads_q, problem_.head_dim};
       const Shape keys{problem_.batch, problem_.seq_k, problem_.heads_kv, problem_.head_dim};
       const auto make = [&](const Shape& shape) {
@@ -254,9 +254,9 @@ using Partials = std::array<TensorView, 4>;
 
 void merge_on(Backend& backend, const Partials& views) {
   const auto program = [&](Context& context) {
-    context.phase("merge", [&] { merge_attention(context, {views[0], views[1]}, {views[2], views[3]}); });
+    context.phase(Phase::step, [&] { merge_attention(context, {views[0], views[1]}, {views[2], views[3]}); });
   };
-  Context rehearsal(backend.description(), backend.device().index);
+  Context rehearsal(backend.description());
   program(rehearsal);
   Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
   program(context);

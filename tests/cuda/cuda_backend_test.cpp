@@ -29,12 +29,12 @@ constexpr std::int64_t kCount = (1 << 20) + 3;
 std::vector<float> program(Context& context) {
   std::vector<float> seen;
   Tensor weight;
-  context.phase("load", [&] {
+  context.phase(Phase::load, [&] {
     weight = context.allocate(
         {.name = "weight", .category = Category::parameters, .shape = {kCount}, .lifetime = Lifetime::run});
     random_fill(context, weight, Random(9), -1, 1);
   });
-  context.phase("save", [&] {
+  context.phase(Phase::save, [&] {
     for (int i = 0; i < 2; ++i) {
       const Tensor staged = context.allocate(
           {.name = "staged", .category = Category::staging, .shape = {kCount}, .space = Space::host});

@@ -36,8 +36,9 @@ TEST(EagerAttention, WrittenOutMatchesEveryPublishedRow) {
   for (const WrittenOutRow& row : kWrittenOut) {
     SCOPED_TRACE(fmt::format("head_dim {}, {} tokens", row.head_dim, row.seq));
     const EagerMemory memory = eager_memory(benchmark(Form::written_out, row.seq, row.head_dim));
-    const StageUsage& forward = memory.stage("step 1/forward");
-    const double kept = mebibytes(forward.live_bytes - memory.stage("step 0/backward").live_bytes);
+    const StageUsage& forward = memory.stage({{StageKind::step, 1}, {StageKind::forward}});
+    const double kept = mebibytes(forward.live_bytes -
+                                  memory.stage({{StageKind::step, 0}, {StageKind::backward}}).live_bytes);
     // The bar is 1 %; what is published has six digits, and they are these.
     EXPECT_NEAR(mebibytes(forward.peak_bytes), row.forward_peak, row.forward_peak * 2e-5);
     EXPECT_NEAR(kept, row.kept, row.kept * 2e-5);
@@ -52,7 +53,8 @@ TEST(EagerAttention, WrittenOutBackwardTakesMoreThanForward) {
   };
   for (const Row& row : {Row{16, 256, 76.7744}, Row{64, 4096, 3184.376}, Row{128, 8192, 12544.751}}) {
     const EagerMemory memory = eager_memory(benchmark(Form::written_out, row.seq, row.head_dim));
-    EXPECT_NEAR(mebibytes(memory.stage("step 1/backward").peak_bytes), row.peak, row.peak * 2e-5);
+    EXPECT_NEAR(mebibytes(memory.stage({{StageKind::step, 1}, {StageKind::backward}}).peak_bytes), row.peak,
+                row.peak * 2e-5);
   }
 }
 
@@ -134,14 +136,16 @@ TEST(EagerAttention, LargestContextEndsAtItsLimits) {
 TEST(RingSoftmax, NamesTheLineThatDies) {
   const RingSoftmax ring;
   const EagerMemory memory = eager_memory(rehearse_ring_softmax(ring, gtx1080()));
-  const std::string line = "running_sum.add_(torch.exp(scores - new_max).sum(dim=-1, keepdim=True))";
+  const StagePath path{{StageKind::source_line, 4}};
+  EXPECT_EQ(ring_softmax_line(path),
+            "running_sum.add_(torch.exp(scores - new_max).sum(dim=-1, keepdim=True))");
   // Three score tensors of 1,024 MB at once.
-  EXPECT_NEAR(mebibytes(memory.stage(line).peak_bytes), 3 * 1024, 60);
+  EXPECT_NEAR(mebibytes(memory.stage(path).peak_bytes), 3 * 1024, 60);
   // When it died, 2.15 GB were allocated and 592 MB free; 1.04 GB were cached in pieces too small to use.
   const EagerMemory dead =
       eager_memory(rehearse_ring_softmax(ring, gtx1080()), parse_bytes("2.15GiB") + 592 * kMiB);
   ASSERT_TRUE(dead.failure.has_value());
-  EXPECT_EQ(dead.failure->stage, line);
+  EXPECT_EQ(dead.failure->path, path);
   EXPECT_EQ(dead.failure->block, "torch.exp(scores - new_max)");
   EXPECT_EQ(dead.failure->bytes, 1024 * kMiB);
 }

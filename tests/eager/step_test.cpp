@@ -17,7 +17,7 @@ double loss_adds(std::int64_t tokens, const EagerOptions& options) {
   const Ledger ledger =
       rehearse_eager_loss({.tokens = tokens, .hidden = kHidden, .vocab = kVocab}, options, h200());
   const EagerMemory memory = eager_memory(ledger);
-  return mebibytes(memory.stage("").peak_bytes - memory.stage("inputs").live_bytes);
+  return mebibytes(memory.stage({}).peak_bytes - memory.stage({{StageKind::inputs}}).live_bytes);
 }
 
 // Measured on an H200: bf16, forward and backward, MB over inputs, gradients included.
@@ -67,7 +67,9 @@ TEST(EagerStep, Qwen3At131072Tokens) {
   EXPECT_NEAR(gibibytes(memory.live_peak_bytes), 57.73, 57.73 * 0.001);
   // Three processes. Another run, of which nothing else is known, had 83.8 GiB (docs/memory.md).
   EXPECT_NEAR(gibibytes(memory.reserved_bytes), 69.17, 69.17 * 0.01);
-  EXPECT_EQ(memory.stage("forward/embedding").live_bytes - memory.stage("load").live_bytes, 640 * kMiB);
+  EXPECT_EQ(memory.stage({{StageKind::forward}, {StageKind::embedding}}).live_bytes -
+                memory.stage({{StageKind::load}}).live_bytes,
+            640 * kMiB);
 }
 
 // What a process did before is part of what it reserves: the same step after the model was converted from
@@ -131,8 +133,8 @@ TEST(EagerStep, TheEmbeddingsPartialSumsAreInThePeakOfShortContexts) {
     ModelConfig config = built_in_model(row.model);
     if (row.vocab > 0) config.vocab = row.vocab;
     const EagerMemory memory = eager_memory(rehearse_eager(config, {.seq = row.seq}, kCompiled, h200()));
-    const StageUsage& embedding = memory.stage("backward/embedding");
-    EXPECT_EQ(embedding.peak_bytes == memory.stage("").peak_bytes, row.is_peak);
+    const StageUsage& embedding = memory.stage({{StageKind::backward}, {StageKind::embedding}});
+    EXPECT_EQ(embedding.peak_bytes == memory.stage({}).peak_bytes, row.is_peak);
     // Tied, the embedding's own gradient goes too: it is added to that of the loss.
     const std::int64_t gradient = config.tied_embeddings ? config.vocab * config.hidden * 2 : 0;
     EXPECT_EQ(embedding.peak_bytes - embedding.live_bytes, row.partial_rows * config.hidden * 4 + gradient);

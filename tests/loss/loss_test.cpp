@@ -232,7 +232,7 @@ StepResults run_step(const LossProblem& p, const std::vector<std::int32_t>& labe
         pinned.empty()
             ? 0
             : choose(loss_implementations(), p, context.description(), pinned).implementation->saved_bytes(p);
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const auto make = [&](std::string_view name, DType dtype, const Shape& shape) {
         return context.allocate(
             {.name = name, .category = Category::activations, .dtype = dtype, .shape = shape});
@@ -323,7 +323,7 @@ TEST(Loss, SaysWhatItDoes) {
                             .loss = loss,
                             .saved = {}};
   Context context(describe_cpu());
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     loss_forward(context, problem, forward);
     loss_backward(context, problem,
                   {.forward = forward,
@@ -331,7 +331,7 @@ TEST(Loss, SaysWhatItDoes) {
                    .hidden_gradient = hidden,
                    .weight_gradient = TensorView(nullptr, DType::f32, {30, 8})});
   });
-  const std::span<const WorkRecord> work = context.work("step");
+  const std::span<const WorkRecord> work = context.work(Phase::step);
   ASSERT_EQ(work.size(), 2U);
   EXPECT_EQ(work[0].work.kernel, "loss");
   EXPECT_EQ(work[0].work.flops, 2 * 12 * 8 * 30);
@@ -356,7 +356,7 @@ TEST(Loss, RefusesInOneLine) {
   const auto views = [&](const Shape& hidden, DType loss, std::int64_t saved_bytes) {
     return message_of([&] {
       Context context(describe_cpu());
-      context.phase("step", [&] {
+      context.phase(Phase::step, [&] {
         loss_forward(context, problem,
                      {.hidden = TensorView(nullptr, DType::f32, hidden),
                       .weight = TensorView(nullptr, DType::f32, {9, 4}),

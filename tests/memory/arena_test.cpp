@@ -47,7 +47,7 @@ TEST(Arena, MoreThanTheMachineHasIsRefusedWithTheArithmetic) {
 #if !defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__)
 TEST(Arena, AFreedViewReadsAsNaNInADebugBuild) {
   run_rehearsed([](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       Tensor a = context.allocate({.name = "a", .shape = {64}});
       const TensorView view = a;
       context.run([&](const Stream&) {
@@ -65,7 +65,7 @@ TEST(Arena, AFreedViewReadsAsNaNInADebugBuild) {
 TEST(ArenaDeathTest, AFreedViewIsCaught) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(run_rehearsed([](Context& context) {
-                 context.phase("step", [&] {
+                 context.phase(Phase::step, [&] {
                    Tensor a = context.allocate({.name = "a", .shape = {64}});
                    const TensorView view = a;
                    a.free();
@@ -78,7 +78,7 @@ TEST(ArenaDeathTest, AFreedViewIsCaught) {
 TEST(ArenaDeathTest, AWritePastTheEndIsCaught) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(run_rehearsed([](Context& context) {
-                 context.phase("step", [&] {
+                 context.phase(Phase::step, [&] {
                    const Tensor a = context.allocate({.name = "a", .shape = {10}});
                    context.run([&](const Stream&) {
                      volatile int past = 10;

@@ -37,7 +37,7 @@ std::string message_of(const std::function<void()>& action, ErrorKind kind = Err
 TEST(Context, RunsWhatItRehearsed) {
   int arithmetic = 0;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor a = context.allocate(floats("a", 100));
       context.run([&](const Stream&) {
         ++arithmetic;
@@ -54,9 +54,9 @@ TEST(Context, RunsWhatItRehearsed) {
 TEST(Context, PlannedIsReserved) {
   const auto program = [](Context& context) {
     Tensor weight;
-    context.phase("load", [&] { weight = context.allocate(floats("weight", 1000, Lifetime::run)); });
-    context.phase("small", [&] { const Tensor a = context.allocate(floats("a", 10)); });
-    context.phase("large", [&] {
+    context.phase(Phase::load, [&] { weight = context.allocate(floats("weight", 1000, Lifetime::run)); });
+    context.phase(Phase::evaluate, [&] { const Tensor a = context.allocate(floats("a", 10)); });
+    context.phase(Phase::step, [&] {
       Tensor a = context.allocate(floats("a", 500));
       a.free();
       const Tensor b = context.allocate(floats("b", 600));  // takes a's place
@@ -79,8 +79,8 @@ TEST(Context, ADepartureNamesBothSides) {
   bool extra = false;
   bool skip = false;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
-      const auto stage = context.stage("forward");
+    context.phase(Phase::step, [&] {
+      const auto stage = context.stage(StageKind::forward);
       const Tensor a = context.allocate(floats("hidden", count));
       if (extra) static_cast<void>(context.allocate(floats("surprise", 1)));
       if (!skip) static_cast<void>(context.allocate(floats("second", 1)));
@@ -101,14 +101,14 @@ TEST(Context, ADepartureNamesBothSides) {
   EXPECT_THAT(message_of([&] { program(context); }), AllOf(HasSubstr("second"), HasSubstr("free hidden")));
   skip = false;
   program(context);  // each failed phase was undone: the context still works
-  EXPECT_THAT(message_of([&] { context.phase("other", [] {}); }),
-              AllOf(HasSubstr("'other' was not rehearsed"), HasSubstr("step")));
+  EXPECT_THAT(message_of([&] { context.phase(Phase::save, [] {}); }),
+              AllOf(HasSubstr("'save' was not rehearsed"), HasSubstr("step")));
 }
 
 TEST(Context, ARunThatStopsEarlyDeparts) {
   bool all = true;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       static_cast<void>(context.allocate(floats("a", 1)));
       if (all) static_cast<void>(context.allocate(floats("b", 1)));
     });
@@ -125,7 +125,7 @@ TEST(Context, ARehearsalHoldsItselfToItsFirstTime) {
   Context context(DeviceDescription{.name = "made up"});
   std::int64_t count = 1;
   const auto step = [&] {
-    context.phase("step", [&] { static_cast<void>(context.allocate(floats("a", count))); });
+    context.phase(Phase::step, [&] { static_cast<void>(context.allocate(floats("a", count))); });
   };
   step();
   step();
@@ -136,7 +136,7 @@ TEST(Context, ARehearsalHoldsItselfToItsFirstTime) {
 TEST(Context, FreedOutOfOrderIsADeparture) {
   bool swap = false;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       Tensor a = context.allocate(floats("a", 100));
       Tensor b = context.allocate(floats("b", 100));
       (swap ? b : a).free();
@@ -152,7 +152,7 @@ TEST(Context, FreedOutOfOrderIsADeparture) {
 TEST(Context, WhatADestructorFindsComesOutLater) {
   bool late = false;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       Tensor outer;
       {
         Tensor inner = context.allocate(floats("a", 100));
@@ -170,25 +170,27 @@ TEST(Context, WhatADestructorFindsComesOutLater) {
 TEST(Context, LeaksDoubleFreesAndStraysAreCaught) {
   Context context(DeviceDescription{.name = "made up"});
   Tensor leaked;
-  EXPECT_THAT(
-      message_of([&] { context.phase("step", [&] { leaked = context.allocate(floats("activation", 7)); }); }),
-      AllOf(HasSubstr("leaks activation"), HasSubstr("28 bytes")));
+  EXPECT_THAT(message_of([&] {
+                context.phase(Phase::step, [&] { leaked = context.allocate(floats("activation", 7)); });
+              }),
+              AllOf(HasSubstr("leaks activation"), HasSubstr("28 bytes")));
   leaked = Tensor();  // its block is gone already; nothing happens
   EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 0);
 
-  context.phase("free", [&] {
+  context.phase(Phase::step, [&] {
     Tensor a = context.allocate(floats("a", 7));
     a.free();
     EXPECT_THAT(message_of([&] { a.free(); }, ErrorKind::input), HasSubstr("freed already"));
   });
   EXPECT_THAT(message_of([&] { static_cast<void>(context.allocate(floats("a", 7))); }),
               HasSubstr("outside of a phase"));
-  EXPECT_THAT(message_of([&] { static_cast<void>(context.stage("a")); }), HasSubstr("outside of a phase"));
-  EXPECT_THAT(message_of([&] { context.phase("outer", [&] { context.phase("inner", [] {}); }); }),
-              HasSubstr("'inner' begins inside phase 'outer'"));
+  EXPECT_THAT(message_of([&] { static_cast<void>(context.stage(StageKind::attention)); }),
+              HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { context.phase(Phase::step, [&] { context.phase(Phase::save, [] {}); }); }),
+              HasSubstr("'save' begins inside phase 'step'"));
   Tensor weight;
-  context.phase("load", [&] { weight = context.allocate(floats("weight", 7, Lifetime::run)); });
-  EXPECT_THAT(message_of([&] { context.phase("update", [&] { weight.free(); }); }),
+  context.phase(Phase::load, [&] { weight = context.allocate(floats("weight", 7, Lifetime::run)); });
+  EXPECT_THAT(message_of([&] { context.phase(Phase::update, [&] { weight.free(); }); }),
               HasSubstr("lives for the run"));
 }
 
@@ -197,10 +199,10 @@ TEST(Context, AnInterruptedPhaseIsUndone) {
   int saved = 0;
   Tensor weight;
   const auto program = [&](Context& context) {
-    context.phase("load", [&] { weight = context.allocate(floats("weight", 10, Lifetime::run)); });
+    context.phase(Phase::load, [&] { weight = context.allocate(floats("weight", 10, Lifetime::run)); });
     const auto step = [&] {
-      context.phase("step", [&] {
-        const auto stage = context.stage("forward");
+      context.phase(Phase::step, [&] {
+        const auto stage = context.stage(StageKind::forward);
         const Tensor a = context.allocate(floats("a", 100));
         if (interrupt) throw std::runtime_error("interrupted");
         const Tensor b = context.allocate(floats("b", 100));
@@ -211,7 +213,7 @@ TEST(Context, AnInterruptedPhaseIsUndone) {
     } else {
       step();
     }
-    context.phase("save", [&] {
+    context.phase(Phase::save, [&] {
       const Tensor copy = context.allocate({.name = "copy", .shape = {10}, .space = Space::host});
       context.run([&](const Stream&) { ++saved; });
     });
@@ -230,24 +232,24 @@ TEST(Context, AnInterruptedPhaseIsUndone) {
 
 TEST(Context, AStageThatIsLeftOpenEndsWithItsPhase) {
   Context context({.name = "made up"});
-  std::unique_ptr<Context::Stage> left_open;
-  EXPECT_THROW(context.phase("first",
+  std::unique_ptr<Context::OpenStage> left_open;
+  EXPECT_THROW(context.phase(Phase::step,
                              [&] {
-                               left_open.reset(new Context::Stage(context.stage("lost")));
+                               left_open.reset(new Context::OpenStage(context.stage(StageKind::loss)));
                                throw std::runtime_error("in the middle");
                              }),
                std::runtime_error);
-  context.phase("second", [&] { const Tensor a = context.allocate(floats("a", 1)); });
+  context.phase(Phase::step, [&] { const Tensor a = context.allocate(floats("a", 1)); });
   const Ledger& ledger = context.ledger();
   ASSERT_EQ(ledger.phases().size(), 1U);
-  EXPECT_EQ(ledger.stage_path(ledger.phases()[0].events[0].stage), "");
+  EXPECT_TRUE(ledger.stage_path(ledger.phases()[0].events[0].stage).empty());
 }
 
 TEST(Context, SideStreamsHaveToWait) {
   const auto in_phase = [](const std::function<void(Context&, Tensor&, Tensor&)>& body) {
     Context context(DeviceDescription{.name = "made up"});
     return message_of([&] {
-      context.phase("step", [&] {
+      context.phase(Phase::step, [&] {
         Tensor device = context.allocate(floats("block", 8));
         Tensor host = context.allocate({.name = "host", .shape = {8}, .space = Space::host});
         body(context, device, host);
@@ -277,9 +279,9 @@ TEST(Context, SideStreamsHaveToWait) {
   // every phase the stream waits for main first, which may have written the block in the phase before.
   Context context(DeviceDescription{.name = "made up"});
   Tensor weight;
-  context.phase("load", [&] { weight = context.allocate(floats("weight", 8, Lifetime::run)); });
+  context.phase(Phase::load, [&] { weight = context.allocate(floats("weight", 8, Lifetime::run)); });
   EXPECT_THAT(message_of([&] {
-                context.phase("step", [&] {
+                context.phase(Phase::step, [&] {
                   context.wait(StreamId::communication, context.record(StreamId::main));
                   context.run_on(StreamId::communication, {&weight}, [](const Stream&) {});
                 });
@@ -289,7 +291,7 @@ TEST(Context, SideStreamsHaveToWait) {
 
 TEST(Context, CopiesPartsOfTensors) {
   const auto program = [](Context& context, std::vector<float>& result) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor from = context.allocate({.name = "from", .shape = {2, 5}});
       const Tensor to = context.allocate({.name = "to", .shape = {8}});
       context.run([&](const Stream&) {
@@ -321,18 +323,18 @@ TEST(Context, AStreamThatDidNotWaitInThisPhaseIsRefused) {
   Context context(DeviceDescription{.name = "made up"});
   Tensor weight;
   Ticket old;
-  context.phase("load", [&] {
+  context.phase(Phase::load, [&] {
     weight = context.allocate(floats("weight", 8, Lifetime::run));
     old = context.record(StreamId::main);
   });
   EXPECT_THAT(message_of([&] {
-                context.phase("save",
+                context.phase(Phase::save,
                               [&] { context.run_on(StreamId::copy, {&weight}, [](const Stream&) {}); });
               }),
               HasSubstr("without having waited for main"));
-  EXPECT_THAT(message_of([&] { context.phase("again", [&] { context.wait(StreamId::copy, old); }); }),
+  EXPECT_THAT(message_of([&] { context.phase(Phase::update, [&] { context.wait(StreamId::copy, old); }); }),
               HasSubstr("record of another phase"));
-  EXPECT_THAT(message_of([&] { context.phase("never", [&] {
+  EXPECT_THAT(message_of([&] { context.phase(Phase::step, [&] {
                                  context.wait(StreamId::copy, {7, 99});
                                }); }),
               HasSubstr("record of another phase"));
@@ -343,11 +345,11 @@ TEST(Context, AStreamThatDidNotWaitInThisPhaseIsRefused) {
 
 TEST(Context, AnExceptionCaughtInsideAPhaseIsPartOfTheTrace) {
   const auto program = [](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor keep = context.allocate(floats("keep", 64));
       context.run([&](const Stream&) { keep.data<float>()[0] = 1; });
       try {
-        const auto stage = context.stage("attempt");
+        const auto stage = context.stage(StageKind::again);
         const Tensor work = context.allocate(floats("work", 64));
         context.run([&](const Stream&) { work.data<float>()[0] = 7; });
         throw std::runtime_error("did not work");
@@ -370,7 +372,7 @@ TEST(Context, AnExceptionWaitsForWorkThatIsStillRunning) {
   finished = false;
   bool interrupt = false;
   const auto program = [&](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor a = context.allocate(floats("a", 64));
       context.wait(StreamId::copy, context.record(StreamId::main));
       float* data = a.data<float>();
@@ -394,7 +396,7 @@ TEST(Context, AnExceptionWaitsForWorkThatIsStillRunning) {
 
 TEST(Context, AssigningToATensorGivesItsBlockBackAtOnce) {
   Context context(DeviceDescription{.name = "made up"});
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     Tensor a = context.allocate(floats("a", 100));
     Tensor b = context.allocate(floats("b", 10));
     a = std::move(b);
@@ -404,7 +406,7 @@ TEST(Context, AssigningToATensorGivesItsBlockBackAtOnce) {
 
 TEST(Context, ARefusedFreeLeavesTheTensorAsItWas) {
   Context context(DeviceDescription{.name = "made up"});
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     Tensor a = context.allocate(floats("a", 100));
     context.wait(StreamId::copy, context.record(StreamId::main));
     context.run_on(StreamId::copy, {&a}, [](const Stream&) {});
@@ -416,7 +418,7 @@ TEST(Context, ARefusedFreeLeavesTheTensorAsItWas) {
 
 TEST(Context, RunsInMemoryThatIsHandedOver) {
   const auto program = [](Context& context) {
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor a = context.allocate(floats("a", 64));
       context.run([&](const Stream&) { a.data<float>()[0] = 42; });
     });
@@ -445,7 +447,7 @@ TEST(Context, RunsInMemoryThatIsHandedOver) {
 
 TEST(Context, OverflowingShapesAreRefusedBeforeAnythingHappens) {
   Context context(DeviceDescription{.name = "made up"});
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     EXPECT_THROW(static_cast<void>(context.allocate(floats("a", -1))), Error);
     EXPECT_THROW(static_cast<void>(context.allocate(floats("a", std::int64_t{1} << 62))), Error);
     EXPECT_THROW(static_cast<void>(context.allocate({.name = "a", .shape = {1LL << 32, 1LL << 32}})), Error);

@@ -21,13 +21,13 @@ TEST(Lifetimes, AreThoseOfTheEvents) {
   Tensor weights;
   Tensor staging;
   Tensor moments;
-  context.phase("load", [&] {
+  context.phase(Phase::load, [&] {
     const Tensor before = take(1, Lifetime::phase);   // 0 to 3
     weights = take(20, Lifetime::run);                // 1
     staging = take(300, Lifetime::run, Space::host);  // 2
   });
-  context.phase("step", [&] {
-    const auto stage = context.stage("forward");                // 4 to 10
+  context.phase(Phase::step, [&] {
+    const auto stage = context.stage(StageKind::forward);       // 4 to 10
     Tensor first = take(4000, Lifetime::phase);                 // 5 to 7
     const Tensor host = take(5, Lifetime::phase, Space::host);  // 6 to 9
     first.free();

@@ -9,6 +9,14 @@
 namespace headroom {
 namespace {
 
+// A phase or stage that nobody knows does not compile: they are types, and texts are none.
+template <class Name>
+concept NamesAPhase = requires(Context& context, Name name) { context.phase(name, [] {}); };
+template <class Name>
+concept NamesAStage = requires(Context& context, Name name) { static_cast<void>(context.stage(name)); };
+static_assert(NamesAPhase<Phase> && !NamesAPhase<const char*> && !NamesAPhase<std::string_view>);
+static_assert(NamesAStage<StageKind> && !NamesAStage<const char*> && !NamesAStage<int>);
+
 Tensor make(Context& context, std::string_view name, Category category, std::int64_t bytes,
             Lifetime lifetime = Lifetime::phase) {
   return context.allocate(
@@ -19,18 +27,19 @@ Tensor make(Context& context, std::string_view name, Category category, std::int
 // go.
 void program(Context& context) {
   Tensor weight;
-  context.phase("load", [&] { weight = make(context, "weight", Category::parameters, 1000, Lifetime::run); });
-  context.phase("step", [&] {
+  context.phase(Phase::load,
+                [&] { weight = make(context, "weight", Category::parameters, 1000, Lifetime::run); });
+  context.phase(Phase::step, [&] {
     Tensor kept[2];
     {
-      const auto forward = context.stage("forward");
+      const auto forward = context.stage(StageKind::forward);
       for (int i = 0; i < 2; ++i) {
-        const auto layer = context.stage("layer", i);
+        const auto layer = context.stage(StageKind::layer, i);
         kept[i] = make(context, "kept", Category::activations, (i + 1) * 100);
         if (i == 1) make(context, "scratch", Category::workspace, 50).free();
       }
     }
-    const auto backward = context.stage("backward");
+    const auto backward = context.stage(StageKind::backward);
     kept[1].free();
     kept[0].free();
   });
@@ -38,7 +47,7 @@ void program(Context& context) {
 
 TEST(Ledger, LiveAndPeakByCategory) {
   Context context(DeviceDescription{.name = "made up"});
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     Tensor a = make(context, "a", Category::activations, 100);
     {
       const Tensor b = make(context, "b", Category::logits, 1000);
@@ -60,13 +69,34 @@ TEST(Ledger, UsageByStage) {
   const Layout layout = rehearse(program);
   std::vector<std::tuple<std::string, std::string, std::int64_t, std::int64_t>> rows;
   for (const StageUsage& row : usage_by_stage(layout.rehearsal, Space::device)) {
-    rows.emplace_back(row.phase, row.stage, row.live_bytes, row.peak_bytes);
+    rows.emplace_back(name(row.phase), row.stage.text(), row.live_bytes, row.peak_bytes);
   }
   using Row = std::tuple<std::string, std::string, std::int64_t, std::int64_t>;
   EXPECT_THAT(rows, testing::ElementsAre(
                         Row{"load", "", 1000, 1000}, Row{"step", "", 1000, 1350},
                         Row{"step", "forward", 1300, 1350}, Row{"step", "forward/layer 0", 1100, 1100},
                         Row{"step", "forward/layer 1", 1300, 1350}, Row{"step", "backward", 1000, 1300}));
+}
+
+TEST(Ledger, PathsOfStages) {
+  StagePath path{{StageKind::forward}, {StageKind::layer, 12}};
+  EXPECT_EQ(path.text(), "forward/layer 12");
+  const StagePath layer = path;
+  path.open({StageKind::attention});
+  EXPECT_EQ(path.text(), "forward/layer 12/attention");
+  EXPECT_TRUE(path.inside(layer));
+  EXPECT_TRUE(layer.inside(layer));
+  EXPECT_TRUE(layer.inside({}));
+  EXPECT_FALSE(layer.inside(path));
+  EXPECT_FALSE(path.inside({{StageKind::forward}, {StageKind::layer, 1}}));  // "layer 12" begins with it
+  EXPECT_EQ(StagePath().text(), "");
+  for (std::size_t i = path.depth(); i < StagePath::kMaxDepth; ++i) path.open({StageKind::again});
+  EXPECT_THROW(path.open({StageKind::again}), Error);
+}
+
+TEST(Ledger, EveryPhaseAndStageHasAName) {
+  for (int i = 0; i < kPhaseCount; ++i) EXPECT_FALSE(name(static_cast<Phase>(i)).empty()) << i;
+  for (int i = 0; i < kStageKindCount; ++i) EXPECT_FALSE(name(static_cast<StageKind>(i)).empty()) << i;
 }
 
 TEST(Ledger, UsageOfAlignedBlocks) {
@@ -94,7 +124,7 @@ TEST(Ledger, NamesWhatIsAliveAtThePeak) {
 TEST(Ledger, StopsGrowingAfterTheFirstRunOfAPhase) {
   Context context(DeviceDescription{.name = "made up"});
   for (int i = 0; i < 5; ++i) {
-    context.phase("step", [&] { const Tensor a = make(context, "a", Category::activations, 100); });
+    context.phase(Phase::step, [&] { const Tensor a = make(context, "a", Category::activations, 100); });
   }
   ASSERT_EQ(context.ledger().phases().size(), 1U);
   EXPECT_EQ(context.ledger().phases()[0].events.size(), 2U);

@@ -41,7 +41,7 @@ TEST(MemoryProgram, LedgersAreEqualEventByEvent) {
   const Ledger& run = context.ledger();
   ASSERT_EQ(run.phases().size(), 4U);
   for (std::size_t p = 0; p < run.phases().size(); ++p) {
-    EXPECT_EQ(run.text(run.phases()[p].name), rehearsed.text(rehearsed.phases()[p].name));
+    EXPECT_EQ(run.phases()[p].phase, rehearsed.phases()[p].phase);
     ASSERT_EQ(run.phases()[p].events.size(), rehearsed.phases()[p].events.size());
     for (std::size_t i = 0; i < run.phases()[p].events.size(); ++i) {
       EXPECT_EQ(run.describe(run.phases()[p].events[i]), rehearsed.describe(rehearsed.phases()[p].events[i]));
@@ -205,7 +205,7 @@ SharedPairs shared_pairs(const std::vector<std::vector<Event>>& phases, const La
 
 std::vector<std::vector<Event>> traces(const Layout& layout) {
   std::vector<std::vector<Event>> phases;
-  for (const Ledger::Phase& phase : layout.rehearsal.phases()) phases.push_back(phase.events);
+  for (const Ledger::Trace& phase : layout.rehearsal.phases()) phases.push_back(phase.events);
   return phases;
 }
 
@@ -213,12 +213,12 @@ std::vector<std::vector<Event>> traces(const Layout& layout) {
 // main.
 void staged_copies(Context& context) {
   Tensor weights[3];
-  context.phase("load", [&] {
+  context.phase(Phase::load, [&] {
     for (Tensor& weight : weights) {
       weight = context.allocate({.name = "weight", .shape = {1000}, .lifetime = Lifetime::run});
     }
   });
-  context.phase("save", [&] {
+  context.phase(Phase::save, [&] {
     for (const Tensor& weight : weights) {
       const Tensor staged = context.allocate({.name = "staged", .shape = {1000}, .space = Space::host});
       context.wait(StreamId::copy, context.record(StreamId::main));
@@ -243,7 +243,7 @@ void random_program(Context& context, std::uint64_t seed) {
       // refused: not ordered yet
     }
   };
-  for (const char* phase : {"first", "second", "third"}) {
+  for (const Phase phase : {Phase::load, Phase::step, Phase::save}) {
     context.phase(phase, [&] {
       std::vector<Tensor> tensors;
       std::vector<Ticket> tickets;

@@ -110,7 +110,7 @@ struct SmallStep {
       const auto take = [&](DType type, const Shape& shape) {
         return context.allocate({.name = "given", .dtype = type, .shape = shape});
       };
-      context.phase("step", [&] {
+      context.phase(Phase::step, [&] {
         const Tensor exact = take(DType::f32, flat);
         const Tensor computed = take(dtype, flat);
         const Tensor gradients = take(DType::f32, flat);

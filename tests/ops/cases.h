@@ -137,7 +137,7 @@ class PlacedIds {
 template <class Body>
 void run_phase(int threads, const Body& body) {
   CpuBackend backend(threads);
-  const auto program = [&](Context& context) { context.phase("test", [&] { body(context); }); };
+  const auto program = [&](Context& context) { context.phase(Phase::step, [&] { body(context); }); };
   Context context(backend, rehearse(program, backend.description()));
   program(context);
 }

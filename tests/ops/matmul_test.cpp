@@ -264,7 +264,7 @@ TEST(Matmul, AWorkspaceServesEverySmallerProduct) {
 TEST(Matmul, RehearsedAndRun) {
   float result = 0;
   run_rehearsed([&](Context& context) {
-    context.phase("product", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor a = context.allocate({.name = "a", .shape = {3, 4}});
       const Tensor b = context.allocate({.name = "b", .shape = {5, 4}});
       const Tensor c = context.allocate({.name = "c", .shape = {3, 5}});
@@ -283,7 +283,7 @@ TEST(Matmul, RefusesWhatDoesNotFit) {
   const auto message = [](const TensorView& a, const TensorView& b, const TensorView& c) {
     Context context(describe_cpu());
     std::string text;
-    context.phase("product", [&] {
+    context.phase(Phase::step, [&] {
       try {
         matmul(context, a, b, c);
       } catch (const Error& error) {

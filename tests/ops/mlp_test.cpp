@@ -107,7 +107,7 @@ Results plain(const Sizes& s, const Inputs& in) {
 Results run(const Sizes& s, const Inputs& in, std::int64_t tile, bool keep, int threads = 2) {
   Results results;
   const auto program = [&](Context& context) {
-    context.phase("mlp", [&] {
+    context.phase(Phase::step, [&] {
       const auto given = [&](const Shape& shape, DType dtype, const std::vector<double>& values) {
         Tensor tensor = context.allocate({.name = "given", .dtype = dtype, .shape = shape});
         context.run([&](const Stream&) {
@@ -244,7 +244,7 @@ TEST(Mlp, NoTokensAreNoWork) {
 std::string refusal(const Sizes& s, std::int64_t tile, std::int64_t y_width, std::int64_t gradient_width) {
   try {
     static_cast<void>(rehearse([&](Context& context) {
-      context.phase("mlp", [&] {
+      context.phase(Phase::step, [&] {
         const auto given = [&](const Shape& shape, DType dtype) {
           return context.allocate({.name = "given", .dtype = dtype, .shape = shape});
         };

@@ -35,7 +35,7 @@ constexpr OperationRow<Call> kAssumed[] = {
 
 // One phase that runs the operation once.
 void run_once(Context& context, std::span<const OperationRow<Call>> rows, float* result = nullptr) {
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     const Tensor tensor = context.allocate({.name = "tensor", .shape = {1}});
     run_operation<Call>(context, rows, {tensor}, {.kernel = "operation"});
     context.run([&](const Stream&) {
@@ -58,7 +58,7 @@ TEST(Operation, TheRowOfTheDeviceRunsInItsOwnWorkspace) {
   float result = 0;
   run_once(context, kAssumed, &result);
   EXPECT_EQ(result, kWorkspace);
-  const Work& work = context.work("step")[0].work;
+  const Work& work = context.work(Phase::step)[0].work;
   EXPECT_EQ(work.row, "cpu");
   EXPECT_FALSE(work.assumed);
   EXPECT_EQ(work.workspace_bytes, kWorkspace);
@@ -67,7 +67,7 @@ TEST(Operation, TheRowOfTheDeviceRunsInItsOwnWorkspace) {
 TEST(Operation, ARowWithoutAKernelIsRehearsedAndNotRun) {
   Context rehearsal(gpu());
   run_once(rehearsal, kAssumed);
-  const Work work = rehearsal.work("step")[0].work;
+  const Work work = rehearsal.work(Phase::step)[0].work;
   EXPECT_EQ(work.row, "cuda");
   EXPECT_TRUE(work.assumed);
   EXPECT_EQ(work.workspace_bytes, 2 * kWorkspace);
@@ -82,7 +82,7 @@ TEST(Operation, ARowWithoutAKernelIsRehearsedAndNotRun) {
 // Every operation of a step has a row for GPUs, so that a step can be planned there.
 TEST(Operation, EveryOneHasARowForGpus) {
   Context context(gpu());
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     const auto take = [&](const Shape& shape, DType dtype = DType::bf16) {
       return context.allocate({.name = "tensor", .dtype = dtype, .shape = shape});
     };
@@ -115,9 +115,9 @@ TEST(Operation, EveryOneHasARowForGpus) {
           {.master = flat, .gradient = flat, .first = first, .second = second, .weight = flat, .factor = one},
           {});
   });
-  for (const WorkRecord& record : context.work("step"))
+  for (const WorkRecord& record : context.work(Phase::step))
     EXPECT_EQ(record.work.row, "cuda") << record.work.kernel;
-  EXPECT_EQ(context.work("step").size(), 16);
+  EXPECT_EQ(context.work(Phase::step).size(), 16);
 }
 
 }  // namespace

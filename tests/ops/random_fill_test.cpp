@@ -14,7 +14,7 @@ namespace {
 TEST(RandomFill, SameBitsOnAnyThreadCount) {
   std::vector<float> expected;
   const auto program = [&](Context& context) {
-    context.phase("fill", [&] {
+    context.phase(Phase::step, [&] {
       const Tensor tensor = context.allocate({.name = "tensor", .shape = {100'003}});
       random_fill(context, tensor, Random(3), -2, 5);
       context.run([&](const Stream&) {

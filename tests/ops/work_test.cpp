@@ -19,8 +19,8 @@ TensorView view(DType dtype, const Shape& shape) {
 void expect_work(std::string_view kernel, double flops, double bytes,
                  const std::function<void(Context&)>& call) {
   Context context({.name = "made up"});
-  context.phase("step", [&] { call(context); });
-  const std::span<const WorkRecord> work = context.work("step");
+  context.phase(Phase::step, [&] { call(context); });
+  const std::span<const WorkRecord> work = context.work(Phase::step);
   ASSERT_EQ(work.size(), 1U) << kernel;
   EXPECT_EQ(work[0].work.kernel, kernel);
   EXPECT_EQ(work[0].work.flops, flops) << kernel;

@@ -391,13 +391,13 @@ TEST(Plan, TheOptimizersStateMovesWhereThereIsAHost) {
 TEST(Plan, StagesFollowTheLedger) {
   const PlanRequest request = small_request(3);
   const Plan plan = make_plan(request, costs_of(request));
-  const std::vector<StageUsage> stages = step_stages(plan.layout.rehearsal);
+  const std::vector<StepStageUsage> stages = step_stages(plan.layout.rehearsal);
   std::vector<std::string> names;
   std::int64_t highest = 0;
-  for (const StageUsage& row : stages) {
-    names.push_back(row.stage);
+  for (const StepStageUsage& row : stages) {
+    names.emplace_back(name(row.stage));
     highest = std::max(highest, row.peak_bytes);
-    EXPECT_EQ(total(row.at_peak), row.peak_bytes) << row.stage;
+    EXPECT_EQ(total(row.at_peak), row.peak_bytes) << name(row.stage);
   }
   EXPECT_THAT(names, testing::ElementsAre("parameters", "after embedding", "after the first layer",
                                           "after all layers", "loss", "backward", "optimizer step"));
@@ -425,10 +425,11 @@ TEST(Plan, ALayersBackwardByCategory) {
 
   const Plan plan = make_plan(request, costs_of(request));
   const std::vector<StageUsage> stages = usage_by_stage(plan.layout.rehearsal, Space::device);
-  const auto at_peak = [&](std::string_view stage, Category category) {
-    const auto found = std::ranges::find_if(
-        stages, [&](const StageUsage& one) { return one.phase == "micro-step" && one.stage == stage; });
-    EXPECT_NE(found, stages.end()) << stage;
+  const auto at_peak = [&](std::string_view path, Category category) {
+    const auto found = std::ranges::find_if(stages, [&](const StageUsage& one) {
+      return one.phase == Phase::micro_step && one.stage.text() == path;
+    });
+    EXPECT_NE(found, stages.end()) << path;
     return found == stages.end() ? -1 : found->at_peak[static_cast<std::size_t>(category)];
   };
   for (const std::int64_t layer : {1, 0}) {

@@ -33,24 +33,24 @@ Ledger small_ledger() {
   Context context(DeviceDescription{.name = "made up"});
   {
     Tensor weight;
-    context.phase("load",
+    context.phase(Phase::load,
                   [&] { weight = make(context, "weight", Category::parameters, 1000, Lifetime::run); });
-    context.phase("step", [&] {
+    context.phase(Phase::step, [&] {
       Tensor kept[2];
       {
-        const auto forward = context.stage("forward");
+        const auto forward = context.stage(StageKind::forward);
         for (int i = 0; i < 2; ++i) {
-          const auto layer = context.stage("layer", i);
-          const auto attention = context.stage("attention");
+          const auto layer = context.stage(StageKind::layer, i);
+          const auto attention = context.stage(StageKind::attention);
           kept[i] = make(context, "kept", Category::activations, (i + 1) * 100);
           if (i == 1) make(context, "scratch", Category::workspace, 50).free();
         }
       }
-      const auto backward = context.stage("backward");
+      const auto backward = context.stage(StageKind::backward);
       kept[1].free();
       kept[0].free();
     });
-    context.phase("update", [&] { make(context, "norms", Category::optimizer, 7).free(); });
+    context.phase(Phase::update, [&] { make(context, "norms", Category::optimizer, 7).free(); });
   }
   return std::move(context).take_ledger();
 }
@@ -64,7 +64,7 @@ nlohmann::json data_of(std::string_view page) {
 
 TEST(MemoryTimeline, FollowsEveryAllocationOfThePhase) {
   const Ledger ledger = small_ledger();
-  const MemoryTimeline timeline = memory_timeline(ledger, "step");
+  const MemoryTimeline timeline = memory_timeline(ledger, Phase::step);
   std::vector<std::tuple<std::int64_t, std::string, std::int64_t, std::int64_t>> moments;
   for (const MemoryTimeline::Moment& moment : timeline.moments) {
     moments.emplace_back(moment.number, moment.name, moment.change_bytes, total(moment.live));
@@ -81,7 +81,7 @@ TEST(MemoryTimeline, FollowsEveryAllocationOfThePhase) {
 
 TEST(MemoryTimeline, MarksTheOutermostStages) {
   std::vector<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>> stages;
-  for (const MemoryTimeline::Stage& stage : memory_timeline(small_ledger(), "step").stages) {
+  for (const MemoryTimeline::Stage& stage : memory_timeline(small_ledger(), Phase::step).stages) {
     stages.emplace_back(stage.path, stage.depth, stage.begin, stage.end);
   }
   using Row = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
@@ -91,7 +91,7 @@ TEST(MemoryTimeline, MarksTheOutermostStages) {
 
 TEST(MemoryTimeline, ThePeakIsTheLedgersAndItsBlocksAddUp) {
   const Ledger ledger = small_ledger();
-  const MemoryTimeline timeline = memory_timeline(ledger, "step");
+  const MemoryTimeline timeline = memory_timeline(ledger, Phase::step);
   const Usage& usage = ledger.usage(Space::device);
   EXPECT_EQ(timeline.moments[timeline.peak].live, usage.at_peak);
   EXPECT_EQ(total(timeline.moments[timeline.peak].live), usage.peak_bytes);
@@ -102,15 +102,15 @@ TEST(MemoryTimeline, ThePeakIsTheLedgersAndItsBlocksAddUp) {
 }
 
 TEST(MemoryTimeline, EveryPhaseHasAPeakOfItsOwn) {
-  const MemoryTimeline timeline = memory_timeline(small_ledger(), "update");
+  const MemoryTimeline timeline = memory_timeline(small_ledger(), Phase::update);
   EXPECT_EQ(total(timeline.moments[timeline.peak].live), 1007);
   ASSERT_EQ(timeline.blocks.size(), 2U);
   EXPECT_EQ(timeline.blocks[1].name, "norms");
 }
 
 TEST(MemoryTimeline, APhaseThatIsNotThereIsAnError) {
-  EXPECT_EQ(error_of([] { static_cast<void>(memory_timeline(small_ledger(), "stepp")); }),
-            "the ledger has no phase 'stepp'");
+  EXPECT_EQ(error_of([] { static_cast<void>(memory_timeline(small_ledger(), Phase::save)); }),
+            "the ledger has no phase 'save'");
 }
 
 TEST(Thin, KeepsTheEndsAndEverySpansHighestAndLowest) {
@@ -147,7 +147,7 @@ TEST(Page, HoldsExactBytesAndWhatTheyAreCalled) {
   Table table({"stage", "peak"});
   table.add({"forward", bytes_cell(1 << 20)});
   page.sections.emplace_back(TableSection{.title = "Stages", .table = table});
-  page.sections.emplace_back(memory_timeline(small_ledger(), "step"));
+  page.sections.emplace_back(memory_timeline(small_ledger(), Phase::step));
   page.sections.emplace_back(LineChart{.title = "Memory",
                                        .x = {.label = "context", .unit = Unit::tokens, .logarithmic = true},
                                        .y = {.label = "peak", .unit = Unit::bytes},
@@ -200,7 +200,7 @@ TEST(Page, HoldsEveryWordOfFiguresTablesAndCharts) {
 
 // Names are numbers of a list there, so that each is written once.
 TEST(Page, HoldsTheTimelineMomentByMoment) {
-  const MemoryTimeline timeline = memory_timeline(small_ledger(), "step");
+  const MemoryTimeline timeline = memory_timeline(small_ledger(), Phase::step);
   Page page{.title = "t"};
   page.sections.emplace_back(timeline);
   const nlohmann::json data = data_of(html(page))["sections"][0];
@@ -275,10 +275,10 @@ TEST(Page, NumbersThatAreNoneLeaveAGap) {
 TEST(Page, AHugeLedgerMakesASmallPageQuickly) {
   constexpr int kBlocks = 75'000;
   Context context(DeviceDescription{.name = "made up"});
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     std::vector<Tensor> blocks;
     for (int i = 0; i < kBlocks; ++i) {
-      const auto layer = context.stage("layer", i / 5);
+      const auto layer = context.stage(StageKind::layer, i / 5);
       blocks.push_back(make(context, fmt::format("a rather long name of block {}", i),
                             static_cast<Category>(i % kCategoryCount),
                             1'000'000'000'000 + i * 7919LL % 65'537));
@@ -288,7 +288,7 @@ TEST(Page, AHugeLedgerMakesASmallPageQuickly) {
   const Ledger ledger = std::move(context).take_ledger();
   const auto begin = std::chrono::steady_clock::now();
   Page page{.title = "huge"};
-  page.sections.emplace_back(memory_timeline(ledger, "step"));
+  page.sections.emplace_back(memory_timeline(ledger, Phase::step));
   LineChart chart{.title = "Loss", .x = {.label = "step"}, .y = {.label = "nats"}};
   chart.series.push_back({.name = "loss"});
   for (int i = 0; i < 1'000'000; ++i) chart.series[0].points.push_back({1.0 * i, 1.0 / (i + 1)});

@@ -32,7 +32,7 @@ Ledger training_ledger(const ModelConfig& config, const Strategy& strategy, cons
 Rehearsal rehearse_training(const ModelConfig& config, const Strategy& strategy, const StepSizes& sizes) {
   const Layout layout = make_layout(training_ledger(config, strategy, sizes));
   Rehearsal result{.events = {}, .device_bytes = layout.reserved(Space::device)};
-  for (const Ledger::Phase& phase : layout.rehearsal.phases()) result.events.push_back(phase.events.size());
+  for (const Ledger::Trace& phase : layout.rehearsal.phases()) result.events.push_back(phase.events.size());
   return result;
 }
 
@@ -106,7 +106,7 @@ TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
     strategy.offload_optimizer = true;
     const Ledger away = training_ledger(config, strategy, {.batch = 1, .seq = 64});
     const auto held = [](const Ledger& ledger, Space space) {
-      const Ledger::Phase& phase = ledger.phases()[*ledger.find_phase("update")];
+      const Ledger::Trace& phase = ledger.phases()[*ledger.find_phase(Phase::update)];
       return total(phase.live_before[static_cast<std::size_t>(space)]);
     };
     const std::int64_t flats = dtype == DType::f32 ? 2 : 3;
@@ -115,7 +115,7 @@ TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
     EXPECT_EQ(held(away, Space::host) - held(here, Space::host), state);
     // Two pieces of it, of a 64th each, are on the device.
     std::int64_t staged = 0;
-    for (const Event& event : away.phases()[*away.find_phase("update")].events) {
+    for (const Event& event : away.phases()[*away.find_phase(Phase::update)].events) {
       if (event.kind == EventKind::allocate && event.category == Category::staging) staged += event.bytes;
     }
     EXPECT_NEAR(static_cast<double>(staged), static_cast<double>(state) / 32, 4096);
@@ -126,9 +126,9 @@ TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
 std::vector<std::string> kept_for_backward(const LayerPolicy& policy) {
   const Ledger ledger = training_ledger(small_model(true, true), {.layers = policy}, {.batch = 1, .seq = 64});
   std::map<std::uint32_t, std::string> live;
-  const Ledger::Phase& step = ledger.phases()[*ledger.find_phase("micro-step")];
+  const Ledger::Trace& step = ledger.phases()[*ledger.find_phase(Phase::micro_step)];
   for (const Event& event : step.events) {
-    const std::string stage = ledger.stage_path(event.stage);
+    const std::string stage = ledger.stage_path(event.stage).text();
     if (event.kind == EventKind::stage_begin && stage == "loss") break;
     if (event.kind == EventKind::free) live.erase(event.id);
     if (event.kind != EventKind::allocate || !stage.starts_with("forward/")) continue;

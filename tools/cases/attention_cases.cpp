@@ -64,7 +64,7 @@ struct Results {
 template <class Body>
 void with_buffers(Backend& backend, std::span<const std::span<std::byte>> buffers, const Body& body) {
   const auto program = [&](Context& context) {
-    context.phase("case", [&] {
+    context.phase(Phase::step, [&] {
       std::vector<Tensor> tensors;
       for (const std::span<std::byte> buffer : buffers) {
         tensors.push_back(context.allocate(
@@ -93,7 +93,7 @@ void with_buffers(Backend& backend, std::span<const std::span<std::byte>> buffer
       context.synchronize();
     });
   };
-  Context rehearsal(backend.description(), backend.device().index);
+  Context rehearsal(backend.description());
   program(rehearsal);
   Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
   program(context);

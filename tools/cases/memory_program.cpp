@@ -31,7 +31,7 @@ void multiply(const Stream& stream, const TensorView& a, const TensorView& b, co
 
 MemoryProgram::MemoryProgram(Context& context, const MemoryProgramSizes& sizes)
     : context_(context), sizes_(sizes) {
-  context_.phase("load", [&] {
+  context_.phase(Phase::load, [&] {
     layers_[0] = make_layer(sizes_.hidden, sizes_.input, 1);
     layers_[1] = make_layer(sizes_.output, sizes_.hidden, 2);
     teacher_ = context_.allocate({.name = "teacher",
@@ -84,10 +84,10 @@ Ticket MemoryProgram::fetch_batch() {
 double MemoryProgram::step() {
   double loss = 0;
   for (std::int64_t i = 0; i < sizes_.accumulation; ++i) {
-    context_.phase("micro-step", [&] { micro_step(); });
+    context_.phase(Phase::micro_step, [&] { micro_step(); });
     if (!context_.phantom()) loss += loss_.data<float>()[0];
   }
-  context_.phase("update", [&] { update(); });
+  context_.phase(Phase::update, [&] { update(); });
   return loss / static_cast<double>(sizes_.accumulation);
 }
 
@@ -107,9 +107,9 @@ void MemoryProgram::micro_step() {
   Tensor hidden;
   Tensor output;
   {
-    const auto stage = context_.stage("forward");
+    const auto stage = context_.stage(StageKind::forward);
     {
-      const auto layer = context_.stage("layer", 0);
+      const auto layer = context_.stage(StageKind::layer, 0);
       hidden = activation("hidden", sizes_.hidden);
       context_.run([&](const Stream& stream) {
         multiply(stream, x, w1.transpose(0, 1), hidden, false);
@@ -118,12 +118,12 @@ void MemoryProgram::micro_step() {
         }
       });
     }
-    const auto layer = context_.stage("layer", 1);
+    const auto layer = context_.stage(StageKind::layer, 1);
     output = activation("output", sizes_.output);
     context_.run([&](const Stream& stream) { multiply(stream, hidden, w2.transpose(0, 1), output, false); });
   }
   {
-    const auto stage = context_.stage("loss");
+    const auto stage = context_.stage(StageKind::loss);
     const Tensor target = activation("target", sizes_.output);
     context_.run([&](const Stream& stream) {
       // loss <- mean (output - target)^2, output <- its gradient
@@ -141,7 +141,7 @@ void MemoryProgram::micro_step() {
     });
   }
   {
-    const auto stage = context_.stage("backward");
+    const auto stage = context_.stage(StageKind::backward);
     Tensor hidden_gradient = activation("hidden gradient", sizes_.hidden);
     context_.run([&](const Stream& stream) {
       multiply(stream, output.view().transpose(0, 1), hidden, layers_[1].gradient, true);
@@ -162,7 +162,7 @@ void MemoryProgram::micro_step() {
 
 void MemoryProgram::update() {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const auto stage = context_.stage("layer", static_cast<std::int64_t>(i));
+    const auto stage = context_.stage(StageKind::layer, static_cast<std::int64_t>(i));
     const Layer& layer = layers_[i];
     context_.run([&](const Stream&) {
       // momentum <- m * momentum + gradient; weight <- weight - rate * momentum; gradient <- 0
@@ -177,7 +177,7 @@ void MemoryProgram::update() {
 }
 
 void MemoryProgram::save(const std::filesystem::path& path) {
-  context_.phase("save", [&] {
+  context_.phase(Phase::save, [&] {
     std::array<Tensor, 2> copies;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       copies[i] = context_.allocate({.name = "saved weight",

@@ -57,9 +57,9 @@ class StepProgram {
   }
 
   Ledger run() {
-    context_.phase("load", [&] { load(); });
-    context_.phase("micro-step", [&] { micro_step(); });
-    context_.phase("update", [&] {
+    context_.phase(Phase::load, [&] { load(); });
+    context_.phase(Phase::micro_step, [&] { micro_step(); });
+    context_.phase(Phase::update, [&] {
       for (std::int64_t i = 0; i < layers_; ++i)
         make("norm partials", Category::workspace, workspace_).free();
     });
@@ -132,7 +132,7 @@ class StepProgram {
 
   Tensor backward(Tensor gradient, Saved saved) {
     if (keep_ != Keep::everything) {
-      const auto stage = context_.stage("recompute");
+      const auto stage = context_.stage(StageKind::again);
       forward(saved.input, saved).free();
     }
     Tensor gate_gradient = make("gate gradient", Category::activations, sizes_.mlp);
@@ -173,7 +173,7 @@ class StepProgram {
     std::vector<Saved> saved(static_cast<std::size_t>(layers_));
     Tensor state = make("embedded", Category::activations, sizes_.hidden);
     for (std::int64_t i = 0; i < layers_; ++i) {
-      const auto stage = context_.stage("forward", i);
+      const auto stage = context_.stage(StageKind::forward, i);
       Saved& own = saved[static_cast<std::size_t>(i)];
       own.input = std::move(state);
       state = forward(own.input, own);
@@ -181,13 +181,13 @@ class StepProgram {
     }
     Tensor gradient = make("hidden gradient", Category::activations, sizes_.hidden);
     {
-      const auto stage = context_.stage("loss");
+      const auto stage = context_.stage(StageKind::loss);
       const Tensor logits = make("logits", Category::logits, logits_);
       const Tensor statistics = make("statistics", Category::logits, tokens_ * 4);
     }
     state.free();
     for (std::int64_t i = layers_ - 1; i >= 0; --i) {
-      const auto stage = context_.stage("backward", i);
+      const auto stage = context_.stage(StageKind::backward, i);
       gradient = backward(std::move(gradient), std::move(saved[static_cast<std::size_t>(i)]));
     }
   }

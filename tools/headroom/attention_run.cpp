@@ -36,7 +36,7 @@ AttentionRun::AttentionRun(Context& context, const AttentionRunCase& c,
                            std::int64_t copies)
     : context_(context), case_(c), backend_(backend), sets_(static_cast<std::size_t>(copies)) {
   if (backend != nullptr && backend->device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
-  context_.phase("load", [&] {
+  context_.phase(Phase::load, [&] {
     for (Set& set : sets_) load(set, implementation);
   });
 }
@@ -55,13 +55,13 @@ AttentionForward AttentionRun::Set::views() const {
 
 void AttentionRun::forward(std::size_t turn) {
   const Set& set = sets_[turn % sets_.size()];
-  context_.phase("forward",
+  context_.phase(Phase::forward,
                  [&] { attention_forward(context_, case_.problem, set.views(), case_.implementation); });
 }
 
 void AttentionRun::backward(std::size_t turn) {
   const Set& set = sets_[turn % sets_.size()];
-  context_.phase("backward", [&] {
+  context_.phase(Phase::backward, [&] {
     attention_backward(context_, case_.problem,
                        {.forward = set.views(),
                         .output_gradient = set.output_gradient,
@@ -76,7 +76,7 @@ void AttentionRun::backward(std::size_t turn) {
 
 double AttentionRun::peak_flops() {
   double rate = 0;
-  context_.phase("peak",
+  context_.phase(Phase::peak,
                  [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
   return rate;
 }

@@ -88,7 +88,7 @@ class LossRun {
         problem_(c.problem),
         implementation_(find_implementation(loss_implementations(), c.implementation)) {
     const LossProblem& p = problem_;
-    context_.phase("load", [&] {
+    context_.phase(Phase::load, [&] {
       const auto make = [&](std::string_view name, Category category, DType dtype, const Shape& shape) {
         return context_.allocate(
             {.name = name, .category = category, .dtype = dtype, .shape = shape, .lifetime = Lifetime::run});
@@ -116,7 +116,7 @@ class LossRun {
 
   // Backward makes the loss on its way; only those that gain nothing from that run forward before it.
   void step() {
-    context_.phase("step", [&] {
+    context_.phase(Phase::step, [&] {
       if (implementation_.name != "fused") loss_forward(context_, problem_, views(), implementation_.name);
       loss_backward(context_, problem_,
                     {.forward = views(),
@@ -129,7 +129,7 @@ class LossRun {
 
   double peak_flops() {
     double rate = 0;
-    context_.phase("peak",
+    context_.phase(Phase::peak,
                    [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
     return rate;
   }
@@ -137,7 +137,7 @@ class LossRun {
   // Largest difference of loss and dHidden from fp64, over a few tokens.
   double sampled_error() {
     double worst = 0;
-    context_.phase("error", [&] {
+    context_.phase(Phase::compare, [&] {
       context_.run([&](const Stream& stream) {
         for (const std::int64_t token : {std::int64_t{0}, problem_.tokens / 2, problem_.tokens - 1}) {
           worst = std::max(worst, token_error(token, stream));

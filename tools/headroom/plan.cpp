@@ -96,8 +96,8 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              answer.costs.source);
   fmt::print(out, "context   up to {} tokens fit\n\n", format_count(answer.max_context));
   Table stages({"stage", "live", "peak", "at the peak"});
-  for (const StageUsage& row : answer.stages) {
-    stages.add({row.stage, format_bytes(row.live_bytes), format_bytes(row.peak_bytes),
+  for (const StepStageUsage& row : answer.stages) {
+    stages.add({std::string(name(row.stage)), format_bytes(row.live_bytes), format_bytes(row.peak_bytes),
                 largest_categories(row.at_peak)});
   }
   out << stages.text();
@@ -119,7 +119,7 @@ void print(const EagerAnswer& answer, std::ostream& out) {
              format_count(answer.max_context));
   Table stages({"stage", "live", "peak"});
   for (const StageUsage& row : answer.memory.stages) {
-    stages.add({row.stage, format_bytes(row.live_bytes), format_bytes(row.peak_bytes)});
+    stages.add({row.stage.text(), format_bytes(row.live_bytes), format_bytes(row.peak_bytes)});
   }
   out << stages.text();
 }

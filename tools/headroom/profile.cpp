@@ -43,7 +43,7 @@ void print(const Profile& profile, std::ostream& out) {
              1e3 * profile.predicted_seconds);
   Table stages({"stage", "planned live", "live", "planned peak", "peak", "kernels ms"});
   for (std::size_t i = 0; i < profile.planned.size(); ++i) {
-    stages.add({profile.planned[i].stage, format_bytes(profile.planned[i].live_bytes),
+    stages.add({std::string(name(profile.planned[i].stage)), format_bytes(profile.planned[i].live_bytes),
                 format_bytes(profile.measured[i].live_bytes), format_bytes(profile.planned[i].peak_bytes),
                 format_bytes(profile.measured[i].peak_bytes),
                 fmt::format("{:.2f}", 1e3 * profile.stage_seconds[i])});

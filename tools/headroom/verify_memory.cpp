@@ -62,8 +62,8 @@ Layout rehearse(const DeviceDescription& description) {
 
 std::int64_t count_differences(const Ledger& rehearsed, const Ledger& run, std::int64_t& events) {
   std::int64_t differing = 0;
-  for (const Ledger::Phase& phase : rehearsed.phases()) {
-    const auto found = run.find_phase(rehearsed.text(phase.name));
+  for (const Ledger::Trace& phase : rehearsed.phases()) {
+    const auto found = run.find_phase(phase.phase);
     const std::vector<Event> none;
     const std::vector<Event>& other = found ? run.phases()[*found].events : none;
     const std::size_t length = std::max(phase.events.size(), other.size());
@@ -143,8 +143,8 @@ nlohmann::ordered_json to_json(const Outcome& o) {
   }
   json["by_stage"] = nlohmann::ordered_json::array();
   for (const StageUsage& stage : usage_by_stage(o.layout.rehearsal, Space::device)) {
-    json["by_stage"].push_back({{"phase", stage.phase},
-                                {"stage", stage.stage},
+    json["by_stage"].push_back({{"phase", name(stage.phase)},
+                                {"stage", stage.stage.text()},
                                 {"live_bytes", stage.live_bytes},
                                 {"peak_bytes", stage.peak_bytes}});
   }
@@ -154,8 +154,8 @@ nlohmann::ordered_json to_json(const Outcome& o) {
 void print_stages(const Ledger& rehearsal, std::ostream& out) {
   Table table({"phase and stage", "live bytes at its end", "peak bytes"});
   for (const StageUsage& stage : usage_by_stage(rehearsal, Space::device)) {
-    table.add({stage.stage.empty() ? stage.phase : "  " + stage.stage, format_count(stage.live_bytes),
-               format_count(stage.peak_bytes)});
+    table.add({stage.stage.empty() ? std::string(name(stage.phase)) : "  " + stage.stage.text(),
+               format_count(stage.live_bytes), format_count(stage.peak_bytes)});
   }
   out << table.text();
 }

@@ -38,8 +38,8 @@ struct KernelTime {
 struct Profile {
   ProfileOptions options;
   TrainingFit fit;
-  std::vector<StageUsage> planned;
-  std::vector<StageUsage> measured;
+  std::vector<StepStageUsage> planned;
+  std::vector<StepStageUsage> measured;
   std::vector<double> stage_seconds;  // beside measured
   std::vector<KernelTime> kernels;    // those that took longest first
   std::int64_t live_peak_bytes = 0;

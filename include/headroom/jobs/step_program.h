@@ -49,7 +49,7 @@ class StepProgram {
   // Of a micro-step, then of an update.
   [[nodiscard]] std::vector<WorkRecord> work() const {
     std::vector<WorkRecord> records;
-    for (const char* phase : {"micro-step", "update"}) {
+    for (const Phase phase : {Phase::micro_step, Phase::update}) {
       const auto part = context_.work(phase);
       records.insert(records.end(), part.begin(), part.end());
     }

@@ -18,8 +18,10 @@
 #include "headroom/core/error.h"
 #include "headroom/memory/arena.h"
 #include "headroom/memory/backend.h"
+#include "headroom/memory/communicator.h"
 #include "headroom/memory/layout.h"
 #include "headroom/memory/ledger.h"
+#include "headroom/memory/stage.h"
 #include "headroom/memory/stream_order.h"
 #include "headroom/memory/tensor.h"
 #include "headroom/memory/work.h"
@@ -50,12 +52,12 @@ struct Ticket {
 
 class Context {
  public:
-  // A rehearsal on a phantom of the described device.
-  explicit Context(DeviceDescription description, int device_index = 0);
-  // A run: reserves what the layout says, once.
-  Context(Backend& backend, const Layout& layout);
+  // A rehearsal on a phantom of the described device, as one of so many ranks.
+  explicit Context(DeviceDescription description, const Ranks& ranks = {});
+  // A run: reserves what the layout says, once. Without a communicator it is the one rank of one.
+  Context(Backend& backend, const Layout& layout, Communicator* communicator = nullptr);
   // A run in memory that a host framework hands over, each at least as large as the layout says.
-  Context(Backend& backend, Layout layout, Arena device, Arena host);
+  Context(Backend& backend, Layout layout, Arena device, Arena host, Communicator* communicator = nullptr);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ~Context() = default;
@@ -63,16 +65,17 @@ class Context {
   [[nodiscard]] bool phantom() const { return backend_ == nullptr; }
   [[nodiscard]] Device device() const { return device_; }
   [[nodiscard]] const DeviceDescription& description() const { return description_; }
+  [[nodiscard]] const Ranks& ranks() const { return ranks_; }
   [[nodiscard]] const Ledger& ledger() const { return ledger_; }
   [[nodiscard]] const Layout& layout() const { return layout_; }
   // The rehearsal's ledger, for make_layout.
   [[nodiscard]] Ledger take_ledger() && { return std::move(ledger_); }
 
-  // Runs body() as a named phase: the cursor rewinds, and every block of the phase has to be freed by its
+  // Runs body() as a phase: the cursor rewinds, and every block of the phase has to be freed by its
   // end. A phase that an exception leaves is undone, so that another phase (saving, say) can still run.
   template <class Body>
-  void phase(std::string_view name, Body&& body) {
-    begin_phase(name);
+  void phase(Phase phase, Body&& body) {
+    begin_phase(phase);
     try {
       body();
     } catch (...) {
@@ -83,17 +86,17 @@ class Context {
   }
 
   // A stage lasts as long as what this returns; stages nest: forward/layer 3/attention.
-  class [[nodiscard]] Stage {
+  class [[nodiscard]] OpenStage {
    public:
-    explicit Stage(Context& context) : context_(context) {}
-    Stage(const Stage&) = delete;
-    Stage& operator=(const Stage&) = delete;
-    ~Stage() { context_.end_stage(); }
+    explicit OpenStage(Context& context) : context_(context) {}
+    OpenStage(const OpenStage&) = delete;
+    OpenStage& operator=(const OpenStage&) = delete;
+    ~OpenStage() { context_.end_stage(); }
 
    private:
     Context& context_;
   };
-  Stage stage(std::string_view name, std::int64_t index = -1);
+  OpenStage stage(StageKind kind, std::int64_t index = -1);
 
   [[nodiscard]] Tensor allocate(const Allocation& allocation);
 
@@ -113,7 +116,7 @@ class Context {
     run(Work{.kind = WorkKind::host, .kernel = "host"}, std::forward<Body>(body));
   }
   // The work of a phase, in order; what runs outside phases is not written down.
-  [[nodiscard]] std::span<const WorkRecord> work(std::string_view phase) const;
+  [[nodiscard]] std::span<const WorkRecord> work(Phase phase) const;
   // What run's bodies took so far, on the host: on a CPU the kernels themselves.
   [[nodiscard]] double run_seconds() const { return run_seconds_; }
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
@@ -128,6 +131,12 @@ class Context {
   void copy(StreamId id, const Tensor& to, const Tensor& from);
   // Parts of the same size.
   void copy(StreamId id, const TensorPart& to, const TensorPart& from);
+
+  // values <- their sum over all ranks (f32 or f64, dense), on main; every rank calls it at the same place.
+  // With one rank that is what they are already: nothing is done and nothing is written down.
+  void all_reduce(const Tensor& values);
+  // The same of a number that the host has. A phantom takes its own number for that of every rank.
+  [[nodiscard]] double all_reduce(double value);
 
   // Everything given to the stream so far; what the waiter is given from now on comes after it.
   Ticket record(StreamId id);
@@ -147,7 +156,7 @@ class Context {
     bool live = true;
   };
 
-  void begin_phase(std::string_view name);
+  void begin_phase(Phase phase);
   void end_phase();
   void abandon_phase();
   void leave_phase();
@@ -173,6 +182,8 @@ class Context {
   Device device_;
   DeviceDescription description_;
   Backend* backend_ = nullptr;
+  Communicator* communicator_ = nullptr;
+  Ranks ranks_;
   Layout layout_;
   std::array<Arena, kSpaceCount> arenas_;
   Ledger ledger_;

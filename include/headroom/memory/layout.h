@@ -23,6 +23,10 @@ struct Layout {
   }
 };
 
+// Equal for equal layouts, on any machine: ranks compare theirs before they begin. Different layouts have the
+// same one once in 2^64.
+[[nodiscard]] std::uint64_t hash(const Layout& layout);
+
 [[nodiscard]] Layout make_layout(Ledger rehearsal, std::int64_t alignment = kArenaAlignment);
 
 // The blocks of one space over all phases, each phase once, in the order of the ledger: what an allocator

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "headroom/core/stream.h"
+#include "headroom/memory/stage.h"
 
 namespace headroom {
 
@@ -47,6 +48,7 @@ enum class EventKind : std::uint8_t {
   stage_begin,
   stage_end,
   touch,
+  all_reduce,
   record,
   wait,
   synchronize
@@ -80,8 +82,9 @@ struct Usage {
 
 class Ledger {
  public:
-  struct Phase {
-    std::uint32_t name = 0;
+  // What happened in the first run of a phase.
+  struct Trace {
+    Phase phase = Phase::step;
     std::array<CategoryBytes, kSpaceCount> live_before{};  // what the run held when the phase first began
     std::vector<Event> events;
     std::int64_t runs = 0;
@@ -93,24 +96,24 @@ class Ledger {
   [[nodiscard]] Ledger same_vocabulary() const;
 
   // Index of the phase, which is now open; its first run records, later runs only count.
-  std::size_t begin_phase(std::string_view phase);
+  std::size_t begin_phase(Phase phase);
   void end_phase();
   // Live bytes and stage go back to where they were, a first run's trace is dropped; peaks stay what they
   // were.
   void abandon_phase();
   void append(const Event& event);
 
-  void open_stage(std::string_view stage, std::int64_t index);  // index below 0: the name alone
+  void open_stage(const Stage& stage);
   void close_stage();
   [[nodiscard]] std::uint32_t stage() const { return stage_; }
 
   [[nodiscard]] std::uint32_t intern(std::string_view text);
   [[nodiscard]] std::string_view text(std::uint32_t id) const { return texts_[id]; }
-  [[nodiscard]] std::string stage_path(std::uint32_t stage) const;  // forward/layer 3/attention
+  [[nodiscard]] StagePath stage_path(std::uint32_t stage) const;
   [[nodiscard]] std::string describe(const Event& event) const;
 
-  [[nodiscard]] std::span<const Phase> phases() const { return phases_; }
-  [[nodiscard]] std::optional<std::size_t> find_phase(std::string_view phase) const;
+  [[nodiscard]] std::span<const Trace> phases() const { return phases_; }
+  [[nodiscard]] std::optional<std::size_t> find_phase(Phase phase) const;
   [[nodiscard]] const Usage& usage(Space space) const { return usage_[static_cast<std::size_t>(space)]; }
   // A block for the run that goes after the last phase: no event, the live bytes only.
   void remove_live(Space space, Category category, std::int64_t bytes) {
@@ -123,25 +126,25 @@ class Ledger {
   struct TextHash : std::hash<std::string_view> {
     using is_transparent = void;
   };
-  struct Stage {
+  struct StageNode {
     std::uint32_t parent = 0;
-    std::uint32_t name = 0;
-    std::int64_t index = -1;
+    Stage stage;
 
-    bool operator==(const Stage&) const = default;
+    bool operator==(const StageNode&) const = default;
   };
   struct StageHash {
-    std::size_t operator()(const Stage& stage) const {
-      const std::uint64_t names = (std::uint64_t{stage.parent} << 32) | stage.name;
-      return (names ^ (static_cast<std::uint64_t>(stage.index) << 17)) * 0x9E3779B97F4A7C15u >> 7;
+    std::size_t operator()(const StageNode& node) const {
+      const std::uint64_t kinds =
+          (std::uint64_t{node.parent} << 32) | static_cast<std::uint64_t>(node.stage.kind);
+      return (kinds ^ (static_cast<std::uint64_t>(node.stage.index) << 17)) * 0x9E3779B97F4A7C15u >> 7;
     }
   };
 
   std::vector<std::string> texts_;
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> text_ids_;
-  std::vector<Stage> stages_;  // stage 0 is the root
-  std::unordered_map<Stage, std::uint32_t, StageHash> stage_ids_;
-  std::vector<Phase> phases_;
+  std::vector<StageNode> stages_;  // number 0 is the phase itself
+  std::unordered_map<StageNode, std::uint32_t, StageHash> stage_ids_;
+  std::vector<Trace> phases_;
   std::array<Usage, kSpaceCount> usage_{};
   std::array<CategoryBytes, kSpaceCount> live_at_begin_{};  // of the open phase
   std::uint32_t stage_ = 0;

@@ -13,8 +13,8 @@ namespace headroom {
 
 // One stage of one phase, over all its visits. The phase itself comes first, as the stage without a path.
 struct StageUsage {
-  std::string phase;
-  std::string stage;            // forward/layer 3/attention
+  Phase phase = Phase::step;
+  StagePath stage;
   std::int64_t live_bytes = 0;  // when it last ended
   std::int64_t peak_bytes = 0;  // while it or a stage inside it was open
   CategoryBytes at_peak{};
@@ -31,6 +31,6 @@ struct LiveBlock {
 };
 // The blocks alive when the space's live bytes were highest, largest first; in one phase, or in any.
 [[nodiscard]] std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space,
-                                                    std::optional<std::string_view> phase = std::nullopt);
+                                                    std::optional<Phase> phase = std::nullopt);
 
 }  // namespace headroom

@@ -9,8 +9,9 @@ namespace headroom {
 
 enum class WorkKind : std::uint8_t {
   kernel,
-  copy,  // between two spaces, beside the kernels
-  host,  // what is no kernel: filling a batch, reading a value back
+  copy,           // between two spaces, beside the kernels
+  host,           // what is no kernel: filling a batch, reading a value back
+  communication,  // between ranks
 };
 
 struct Work {

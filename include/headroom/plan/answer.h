@@ -35,7 +35,7 @@ struct PlanAnswer {
   PlanQuestion question;
   PlanCosts costs;
   Plan plan{};
-  std::vector<StageUsage> stages{};
+  std::vector<StepStageUsage> stages{};
   std::vector<Change> changes{};
   std::vector<Compared> compared{};  // beside the chosen one
   std::int64_t max_context = 0;

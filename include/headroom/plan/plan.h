@@ -112,8 +112,19 @@ struct Change {
 [[nodiscard]] std::vector<Change> what_if(const PlanRequest& request, const Plan& plan,
                                           const CostModel& costs);
 
-// The step in a few lines: parameters, embedding, first layer, all layers, loss, backward, update; live bytes
-// when each ends and the most that was held in it.
-[[nodiscard]] std::vector<StageUsage> step_stages(const Ledger& ledger);
+// A step in a few lines, as people look at it.
+enum class StepStage : std::uint8_t { parameters, embedding, first_layer, layers, loss, backward, optimizer };
+[[nodiscard]] std::string_view name(StepStage stage);
+
+struct StepStageUsage {
+  StepStage stage = StepStage::parameters;
+  std::int64_t live_bytes = 0;  // when it ends
+  std::int64_t peak_bytes = 0;  // the most that was held in it
+  CategoryBytes at_peak{};
+};
+// Those that the ledger has, in their order.
+[[nodiscard]] std::vector<StepStageUsage> step_stages(const Ledger& ledger);
+// Where the time of a piece of work counts; `layers` without the first. Nothing: outside of all.
+[[nodiscard]] std::optional<StepStage> step_stage_of(Phase phase, const StagePath& path);
 
 }  // namespace headroom

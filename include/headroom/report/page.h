@@ -65,8 +65,7 @@ struct MemoryTimeline {
   std::int64_t other_blocks = 0;    // those that are not listed
   std::int64_t other_bytes = 0;
 };
-[[nodiscard]] MemoryTimeline memory_timeline(const Ledger& ledger, std::string_view phase,
-                                             Space space = Space::device);
+[[nodiscard]] MemoryTimeline memory_timeline(const Ledger& ledger, Phase phase, Space space = Space::device);
 
 enum class Unit : std::uint8_t { plain, bytes, milliseconds, seconds, tokens };
 

@@ -1,0 +1,4 @@
+// Transports between ranks.
+#pragma once
+
+#include "headroom/comm/thread_ranks.h"
