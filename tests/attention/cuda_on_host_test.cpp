@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "attention/chunks.h"
+#include "attention/cuda/intervals/portable-inl.h"
+#include "attention/cuda/intervals/tf32-inl.h"
 #include "attention/cuda/merge-inl.h"
-#include "attention/cuda/portable-inl.h"
 #include "attention/cuda/steps.h"
-#include "attention/cuda/tf32-inl.h"
 #include "attention_cases.h"
 
 namespace headroom::cuda {

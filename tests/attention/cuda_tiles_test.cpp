@@ -10,8 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "attention/cuda/portable.h"
-#include "attention/cuda/sm90.h"
+#include "attention/cuda/intervals/portable.h"
+#include "attention/cuda/sm90/sm90.h"
 #include "attention/cuda/steps.h"
 #include "attention/dilated_rows.h"
 #include "attention/implementations.h"

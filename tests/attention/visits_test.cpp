@@ -8,9 +8,9 @@
 #include <set>
 #include <vector>
 
-#include "attention/cuda/sm90.h"
+#include "attention/cuda/sm90/sm90.h"
+#include "attention/cuda/sm90/visits-inl.h"
 #include "attention/cuda/steps.h"
-#include "attention/cuda/visits-inl.h"
 #include "attention_cases.h"
 
 namespace headroom::cuda {

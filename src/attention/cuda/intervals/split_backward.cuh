@@ -1,0 +1,439 @@
+// Attention backward in f32 on Hopper (split_tiles.cuh): a block keeps a tile of keys and values with the
+// sums of their gradients and takes the tiles of queries that see them, rising, as backward-inl.h
+// does. Of its four warpgroups one reads and splits; one makes P and sums dV, one makes dS and sums dK, one
+// multiplies dQ and adds it in global memory. P goes from the second to the third through shared memory, dS
+// from the third to the fourth in the same place.
+#pragma once
+
+#include "attention/cuda/intervals/query_tiles-inl.h"
+#include "attention/cuda/intervals/split_tiles.cuh"
+
+namespace headroom::cuda {
+
+// Named barriers, each of one warpgroup.
+enum SplitBarrier : int { kProbabilitiesRead = 1, kTurnTaken = 2, kGradientsAdded = 3 };
+
+// A tile of queries, and what its columns of scores need.
+struct SplitVisit {
+  static constexpr int kRows = 64;
+  static_assert(kRows >= kLeastTileRows, "there are turns for so many tiles");
+
+  std::int32_t tile;  // -1: there are no more
+  ListHead head;
+  Range rows;
+  std::uint64_t keys;     // by block list
+  std::int32_t previous;  // tile of keys that adds to dQ before this one, or -1; where there are turns
+  alignas(16) float shift[kRows];
+  alignas(16) float dot[kRows];
+  alignas(16) std::int32_t first[kRows];
+  alignas(16) std::int32_t last[kRows];
+
+  // Intervals rise with the row, so the first and the last one bound them all. A row past the end has no P.
+  [[nodiscard]] __device__ TileMask mask(std::int32_t first_key) const {
+    const bool covers = first[rows.end - rows.begin - 1] <= first_key && last[0] >= first_key + kTileKeys;
+    return {!covers || keys != ~std::uint64_t{0}, keys};
+  }
+};
+
+// In shared memory.
+template <int D>
+struct SplitBackward {
+  static constexpr int kStages = D <= 64 ? 2 : 1;
+  static constexpr int kExchanges = D <= 64 ? 2 : 1;
+  static constexpr int kVisits = 4;
+  static constexpr int kThreads = 4 * kWarpgroup;
+  static constexpr int kReaderRegisters = 104;
+  static constexpr int kSumRegisters = D <= 64 ? 152 : 168;
+  static constexpr int kQueryRegisters = D <= 64 ? 104 : 72;
+  static_assert(kReaderRegisters + 2 * kSumRegisters + kQueryRegisters <= 4 * 128);
+
+  SplitTile<64, D> key;
+  SplitTile<64, D> value;
+  SplitTile<64, D> query[kStages];
+  SplitTile<64, D> output_gradient[kStages];
+  union alignas(1024) Exchange {
+    float4 probability[8][kWarpgroup];                   // as the registers of a warpgroup hold it
+    std::uint16_t score_gradient[kSplitParts][64 * 64];  // a row per key
+  } exchange[kExchanges];
+  Ring<1> key_ring;
+  Ring<kStages> query_ring;
+  Ring<kStages> gradient_ring;
+  Ring<kExchanges> probability_ring;     // empty: dS has been used, too
+  Ring<kExchanges> score_gradient_ring;  // full only
+  Ring<kVisits> visit_ring;
+  SplitVisit visit[kVisits];
+  KeyShare share;  // read from here: registers are short
+};
+
+// By the warpgroup that reads and splits. What is read goes on when this comes back.
+__device__ __forceinline__ void start_visit(const AttentionCall& call, const QueryTiling& tiling,
+                                            const KeyShare& share, SplitVisit& visit, QueryTiles::Item item,
+                                            int thread) {
+  if (thread == 0) visit.tile = item.tile;
+  if (item.tile < 0) return;
+  const ListHead head = ListHead::of(call, share.b, item.head);
+  const Range rows = tiling.tile(item.tile, head.count_q);
+  if (thread == 0) {
+    visit.head = head;
+    visit.rows = rows;
+    visit.keys = ~std::uint64_t{0};
+  }
+  if (thread < SplitVisit::kRows) {
+    const std::int32_t i = rows.begin + thread;
+    if (i < rows.end) {
+      const std::int64_t at = call.statistics(head.b, head.head) + head.row(i);
+      copy_word(visit.shift + thread, call.row_shift + at);
+      copy_word(visit.dot + thread, call.row_dot + at);
+      copy_word(visit.first + thread, head.first + i);
+      copy_word(visit.last + thread, head.last + i);
+    } else {
+      visit.shift[thread] = infinity();
+      visit.dot[thread] = 0;
+      visit.first[thread] = visit.last[thread] = 0;
+    }
+  }
+  if (call.blocks.blocks != nullptr && thread < kWarp) {
+    const BlockList list = call.block_list(share.b, item.head, tiling.block_of(item.tile));
+    const std::uint64_t keys = listed_keys(list, share.key_tile * kTileKeys, thread);
+    if (thread == 0) visit.keys = keys;
+  }
+  if (call.turns != nullptr && thread == 3 * kWarp) {
+    visit.previous =
+        QueryVisit::of(call, tiling, share.b, item).previous(call, tiling, item.tile, share.key_tile);
+  }
+}
+
+template <int D>
+__device__ void split_inputs(const AttentionCall& call, const QueryTiling& tiling, SplitBackward<D>& memory,
+                             int thread) {
+  const KeyShare& share = memory.share;
+  const int columns = call.head_dim - thread % 8 * 8;
+  {
+    // Every member of the call has the same list, or there is one member.
+    const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.member_begin);
+    const Range keys{share.key_tile * kTileKeys, head.count_k};
+    fill_split(memory.key, 0, ShareRows::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
+               columns, thread);
+    fill_split(memory.value, 0, ShareRows::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
+               columns, thread);
+    memory.key_ring.publish({});
+  }
+
+  // Panels of dO and then of Q, tile after tile.
+  constexpr int kPanels = SplitTile<64, D>::kPanels;
+  QueryTiles query_tiles(call, tiling, share);
+  PanelShare panel_share;
+  ShareRows source;
+  const auto start = [&](const HeadsView& view, QueryTiles::Item item) {
+    const ListHead head = ListHead::of(call, share.b, item.head);
+    source = ShareRows::of(view, share.b, item.head, head.rows, tiling.tile(item.tile, head.count_q), thread);
+    panel_share.fetch(source, 0, columns);
+  };
+  const auto store = [&](SplitTile<64, D>& tile) {
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel) {
+      panel_share.store(tile, 0, panel, thread, [&](int n) {
+        if (panel + 1 < kPanels) panel_share.piece[n].fetch(source, n, panel + 1, columns);
+      });
+    }
+    ptx::async_proxy_fence();
+  };
+  RingPosition<SplitBackward<D>::kStages> at;
+  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  QueryTiles::Item item = query_tiles.next();
+  start_visit(call, tiling, share, memory.visit[0], item, thread);
+  while (true) {
+    if (item.tile >= 0) start(call.output_gradient, item);
+    wait_for_copies();
+    memory.visit_ring.publish(visit_at);
+    visit_at.advance();
+    if (item.tile < 0) return;
+    memory.gradient_ring.wait_empty(at);
+    store(memory.output_gradient[at.stage]);
+    memory.gradient_ring.publish(at);
+    const QueryTiles::Item following = query_tiles.next();
+    memory.visit_ring.wait_empty(visit_at);
+    start_visit(call, tiling, share, memory.visit[visit_at.stage], following, thread);
+    start(call.query, item);
+    item = following;
+    memory.query_ring.wait_empty(at);
+    store(memory.query[at.stage]);
+    memory.query_ring.publish(at);
+    at.advance();
+  }
+}
+
+// sums <- sums + A B over 64 rows of B
+template <int D>
+__device__ __forceinline__ void add_rows(float (&sums)[D / kPanel][32], const SplitRegisters& a,
+                                         const SplitTile<64, D>& b) {
+#pragma unroll
+  for (int panel = 0; panel < D / kPanel; ++panel) {
+    float part[32];
+    ptx::wgmma_fence();
+    multiply_rows<64>(part, a, b, panel);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(part);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sums[panel][i] += part[i];
+  }
+}
+
+// A warpgroup's 64 keys of a gradient.
+template <int D>
+__device__ __forceinline__ void store_key_rows(const AttentionCall& call, const HeadsView& view,
+                                               const KeyShare& share, const float (&sums)[D / kPanel][32],
+                                               float scale, int thread) {
+  const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.member_begin);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int32_t i = share.key_tile * kTileKeys + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
+    if (i >= head.count_k) continue;
+    const std::int64_t at =
+        share.b * view.batch_stride + share.kv * view.head_stride + head.key_row(i) * view.row_stride;
+#pragma unroll
+    for (int j = 0; j < D / 4; ++j) {
+      const int column = j / 2 * 8 + thread % 4 * 2 + j % 2;
+      if (column >= call.head_dim) continue;
+      store_or_add(view, at + column, sums[j / 16][j % 16 / 2 * 4 + 2 * r + j % 2] * scale,
+                   call.add_key_gradients);
+    }
+  }
+}
+
+// P, and dV = P^T dO.
+template <int D>
+__device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
+  const int key = thread / kWarp * 16 + thread % kWarp / 4;  // of two, eight apart
+  const int column = thread % 4 * 2;
+  const KeyShare& share = memory.share;
+  const std::int32_t first_key = share.key_tile * kTileKeys;
+  const ScoreRule rule = ScoreRule::of(call);
+  float sums[D / kPanel][32] = {};
+  RingPosition<SplitBackward<D>::kStages> at;
+  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kExchanges> exchange_at;
+  memory.key_ring.wait_full({});
+  while (true) {
+    memory.visit_ring.wait_full(visit_at);
+    const SplitVisit& visit = memory.visit[visit_at.stage];
+    if (visit.tile < 0) break;
+    float scores[32];
+    memory.query_ring.wait_full(at);
+    multiply_scores(scores, memory.key, 0, memory.query[at.stage]);
+    memory.query_ring.release(at);
+    if (rule.cap != 0) {
+#pragma unroll
+      for (float& score : scores) score = capped(rule.inner * score);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 shift = *reinterpret_cast<const float2*>(visit.shift + j * 8 + column);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        float& score = scores[4 * j + r];
+        score = power_of_two(fmaf(score, rule.factor, -(r % 2 == 0 ? shift.x : shift.y)));
+      }
+    }
+    const TileMask mask = visit.mask(first_key);
+    if (mask.partial) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int row = key + i % 4 / 2 * 8;
+        const int query = i / 4 * 8 + column + i % 2;
+        if (!mask.sees({visit.first[query], visit.last[query]}, first_key, row)) scores[i] = 0;
+      }
+    }
+    memory.visit_ring.release(visit_at);
+    visit_at.advance();
+    memory.probability_ring.wait_empty(exchange_at);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      memory.exchange[exchange_at.stage].probability[j][thread] =
+          make_float4(scores[4 * j], scores[4 * j + 1], scores[4 * j + 2], scores[4 * j + 3]);
+    }
+    memory.probability_ring.publish(exchange_at);
+    exchange_at.advance();
+    const SplitRegisters probabilities(scores);
+    memory.gradient_ring.wait_full(at);
+    add_rows<D>(sums, probabilities, memory.output_gradient[at.stage]);
+    memory.gradient_ring.release(at);
+    at.advance();
+  }
+  store_key_rows<D>(call, call.value_gradient, share, sums, 1, thread);
+}
+
+// dS = P (dP - dO . O), and dK = dS^T Q.
+template <int D>
+__device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
+  const int lane = thread % kWarp;
+  const int column = thread % 4 * 2;
+  // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
+  // row's last bits.
+  const int matrix_row = thread / kWarp * 16 + lane % 16;
+  const ScoreRule rule = ScoreRule::of(call);
+  float sums[D / kPanel][32] = {};
+  RingPosition<SplitBackward<D>::kStages> at;
+  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kExchanges> exchange_at;
+  memory.key_ring.wait_full({});
+  while (true) {
+    memory.visit_ring.wait_full(visit_at);
+    const SplitVisit& visit = memory.visit[visit_at.stage];
+    if (visit.tile < 0) break;
+    float gradients[32];
+    memory.gradient_ring.wait_full(at);
+    multiply_scores(gradients, memory.value, 0, memory.output_gradient[at.stage]);
+    memory.gradient_ring.release(at);
+    memory.probability_ring.wait_full(exchange_at);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 dot = *reinterpret_cast<const float2*>(visit.dot + j * 8 + column);
+      const float4 four = memory.exchange[exchange_at.stage].probability[j][thread];
+      const float p[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        float& gradient = gradients[4 * j + r];
+        gradient = p[r] * (gradient - (r % 2 == 0 ? dot.x : dot.y));
+        if (rule.cap != 0) gradient *= cap_slope(p[r], visit.shift[j * 8 + column + r % 2], rule.factor);
+      }
+    }
+    memory.visit_ring.release(visit_at);
+    visit_at.advance();
+    const SplitRegisters score_gradients(gradients);
+    ptx::named_barrier_sync(kProbabilitiesRead, kWarpgroup);
+#pragma unroll
+    for (int part = 0; part < kSplitParts; ++part) {
+      const std::uint32_t row_address =
+          ptx::shared_address(memory.exchange[exchange_at.stage].score_gradient[part]) + matrix_row * 128;
+#pragma unroll
+      for (int k = 0; k < 64; k += 16) {
+        const std::uint32_t* pairs = score_gradients.pairs[part] + k / 4;
+        ptx::store_matrix(row_address + (((k / 8 + lane / 16) ^ (matrix_row & 7)) << 4), pairs[0], pairs[1],
+                          pairs[2], pairs[3]);
+      }
+    }
+    ptx::async_proxy_fence();
+    memory.score_gradient_ring.publish(exchange_at);
+    exchange_at.advance();
+    memory.query_ring.wait_full(at);
+    add_rows<D>(sums, score_gradients, memory.query[at.stage]);
+    memory.query_ring.release(at);
+    at.advance();
+  }
+  store_key_rows<D>(call, call.key_gradient, memory.share, sums, call.scale, thread);
+}
+
+// dQ <- dQ + scale sums, of 64 queries and 64 columns from `first_column` on
+__device__ __forceinline__ void add_query_rows(const AttentionCall& call, const SplitVisit& visit,
+                                               int first_column, const float (&sums)[32], int thread) {
+  const HeadsView& view = call.query_gradient;
+  const int column = first_column + thread % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int32_t i = visit.rows.begin + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
+    if (i >= visit.rows.end) continue;
+    float* to = static_cast<float*>(view.data) + visit.head.b * view.batch_stride +
+                visit.head.head * view.head_stride + visit.head.row(i) * view.row_stride + column;
+    const auto add = [&](bool aligned) {  // known outside the loop
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (column + j * 8 < call.head_dim)
+          add_vector<2>(to + j * 8, sums + 4 * j + 2 * r, call.scale, aligned);
+      }
+    };
+    if (view.aligned) {
+      add(true);
+    } else {
+      add(false);
+    }
+  }
+}
+
+// dQ = dS K, added in global memory.
+template <int D>
+__device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
+  const std::int32_t key_tile = memory.share.key_tile;
+  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kExchanges> exchange_at;
+  memory.key_ring.wait_full({});
+  while (true) {
+    memory.visit_ring.wait_full(visit_at);
+    const SplitVisit& visit = memory.visit[visit_at.stage];
+    if (visit.tile < 0) break;
+    std::int32_t* turn = call.turn(visit.head.b, visit.head.head, visit.tile);
+    memory.score_gradient_ring.wait_full(exchange_at);
+#pragma unroll 1
+    for (int panel = 0; panel < D / kPanel; ++panel) {
+      float sums[32];
+      ptx::wgmma_fence();
+      multiply_transposed(sums, memory.exchange[exchange_at.stage].score_gradient, memory.key, panel);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_pin(sums);
+      if (panel == D / kPanel - 1) memory.probability_ring.release(exchange_at);
+      if (panel == 0 && turn != nullptr) {
+        if (thread == 0) wait_for_turn_after(visit.previous, turn);
+        ptx::named_barrier_sync(kTurnTaken, kWarpgroup);
+      }
+      add_query_rows(call, visit, panel * kPanel, sums, thread);
+    }
+    exchange_at.advance();
+    memory.visit_ring.release(visit_at);
+    visit_at.advance();
+    if (turn != nullptr) {
+      ptx::named_barrier_sync(kGradientsAdded, kWarpgroup);
+      if (thread == 0) {
+        fence_device();
+        give_turn(turn, key_tile);
+      }
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
+    split_backward_kernel(const __grid_constant__ AttentionCall call,
+                          const __grid_constant__ QueryTiling tiling) {
+  using Memory = SplitBackward<D>;
+  extern __shared__ float4 raw[];
+  auto& memory = *reinterpret_cast<Memory*>(raw);
+  if (threadIdx.x == 0) {
+    memory.share = KeyShare::of(call, take_number(call.next_share), 1);
+    memory.key_ring.init(kWarpgroup, 1);
+    memory.query_ring.init(kWarpgroup, 2 * kWarpgroup);
+    memory.gradient_ring.init(kWarpgroup, 2 * kWarpgroup);
+    memory.probability_ring.init(kWarpgroup, kWarpgroup);
+    memory.score_gradient_ring.init(kWarpgroup, 1);
+    memory.visit_ring.init(kWarpgroup, 3 * kWarpgroup);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  if (group == 0) {
+    ptx::give_registers<Memory::kReaderRegisters>();
+    split_inputs(call, tiling, memory, thread);
+  } else if (group == 1) {
+    ptx::take_registers<Memory::kSumRegisters>();
+    sum_value_gradient(call, memory, thread);
+  } else if (group == 2) {
+    ptx::take_registers<Memory::kSumRegisters>();
+    sum_key_gradient(call, memory, thread);
+  } else {
+    ptx::give_registers<Memory::kQueryRegisters>();
+    add_query_gradients(call, memory, thread);
+  }
+}
+
+template <int D>
+void launch_split_backward(const AttentionCall& call, const Stream& stream) {
+  static_assert(sizeof(SplitBackward<D>) <= kHopperSharedBytes);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitVisit::kRows);
+  launch_zero_counters(call, stream);
+  launch("split_backward_kernel", split_backward_kernel<D>, call.batch * call.heads_kv * call.lists.key_tiles,
+         SplitBackward<D>::kThreads, sizeof(SplitBackward<D>), stream, call, tiling);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,257 @@
+// Attention forward in f32 on Hopper (split_tiles.cuh): a block keeps 128 queries and their output and passes
+// over the tiles of keys they see. One warpgroup reads and splits, two of 64 rows each multiply and
+// exponentiate: while one of them exponentiates, the other may multiply.
+#pragma once
+
+#include "attention/cuda/intervals/split_tiles.cuh"
+#include "attention/cuda/softmax.cuh"
+
+namespace headroom::cuda {
+
+// A block's queries.
+struct QueryBlock {
+  ListHead head;
+  Range rows;
+  TileIntervals intervals;
+  BlockList list;
+  std::int64_t kv;
+};
+
+// A tile of keys as the block meets it.
+struct KeyVisit {
+  std::int32_t first_key;  // -1: there are no more
+  TileMask mask;
+};
+
+// In shared memory.
+template <int D>
+struct SplitForward {
+  static constexpr int kRows = 128;
+  static constexpr int kStages = D <= 64 ? 3 : 1;  // tiles of 192 KiB either way
+  static constexpr int kThreads = 3 * kWarpgroup;
+  static constexpr int kReaderRegisters = 104;
+  static constexpr int kConsumerRegisters = 200;
+  static_assert(kReaderRegisters + 2 * kConsumerRegisters <= 3 * 168);
+
+  SplitTile<kRows, D> query;
+  SplitTile<64, D> key[kStages];
+  SplitTile<64, D> value[kStages];
+  Ring<1> query_ring;
+  Ring<kStages> key_ring;
+  Ring<kStages> value_ring;
+  KeyVisit visit[kStages];  // with key_ring
+  QueryBlock block;         // read from here: registers are short
+};
+
+template <int D>
+__device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory, int thread) {
+  const QueryBlock& block = memory.block;
+  const ListHead& head = block.head;
+  const int columns = call.head_dim - thread % 8 * 8;
+#pragma unroll 1
+  for (int row = 0; row < SplitForward<D>::kRows; row += 64) {
+    fill_split(memory.query, row,
+               ShareRows::of(call.query, head.b, head.head, head.rows,
+                             {block.rows.begin + row, block.rows.end}, thread),
+               columns, thread);
+  }
+  memory.query_ring.publish({});
+
+  // Panels of K and then of V, tile after tile: while one is split, the next is on the way.
+  constexpr int kPanels = SplitTile<64, D>::kPanels;
+  PanelShare share;
+  ShareRows source;
+  const auto open = [&](const HeadsView& view, std::int32_t tile) {
+    source = ShareRows::of(view, head.b, block.kv, head.key_rows, {tile * kTileKeys, head.count_k}, thread);
+  };
+  RingPosition<SplitForward<D>::kStages> at;
+  KeyTiles key_tiles(block.intervals.some, kTileKeys, block.list);
+  std::int32_t tile = key_tiles.next();
+  if (tile >= 0) {
+    open(call.key, tile);
+    share.fetch(source, 0, columns);
+  }
+  while (true) {
+    memory.key_ring.wait_empty(at);
+    if (tile < 0) break;
+    if (thread < kWarp) {
+      const TileMask mask = TileMask::of(block.intervals, block.list, tile * kTileKeys, thread);
+      if (thread == 0) memory.visit[at.stage] = {tile * kTileKeys, mask};
+    }
+    const std::int32_t following = key_tiles.next();
+    const auto split = [&](SplitTile<64, D>& to, auto& ring, const HeadsView& next, std::int32_t next_tile) {
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const bool last = panel == kPanels - 1;
+        if (last && next_tile >= 0) open(next, next_tile);
+        share.store(to, 0, panel, thread, [&](int n) {
+          if (!last || next_tile >= 0) share.piece[n].fetch(source, n, (panel + 1) % kPanels, columns);
+        });
+      }
+      ptx::async_proxy_fence();
+      ring.publish(at);
+    };
+    split(memory.key[at.stage], memory.key_ring, call.value, tile);
+    memory.value_ring.wait_empty(at);
+    split(memory.value[at.stage], memory.value_ring, call.key, following);
+    at.advance();
+    tile = following;
+  }
+  if (thread == 0) memory.visit[at.stage].first_key = -1;
+  memory.key_ring.publish(at);
+}
+
+template <int D>
+__device__ void consume(const AttentionCall& call, SplitForward<D>& memory, int consumer, int thread) {
+  const QueryBlock& block = memory.block;
+  const int lane = thread % kWarp;
+  const int first_row = consumer * 64 + thread / kWarp * 16 + lane / 4;  // of two, eight apart
+  const ListHead& head = block.head;
+  float* lse = call.lse + call.statistics(head.b, head.head);
+  float* output_data = static_cast<float*>(call.output.data) + head.b * call.output.batch_stride +
+                       head.head * call.output.head_stride;
+  // Where a thread's pair of columns of row r of two lies, or null.
+  const auto output_at = [&](int r, int column) -> float* {
+    const std::int32_t i = block.rows.begin + first_row + 8 * r;
+    if (i >= block.rows.end || column >= call.head_dim) return nullptr;
+    return output_data + head.row(i) * call.output.row_stride + column;
+  };
+
+  // The softmax so far: nothing, the sink, or an earlier result.
+  sm90::Softmax softmax;
+  float output[D / 2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int32_t i = block.rows.begin + first_row + 8 * r;
+    if (i < block.rows.end && call.resume) {
+      softmax.maximum[r] = lse[head.row(i)] * kLog2E;
+    } else if (i < block.rows.end && call.sinks != nullptr) {
+      softmax.maximum[r] = call.sinks[head.head] * kLog2E;
+    }
+    softmax.sum[r] = softmax.maximum[r] == -infinity() || lane % 4 != 0 ? 0.0F : 1.0F;
+  }
+  if (call.resume) {
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) {
+      const float* at = output_at(i % 4 / 2, i / 4 * 8 + lane % 4 * 2 + i % 2);
+      if (at != nullptr) output[i] = *at;
+    }
+  }
+
+  const ScoreRule rule = ScoreRule::of(call);
+  RingPosition<SplitForward<D>::kStages> at;
+  memory.query_ring.wait_full({});
+  while (true) {
+    float scores[32];
+    memory.key_ring.wait_full(at);
+    const std::int32_t first_key = memory.visit[at.stage].first_key;
+    const TileMask mask = memory.visit[at.stage].mask;
+    if (first_key < 0) break;
+    multiply_scores(scores, memory.query, consumer * 64, memory.key[at.stage]);
+    memory.key_ring.release(at);
+    if (rule.cap != 0) {
+#pragma unroll
+      for (float& score : scores) score = capped(rule.inner * score);
+    }
+    if (mask.partial) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Range seen = row_interval(head.first, head.last, block.rows, first_row + 8 * r);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          if (i % 4 / 2 == r && !mask.sees(seen, first_key, i / 4 * 8 + lane % 4 * 2 + i % 2)) {
+            scores[i] = -infinity();
+          }
+        }
+      }
+    }
+    float factor[2];
+    if (softmax.add(scores, rule.factor, factor)) {
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) output[i] *= factor[i % 4 / 2];
+    }
+    // O <- O + P V
+    const SplitRegisters probabilities(scores);
+    float sums[D / 2];
+    memory.value_ring.wait_full(at);
+    ptx::wgmma_fence();
+    multiply_rows<D>(sums, probabilities, memory.value[at.stage], 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(sums);
+    memory.value_ring.release(at);
+    at.advance();
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) output[i] += sums[i];
+  }
+
+  // O <- O / l; LSE <- m + log l
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = softmax.sum[r];
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+    const float inverse = sum > 0 ? 1.0F / sum : 0.0F;
+    const std::int32_t i = block.rows.begin + first_row + 8 * r;
+    if (i < block.rows.end && lane % 4 == 0) {
+      lse[head.row(i)] = sum > 0 ? softmax.maximum[r] * kLn2 + logf(sum) : -infinity();
+    }
+#pragma unroll
+    for (int j = 0; j < D / 8; ++j) {
+      float* to = output_at(r, j * 8 + lane % 4 * 2);
+      if (to == nullptr) continue;
+      const float2 pair = make_float2(output[4 * j + 2 * r] * inverse, output[4 * j + 2 * r + 1] * inverse);
+      if (call.output.aligned) {
+        *reinterpret_cast<float2*>(to) = pair;
+      } else {
+        to[0] = pair.x;
+        to[1] = pair.y;
+      }
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
+    split_forward_kernel(const __grid_constant__ AttentionCall call,
+                         const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
+  extern __shared__ float4 raw[];
+  auto& memory = *reinterpret_cast<SplitForward<D>*>(raw);
+  // The last tiles of a causal mask are the longest: they start first.
+  const std::int64_t tile = tiles - 1 - static_cast<std::int64_t>(blockIdx.x) % tiles;
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) / tiles;
+  if (threadIdx.x == 0) {
+    QueryBlock& block = memory.block;
+    block.head = ListHead::of(call, item / call.heads_q, item % call.heads_q);
+    block.rows = tiling.tile(tile, block.head.count_q);
+    block.intervals = TileIntervals::of(block.head.first, block.head.last, block.rows);
+    block.list = call.block_list(block.head.b, block.head.head, tiling.block_of(tile));
+    block.kv = block.head.head / call.group();
+    memory.query_ring.init(kWarpgroup, 1);
+    memory.key_ring.init(kWarpgroup, 2 * kWarpgroup);
+    memory.value_ring.init(kWarpgroup, 2 * kWarpgroup);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (memory.block.rows.empty()) return;
+  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  if (group == 0) {
+    ptx::give_registers<SplitForward<D>::kReaderRegisters>();
+    split_inputs(call, memory, thread);
+  } else {
+    ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
+    consume(call, memory, group - 1, thread);
+  }
+}
+
+template <int D>
+void launch_split_forward(const AttentionCall& call, const Stream& stream) {
+  static_assert(sizeof(SplitForward<D>) <= kHopperSharedBytes);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitForward<D>::kRows);
+  const std::int64_t tiles = tiling.count(call.lists.capacity);
+  launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,
+         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,319 @@
+// What both backward kernels for Hopper share: the share of keys a block works on, the queries it passes
+// over, what it loads, and what runs before.
+#pragma once
+
+#include "attention/cuda/sm90/common.cuh"
+#include "attention/cuda/sm90/tiles.h"
+#include "cuda/pipeline.h"
+
+namespace headroom::sm90 {
+
+// A block's share of keys, and the query tiles it passes over for each head of the group.
+struct KeyTile {
+  int batch;
+  int head;  // of keys
+  int index;
+  int places;  // none or less: past the end
+  int first_query_tile;
+  int query_tiles;
+  bool none;  // no work is left
+};
+
+// Steps are numbered by query tile; in the general kernel by visit.
+template <class Shape>
+__device__ __forceinline__ int query_tile_of(const BackwardCall& call, int visit) {
+  return Shape::kGeneral ? visit / call.visits.capacity : visit;
+}
+
+// The visits to a key tile: those of every head of the group, each from its last query tile on.
+template <class Shape>
+struct QuerySteps {
+  int head;
+  int visit;
+  int left;  // not in the general kernel, which goes on as long as there is a visit before
+
+  __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
+      : head(tile.head * call.group + call.first_member) {
+    if constexpr (Shape::kGeneral) {
+      visit = last(call, tile);
+      skip_heads(call, tile);
+    } else {
+      visit = tile.first_query_tile + tile.query_tiles - 1;
+      left = tile.query_tiles * call.members;
+    }
+  }
+  __device__ __forceinline__ bool more() const { return Shape::kGeneral ? visit >= 0 : left > 0; }
+  __device__ __forceinline__ void advance(const BackwardCall& call, const KeyTile& tile) {
+    if constexpr (Shape::kGeneral) {
+      visit = before(call, tile);
+      skip_heads(call, tile);
+    } else {
+      --left;
+      if (--visit < tile.first_query_tile) {
+        visit += tile.query_tiles;
+        ++head;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int last(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) {
+      const std::int64_t query_head = tile.batch * call.heads_q + head;
+      return visits.last[query_head * visits.key_tiles + tile.index];
+    }
+    return tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1;
+  }
+  __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
+    const cuda::Visits& visits = call.visits;
+    if (visits.counts != nullptr) return visits.before[visits.place(tile.batch * call.heads_q + head, visit)];
+    return visit > tile.first_query_tile ? visit - 1 : -1;
+  }
+  // To the first head from here on that has a visit.
+  __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
+    while (visit < 0 && head + 1 < tile.head * call.group + call.first_member + call.members) {
+      ++head;
+      visit = last(call, tile);
+    }
+  }
+};
+
+template <class Shape, class Body>
+__device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, const KeyTile& tile,
+                                                    const Body& body) {
+  if constexpr (Shape::kGeneral) {
+    for (QuerySteps<Shape> steps(call, tile); steps.more();) {
+      const int head = steps.head;
+      const int visit = steps.visit;
+      steps.advance(call, tile);  // reads, while the body works
+      body(head, visit);
+    }
+  } else {
+    for (int g = 0; g < call.members; ++g) {
+      const int head = tile.head * call.group + call.first_member + g;
+      for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
+        body(head, m);
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
+  const TilePlace at = place(call.order, index, call.heads_q / call.group);
+  const int query_head = at.head * call.group + call.first_member;
+  const int first_key = at.tile * Shape::kKeys;
+  KeyTile tile{
+      at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
+      0,        0,       false};
+  if (tile.places <= 0) return tile;
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      tile.query_tiles = QuerySteps<Shape>(call, tile).more() ? 1 : 0;  // any or none: nobody asks how many
+      return tile;
+    }
+  }
+  // Intervals of queries rise with the key, so the first and the last key bound them all.
+  const int begin = call.seen_by.of(at.batch, query_head, first_key).x / Shape::kQueries;
+  const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).y;
+  tile.first_query_tile = begin;
+  tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
+  return tile;
+}
+
+// Queries that see a thread's two keys. Keys past the end are seen by none.
+struct SeenBy {
+  int first_query[2];
+  int last_query[2];
+  int every_query_from;  // all keys of the warp are seen by [from, to)
+  int every_query_to;
+
+  SeenBy() = default;
+  __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int keys,
+                                    int row_in_block) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int place = row_in_block + 8 * r;
+      const int query_head = tile.head * call.group + call.first_member;
+      const int2 range = place < tile.places
+                             ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place)
+                             : make_int2(0, 0);
+      first_query[r] = range.x;
+      last_query[r] = range.y;
+    }
+    every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
+    every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+  }
+};
+
+// Scores of a thread's two keys with queries of tile m that do not see them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m,
+                                            int first_column) {
+  const int tile_begin = m * Shape::kQueries;
+  if (tile_begin >= seen_by.every_query_from && tile_begin + Shape::kQueries <= seen_by.every_query_to)
+    return;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
+    const int r = i % 4 / 2;
+    if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+  }
+}
+
+// Whether block lists hide a part of what a visit meets.
+__device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
+                                               int visit) {
+  const cuda::Visits& visits = call.visits;
+  if (visits.counts == nullptr) return false;
+  return visits.entries[visits.place(tile.batch * call.heads_q + head, visit)] % 2 == 0;
+}
+
+// Scores of a thread's two keys with queries that do not list them.
+template <class Shape, int kScores>
+__device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], const BackwardCall& call,
+                                                      const KeyTile& tile, int head, int m,
+                                                      int row_in_block) {
+  const int begin = m * Shape::kQueries;
+  const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = tile.index * Shape::kKeys + row_in_block + 8 * r;
+    hide_unlisted(scores, r,
+                  call.visits.lists.queries_of(tile.batch * call.heads_q + head, key, queries,
+                                               static_cast<int>(threadIdx.x) % 4 * 2));
+  }
+}
+
+// Scores of a thread's two keys as they go into the exponential: capped, and -inf where a query does not see
+// or list a key.
+template <class Shape, int kScores>
+__device__ __forceinline__ void shape_scores(float (&scores)[kScores], const BackwardCall& call,
+                                             const KeyTile& tile, int head, int visit, const SeenBy& seen_by,
+                                             int row_in_block, int first_column) {
+  const int m = query_tile_of<Shape>(call, visit);
+  if constexpr (Shape::kGeneral) {
+    if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+    if (listed_in_part(call, tile, head, visit)) {
+      hide_unlisted_queries<Shape>(scores, call, tile, head, m, row_in_block);
+    }
+    // Made anew: there are no registers to keep it in.
+    hide_unseen<Shape>(scores, SeenBy(call, tile, Shape::kKeys, row_in_block), m, first_column);
+  } else {
+    hide_unseen<Shape>(scores, seen_by, m, first_column);
+  }
+}
+
+// A thread's two rows of dK or dV.
+template <class Shape>
+__device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
+                                               const Rows& rows, int row_in_block, float scale,
+                                               const float (&sums)[Shape::kHeadDim / 2]) {
+  int row[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = row_in_block + 8 * r;
+    const int query_head = tile.head * call.group + call.first_member;
+    row[r] =
+        place < tile.places ? call.keys.row(tile.batch, query_head, tile.index * Shape::kKeys + place) : -1;
+  }
+  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.add_key_gradients, tile.batch, tile.head,
+                                                       row, 0, scale, sums, call.head_dim);
+}
+
+// ---- the thread that loads
+
+// A block's keys and values, then the queries that see them with the gradients of their outputs.
+template <class Shape, class Memory>
+__device__ void load_tiles(const BackwardCall& call, Memory& memory, int tiles) {
+  RingPosition<1> key_at;
+  RingPosition<2> tile_at;
+  RingPosition<Shape::kStages> at;
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
+    memory.tile_ring.wait_empty(tile_at);
+    KeyTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    memory.tile_ring.publish(tile_at);
+    tile_at.advance();
+    if (tile.none) return;
+    if (tile.query_tiles == 0) continue;
+    const int query_head = tile.head * call.group + call.first_member;
+    memory.key_ring.wait_empty(key_at);
+    std::uint64_t& full = memory.key_ring.full[0];
+    ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
+                                             tile.index * Shape::kKeys, tile.head, tile.batch);
+    key_at.advance();
+    for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
+      const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
+      const std::int64_t statistics =
+          (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
+      constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
+      memory.query_ring.wait_empty(at);
+      std::uint64_t& query_full = memory.query_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(query_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full,
+                                                  call.queries, head, place, head, tile.batch);
+      ptx::bulk_load(memory.lse[at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
+      memory.gradient_ring.wait_empty(at);
+      std::uint64_t& gradient_full = memory.gradient_ring.full[at.stage];
+      ptx::mbarrier_arrive_expect(gradient_full, kBytes);
+      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient,
+                                                  gradient_full, call.queries, head, place, head, tile.batch);
+      ptx::bulk_load(memory.delta[at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      at.advance();
+    });
+  }
+}
+
+// ---- before
+
+// A warp per place of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
+template <class Element>
+__global__ void before_backward_kernel(const BeforeCall call) {
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places) return;
+  const int head = static_cast<int>(index % call.heads);
+  const std::int64_t rest = index / call.heads;
+  const int place = static_cast<int>(rest % call.padded_places);
+  const int batch = static_cast<int>(rest / call.padded_places);
+  const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_places + place;
+  if (place >= call.queries.count_of(batch, head)) {
+    if (lane == 0) {
+      call.lse_log2[to] = INFINITY;
+      call.delta[to] = 0;
+    }
+    return;
+  }
+  const int row = call.queries.row(batch, head, place);
+  float sum = 0;
+  const int column = lane * 8;
+  if (column < call.head_dim) {
+    const uint4 b = *reinterpret_cast<const uint4*>(
+        call.output_gradient.template row<Element>(batch, head, row) + column);
+    const auto* y = reinterpret_cast<const Element*>(&b);
+    if (call.output_is_f32) {
+      const float* x = call.output.template row<float>(batch, head, row) + column;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], static_cast<float>(y[i]), sum);
+    } else {
+      const uint4 a =
+          *reinterpret_cast<const uint4*>(call.output.template row<Element>(batch, head, row) + column);
+      const auto* x = reinterpret_cast<const Element*>(&a);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+    }
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
+  if (lane != 0) return;
+  const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
+  call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
+  call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
+}
+
+}  // namespace headroom::sm90

@@ -1,0 +1,200 @@
+// What the Hopper kernels are launched with.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "attention/cuda/sm90/block_lists.h"
+#include "attention/cuda/tiles.h"
+
+namespace headroom::sm90 {
+
+// Rows of a [batch, seq, heads, head_dim] tensor: where they are, in elements.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  template <class Element>
+  __device__ Element* row(int batch, int head, int row) const {
+    return static_cast<Element*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
+  }
+};
+
+// The rows that take part, one after the other: places. All rows of a sequence; with a dilated pattern that
+// divides evenly, every rate-th of them, from the head's offset; else a list that an earlier kernel wrote.
+struct Places {
+  const int* rows = nullptr;    // [batch, heads, capacity], or null
+  const int* counts = nullptr;  // [batch, heads], with it
+  int capacity = 0;
+  int heads = 1;  // query heads
+  int count = 0;  // without a list
+  int rate = 1;
+
+  __device__ int offset(int head) const { return rate == 1 ? 0 : head % rate; }
+  __device__ const int* list(int batch, int head) const {
+    return rows == nullptr ? nullptr : rows + static_cast<std::int64_t>(batch * heads + head) * capacity;
+  }
+  __device__ int count_of(int batch, int head) const {
+    return counts == nullptr ? count : counts[batch * heads + head];
+  }
+  __device__ int row(int batch, int head, int place) const {
+    return rows == nullptr ? place * rate + offset(head) : list(batch, head)[place];
+  }
+};
+
+// What a mask leaves a place is one interval of the other side's places, and both ends rise with the place.
+// Without documents it follows from the place; else it is read from tables.
+struct Intervals {
+  const int* first = nullptr;  // [batch, or batch and heads, capacity]
+  const int* last = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  int others = 0;   // places of the other side
+  int shift = 0;    // place p stands at p + shift on the other side
+  int before = 0;   // places before its own that it sees
+  int after = 0;    // and after it
+  int segment = 0;  // seen from inside the same so many places only; 0: no such limit
+
+  __device__ int2 of(int batch, int head, int place) const {
+    if (first != nullptr) {
+      const std::int64_t at = batch * batch_stride + head * head_stride + place;
+      return make_int2(first[at], last[at]);
+    }
+    const int position = place + shift;
+    int begin = cuda::most(position - before, 0);
+    int end = cuda::least(position + after + 1, others);
+    if (segment > 0) {
+      const int start = position / segment * segment;
+      begin = cuda::most(begin, start);
+      end = cuda::least(end, start + segment);
+    }
+    return make_int2(begin, end);
+  }
+};
+
+// The order in which blocks take tiles: heads in sections whose rows fit the L2 together; in a section tile
+// by tile.
+struct TileOrder {
+  int tiles_per_head = 0;
+  int heads = 0;  // of all sequences
+  int heads_per_section = 0;
+};
+
+struct ForwardCall {
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  Places queries;
+  Places keys;
+  Intervals seen;  // keys that queries see
+  TileOrder order;
+  int heads_q = 1;
+  int group = 1;     // query heads per key head
+  int head_dim = 0;  // what is stored; the rest of a tile's columns is padding
+  int rows = 0;      // of a sequence
+  float scale = 1;
+  float softcap = 0;
+  const float* sinks = nullptr;
+  Rows output;
+  float* output_sums = nullptr;  // instead of output: f32, dense, and the softmax goes on from it and lse
+  float* lse = nullptr;
+  int* next_tile = nullptr;  // zero at launch
+  cuda::Visits visits;       // with block lists
+
+  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
+};
+
+struct BackwardCall {
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  CUtensorMap output_gradient;
+  Places queries;
+  Places keys;
+  Intervals seen;     // keys that queries see
+  Intervals seen_by;  // queries that see keys
+  TileOrder order;    // of key tiles, over key heads
+  int heads_q = 1;
+  int group = 1;
+  int first_member = 0;  // of a group's query heads: those that this launch sums over
+  int members = 1;
+  int head_dim = 0;
+  float scale = 1;
+  float softcap = 0;
+  const float* lse = nullptr;    // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
+  const float* delta = nullptr;  // sum of O dO, likewise
+  int padded_places = 0;
+  float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
+  int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
+                         // holds zeros and anybody adds at any time
+  Rows key_gradient;
+  Rows value_gradient;
+  bool add_key_gradients = false;  // to what is there, in f32
+  int* next_tile = nullptr;
+  cuda::Visits visits;  // with block lists
+
+  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
+};
+
+// dQ alone, from blocks of queries.
+struct QueriesCall {
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  CUtensorMap output_gradient;
+  Places queries;
+  Places keys;
+  Intervals seen;
+  TileOrder order;  // of query tiles, over query heads
+  int heads_q = 1;
+  int group = 1;
+  int head_dim = 0;
+  float scale = 1;
+  float softcap = 0;
+  const float* lse = nullptr;  // as in BackwardCall
+  const float* delta = nullptr;
+  int padded_places = 0;
+  Rows query_gradient;
+  bool add = false;  // to what is there, in f32
+  int* next_tile = nullptr;
+  cuda::Visits visits;  // with block lists
+};
+
+struct BeforeCall {
+  Rows output;
+  Rows output_gradient;
+  Places queries;
+  const float* lse = nullptr;           // [batch, heads, rows]
+  const float* lse_gradient = nullptr;  // likewise, or null
+  float* lse_log2 = nullptr;            // [batch, heads, padded places]
+  float* delta = nullptr;
+  bool output_is_f32 = false;
+  int batch = 0;
+  int heads = 0;
+  int rows = 0;
+  int padded_places = 0;
+  int head_dim = 0;
+};
+
+struct AfterCall {
+  const float* query_sums = nullptr;
+  Places queries;
+  Intervals seen;
+  Rows query_gradient;
+  bool add = false;  // to what is there, in f32
+  int batch = 0;
+  int heads = 0;
+  int first_member = 0;  // of every group of heads
+  int members = 1;
+  int group = 1;
+  int query_tiles = 0;
+  int head_dim = 0;
+  float scale = 1;
+  cuda::Visits visits;  // with block lists
+};
+
+}  // namespace headroom::sm90

@@ -1,0 +1,159 @@
+// What the forward and backward kernels for Hopper share.
+#pragma once
+
+#include <cmath>
+
+#include "attention/cuda/sm90/calls.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/warp.h"
+#include "cuda/ptx/wgmma.h"
+
+namespace headroom::sm90 {
+
+inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
+inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
+inline constexpr float kLn2 = 0.693147181F;
+
+constexpr int pad_columns(int head_dim) {
+  return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns;
+}
+
+// The index-th piece of work: heads of a section side by side, their tiles one after the other.
+struct TilePlace {
+  int batch;
+  int head;
+  int tile;
+};
+__device__ __forceinline__ TilePlace place(const TileOrder& order, int index, int heads_per_batch) {
+  const int section_tiles = order.heads_per_section * order.tiles_per_head;
+  const int section = index / section_tiles;
+  const int in_section = index - section * section_tiles;
+  const int first_head = section * order.heads_per_section;
+  const int heads = min(order.heads_per_section, order.heads - first_head);
+  const int head = first_head + in_section % heads;
+  const int batch = head / heads_per_batch;
+  return {batch, head - batch * heads_per_batch, in_section / heads};
+}
+
+// Rows of shared memory from places of a head, in tiles of 64 columns. From a list of places row by row, with
+// zeros after its end.
+template <int kRows, int kColumns, class Element>
+__device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, std::uint64_t& full,
+                                          const Places& places, int query_head, int place, int head,
+                                          int batch) {
+  const int* list = places.list(batch, query_head);
+  if (list == nullptr) {
+#pragma unroll
+    for (int column = 0; column < kColumns; column += kTileColumns) {
+      ptx::tma_load(to + column * kRows, map, full, column, places.offset(query_head), place, head, batch);
+    }
+    return;
+  }
+  const int count = places.count_of(batch, query_head);
+  for (int i = 0; i < kRows; ++i) {
+    const int row = place + i < count ? list[place + i] : 0x7FFFFFFF;
+    for (int column = 0; column < kColumns; column += kTileColumns) {
+      ptx::tma_load(to + column * kRows + i * kTileColumns, map, full, column, 0, row, head, batch);
+    }
+  }
+}
+
+// tanh of scores in units of the softcap.
+template <int kScores>
+__device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {
+  const float inner = 2 * kLog2e * scale / softcap;
+#pragma unroll
+  for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
+}
+
+// Scores of a thread's row r of two: only the columns whose bits are set stay. How long it took to find them
+// may differ between threads.
+template <int kScores>
+__device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, std::uint32_t listed) {
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kScores / 2; ++i) {
+    if ((listed >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+  }
+}
+
+// Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
+__device__ __forceinline__ uint4 gather_quad(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                             std::uint32_t d) {
+  const int lane = threadIdx.x % 4;
+  const bool odd = (lane & 1) != 0;
+  const bool high = (lane & 2) != 0;
+  const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFF, odd ? a : b, 1);
+  const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFF, odd ? c : d, 1);
+  const std::uint32_t a1 =
+      odd ? ab : a;  // even lanes: block a (or c), lanes 0 and 1 of a pair; odd lanes: block b (or d)
+  const std::uint32_t b1 = odd ? b : ab;
+  const std::uint32_t c1 = odd ? cd : c;
+  const std::uint32_t d1 = odd ? d : cd;
+  const std::uint32_t x = __shfl_xor_sync(0xFFFFFFFF, high ? a1 : c1, 2);
+  const std::uint32_t y = __shfl_xor_sync(0xFFFFFFFF, high ? b1 : d1, 2);
+  return high ? make_uint4(x, y, c1, d1) : make_uint4(a1, b1, x, y);
+}
+
+// A warp's 16 rows of f32 sums, as 16-bit rows in global memory.
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], const float (&factor)[2],
+                                           Element* const (&row)[2], int head_dim) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int block = 0; block < kHeadDim / 8; block += 4) {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* at = sums + (block + i) * 4 + 2 * r;
+        pairs[i] = ptx::pack<Element>(at[0] * factor[r], at[1] * factor[r]);
+      }
+      const uint4 piece = gather_quad(pairs[0], pairs[1], pairs[2], pairs[3]);
+      const int column = (block + lane) * 8;
+      if (row[r] != nullptr && column < head_dim) *reinterpret_cast<uint4*>(row[r] + column) = piece;
+    }
+  }
+}
+
+// Adds a warp's 16 rows to f32 rows in global memory.
+template <int kColumns>
+__device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
+                                         float* const (&row)[2], int head_dim) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 2) {
+    const int r = i % 4 / 2;
+    const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    if (row[r] == nullptr || column >= head_dim) continue;
+    auto* at = reinterpret_cast<float2*>(row[r] + column);
+    const float2 before = *at;
+    *at = make_float2(fmaf(sums[i], factor[r], before.x), fmaf(sums[i + 1], factor[r], before.y));
+  }
+}
+
+// A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on: added in f32 to what is
+// there, or stored.
+template <class Element, int kColumns>
+__device__ __forceinline__ void write_rows(const Rows& rows, bool add, int batch, int head,
+                                           const int (&row)[2], int first_column, float scale,
+                                           const float (&sums)[kColumns / 2], int head_dim) {
+  const float factor[2] = {scale, scale};
+  if (add) {
+    float* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr : rows.template row<float>(batch, head, row[r]) + first_column;
+    }
+    add_rows<kColumns>(sums, factor, to, head_dim - first_column);
+  } else {
+    Element* to[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to[r] = row[r] < 0 ? nullptr : rows.template row<Element>(batch, head, row[r]) + first_column;
+    }
+    store_rows<Element, kColumns>(sums, factor, to, head_dim - first_column);
+  }
+}
+
+}  // namespace headroom::sm90

@@ -1,0 +1,101 @@
+// dQ summed in memory by blocks that keep keys: whose turn it is to add, and rows from the sums.
+#pragma once
+
+#include "attention/cuda/sm90/backward_common.cuh"
+
+namespace headroom::sm90 {
+
+// A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
+// in the order of the registers that made it: four sums of every thread, then the next four.
+struct QueryShare {
+  int columns;
+  int first_column;
+  int first_row;
+};
+
+// ---- turns: who adds to the dQ of a query tile
+
+__device__ __forceinline__ void wait_for_turn(const int* turns, int mine) {
+  int turn;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(turn) : "l"(turns) : "memory");
+  } while (turn != mine);
+}
+
+__device__ __forceinline__ void next_turn(int* turns) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turns) : "memory");
+}
+
+// Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
+// sees, or of those that it visits.
+template <class Shape>
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int head, int visit) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) return visit % call.visits.capacity;
+  }
+  return tile.index - call.seen.of(tile.batch, head, visit * Shape::kQueries).x / Shape::kKeys;
+}
+
+// ---- after
+
+// The keys that the last query of a tile sees; with block lists, any range that is empty where none is
+// visited.
+template <class Shape>
+__device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
+  if constexpr (Shape::kGeneral) {
+    if (call.visits.counts != nullptr) {
+      return make_int2(0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]);
+    }
+  }
+  return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+}
+
+template <class Shape, int kShare>
+__device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
+                                             int head, int m) {
+  constexpr QueryShare kPart = Shape::kShares[kShare];
+  constexpr int kStart = kShare == 0 ? 0 : 64 * Shape::kShares[0].columns;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int count = call.queries.count_of(batch, head);
+  // Where no key is seen nobody has added, and the memory holds anything.
+  const int2 seen = visited_keys<Shape>(call, batch, head, m, count);
+  float sums[kPart.columns / 2];
+#pragma unroll
+  for (int i = 0; i < kPart.columns / 8; ++i) {
+    const float4 piece = seen.x < seen.y
+                             ? reinterpret_cast<const float4*>(tile_sums + kStart)[i * kWarpgroup + thread]
+                             : make_float4(0, 0, 0, 0);
+    sums[4 * i] = piece.x;
+    sums[4 * i + 1] = piece.y;
+    sums[4 * i + 2] = piece.z;
+    sums[4 * i + 3] = piece.w;
+  }
+  int row[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = m * Shape::kQueries + kPart.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    row[r] = place < count ? call.queries.row(batch, head, place) : -1;
+  }
+  write_rows<typename Shape::Element, kPart.columns>(call.query_gradient, call.add, batch, head, row,
+                                                     kPart.first_column, call.scale, sums, call.head_dim);
+}
+
+// dQ from sums in the order of registers to rows; a block per query tile of a head.
+template <class Shape>
+__global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const AfterCall call) {
+  const int m = static_cast<int>(blockIdx.x % call.query_tiles);
+  const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
+  const int member = rest % (call.heads / call.group * call.members);
+  const int batch = rest / (call.heads / call.group * call.members);
+  const int head = member / call.members * call.group + call.first_member + member % call.members;
+  if (m * Shape::kQueries >= call.queries.count_of(batch, head)) return;
+  const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
+  const float* sums = call.query_sums + tile * (Shape::kQueries * Shape::kHeadDim);
+  if (threadIdx.x < kWarpgroup) {
+    finish_share<Shape, 0>(call, sums, batch, head, m);
+  } else {
+    finish_share<Shape, 1>(call, sums, batch, head, m);
+  }
+}
+
+}  // namespace headroom::sm90
