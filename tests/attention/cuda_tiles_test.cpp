@@ -137,9 +137,9 @@ void expect_tiles_cover(const AttentionProblem& problem, const AttentionForward&
   std::set<std::pair<std::int64_t, std::int64_t>> visited;
   for (std::int32_t tile = 0; tile * kTileKeys < count_k; ++tile) {
     const Range keys{tile * kTileKeys, (tile + 1) * kTileKeys};
-    const Range rows =
-        visitors(list.first.data(), list.last.data(), count_q, {keys.begin, std::min(keys.end, count_k)});
-    const Range tiles = visiting_tiles(tiling, rows, count_q);
+    const Range rows = rows_that_see(list.first.data(), list.last.data(), count_q,
+                                     {keys.begin, std::min(keys.end, count_k)});
+    const Range tiles = tiles_of_rows(tiling, rows, count_q);
     for (std::int32_t t = tiles.begin; t < tiles.end; ++t) {
       if (block_list(t).touches(keys)) visited.emplace(t, tile);
     }

@@ -79,7 +79,7 @@ void expect_visits_reach(const AttentionProblem& problem, const AttentionForward
       all_visits += count;
       const Range rows{m * visits.tile_rows, std::min((m + 1) * visits.tile_rows, seq_q)};
       for (std::int32_t n = 0; n < count; ++n) {
-        const std::int32_t* entry = visits.entries + visits.place(head, m * visits.capacity + n);
+        const std::int32_t* entry = visits.entries + visits.offset(head, m * visits.capacity + n);
         const std::int32_t key_tile = *entry / 2;
         ASSERT_LT(key_tile, visits.key_tiles);
         ASSERT_TRUE(n == 0 || entry[-1] / 2 < key_tile);
@@ -114,8 +114,8 @@ void expect_visits_reach(const AttentionProblem& problem, const AttentionForward
     for (std::int32_t key_tile = 0; key_tile < visits.key_tiles; ++key_tile) {
       std::int32_t tile_after = visits.query_tiles;
       for (std::int32_t visit = visits.last[head * visits.key_tiles + key_tile]; visit >= 0;
-           visit = visits.before[visits.place(head, visit)]) {
-        ASSERT_EQ(visits.entries[visits.place(head, visit)] / 2, key_tile);
+           visit = visits.before[visits.offset(head, visit)]) {
+        ASSERT_EQ(visits.entries[visits.offset(head, visit)] / 2, key_tile);
         ASSERT_LT(visit / visits.capacity, tile_after);
         tile_after = visit / visits.capacity;
         ASSERT_LT(visit % visits.capacity, visits.counts[visits.tile(head, tile_after)]);

@@ -55,17 +55,19 @@ struct Mask {
 // dilated:SEGMENT/RATE, each once, joined by +.
 [[nodiscard]] Mask parse_mask(std::string_view text);
 
-// Keys [begin, end).
-struct KeyRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+// [begin, end).
+template <class Index>
+struct Interval {
+  Index begin = 0;
+  Index end = 0;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   constexpr bool empty() const { return begin >= end; }
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  constexpr std::int64_t size() const { return empty() ? 0 : end - begin; }
-  bool operator==(const KeyRange&) const = default;
+  constexpr Index size() const { return empty() ? 0 : end - begin; }
+  bool operator==(const Interval&) const = default;
 };
+using KeyRange = Interval<std::int64_t>;  // of keys
 
 struct MaskView {
   std::int64_t seq_q = 0;

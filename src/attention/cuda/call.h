@@ -10,12 +10,22 @@
 
 namespace headroom::cuda {
 
-// [batch, rows, heads, head_dim] with any strides, in elements, and unit stride in head_dim.
+// A [batch, rows, heads, head_dim] tensor with any strides, in elements, and unit stride in head_dim.
 struct HeadsView {
   void* data = nullptr;
   std::int64_t batch_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
+
+  template <class Element, class Index>
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  Element* row(Index batch, Index head, Index row) const {
+    return static_cast<Element*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
+  }
+};
+
+// With what kernels need to know that take every dtype.
+struct TypedHeadsView : HeadsView {
   DType dtype = DType::f32;
   bool aligned = false;  // four neighbours of a row can be moved as one
 };
@@ -28,7 +38,7 @@ struct RowLists {
   std::int32_t* last = nullptr;        // [lists, capacity]
   std::int32_t* counts = nullptr;      // [lists]; null: seq_q
   std::int32_t* key_counts = nullptr;  // [lists]; null: seq_k
-  Range* visitors = nullptr;           // [lists, key_tiles]: the queries that may see a tile of keys
+  Range* seen_by = nullptr;            // [lists, key_tiles]: the queries that may see a tile of keys
   std::int64_t capacity = 0;
   std::int64_t key_capacity = 0;
   std::int64_t key_tiles = 0;
@@ -60,19 +70,19 @@ struct AttentionCall {
   RowLists lists;
   BlockTable blocks;
 
-  HeadsView query;
-  HeadsView key;
-  HeadsView value;
-  HeadsView output;
+  TypedHeadsView query;
+  TypedHeadsView key;
+  TypedHeadsView value;
+  TypedHeadsView output;
   float* lse = nullptr;          // [batch, heads_q, seq_q]
   const float* sinks = nullptr;  // [heads_q], or null
   bool resume = false;           // the softmax goes on from the output and lse that are there
 
   // Backward.
-  HeadsView output_gradient;
-  HeadsView query_gradient;  // f32: sums
-  HeadsView key_gradient;
-  HeadsView value_gradient;
+  TypedHeadsView output_gradient;
+  TypedHeadsView query_gradient;  // f32: sums
+  TypedHeadsView key_gradient;
+  TypedHeadsView value_gradient;
   const float* lse_gradient = nullptr;  // [batch, heads_q, seq_q], or null
   float* sinks_gradient = nullptr;      // [heads_q]
   float* row_shift = nullptr;      // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
@@ -84,8 +94,8 @@ struct AttentionCall {
   std::int32_t* turns = nullptr;  // [batch, heads_q, turns_per_head]
   std::int64_t turns_per_head = 0;
   // A tile of keys sums over the query heads kv * group + m, member_begin <= m < member_end.
-  std::int64_t member_begin = 0;
-  std::int64_t member_end = 1;
+  std::int64_t group_begin = 0;
+  std::int64_t group_end = 1;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t group() const { return heads_q / heads_kv; }
@@ -115,9 +125,10 @@ struct IntervalKernels {
   void (*write_visitors)(const AttentionCall&, const Stream&);  // of those lists
   void (*start_rows)(const AttentionCall&, const Stream&);      // O <- 0, LSE <- sink or -inf
   void (*row_statistics)(const AttentionCall&, const Stream&);  // row_shift, row_dot
-  void (*zero)(const AttentionCall&, const HeadsView&, std::int64_t rows, std::int64_t heads, const Stream&);
-  void (*narrow)(const AttentionCall&, const HeadsView& to, const HeadsView& from, std::int64_t rows,
-                 std::int64_t heads, const Stream&);  // f32 to another dtype
+  void (*zero)(const AttentionCall&, const TypedHeadsView&, std::int64_t rows, std::int64_t heads,
+               const Stream&);
+  void (*narrow)(const AttentionCall&, const TypedHeadsView& to, const TypedHeadsView& from,
+                 std::int64_t rows, std::int64_t heads, const Stream&);  // f32 to another dtype
   void (*sinks_gradient)(const AttentionCall&, const Stream&);
   void (*forward)(const AttentionCall&, const Stream&);
   void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV

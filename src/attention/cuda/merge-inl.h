@@ -24,22 +24,18 @@ static __global__ void merge_kernel(MergeCall call) {
   const auto lse_of = [&](const MergeSide& side) {
     return side.lse + b * side.batch_stride + head * side.head_stride + q * side.row_stride;
   };
-  const auto row_of = [&](const HeadsView& view) {
-    return static_cast<float*>(view.data) + b * view.batch_stride + q * view.row_stride +
-           head * view.head_stride;
-  };
   const int lane = static_cast<int>(threadIdx.x) % kMergeWarp;
   const auto weights = MergeWeights::of(*lse_of(call.into), *lse_of(call.from));
   __syncwarp();  // before it is written
   if (lane == 0) *lse_of(call.into) = weights.lse;
-  float* to = row_of(call.into.output);
-  const float* other = row_of(call.from.output);
+  float* to = call.into.output.row<float>(b, head, q);
+  const float* other = call.from.output.row<float>(b, head, q);
   for (int c = lane; c < call.head_dim; c += kMergeWarp) to[c] = weights.merged(to[c], other[c]);
 }
 
 inline void launch_merge(const MergeCall& call, const Stream& stream) {
   launch("merge_kernel", merge_kernel,
-         parts_of(call.batch * call.rows * call.heads * kMergeWarp, kMergeThreads), kMergeThreads, 0, stream,
+         ceil_div(call.batch * call.rows * call.heads * kMergeWarp, kMergeThreads), kMergeThreads, 0, stream,
          call);
 }
 

@@ -6,7 +6,7 @@
 namespace headroom::cuda {
 
 struct MergeSide {
-  HeadsView output;  // f32
+  TypedHeadsView output;  // f32
   float* lse = nullptr;
   std::int64_t batch_stride = 0;  // of lse
   std::int64_t head_stride = 0;

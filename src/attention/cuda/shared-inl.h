@@ -67,28 +67,29 @@ static __global__ void dilated_lists_kernel(AttentionCall call) {
   if (threadIdx.x == 0) lists.key_counts[list] = static_cast<std::int32_t>(key_count);
 }
 
-// visitors <- the queries that may see a tile of keys; one thread per tile
-static __global__ void visitors_kernel(AttentionCall call, std::int64_t lists) {
+// seen_by <- the queries that may see a tile of keys; one thread per tile
+static __global__ void seen_by_kernel(AttentionCall call, std::int64_t lists) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
   if (i >= lists * call.lists.key_tiles) return;
   const std::int64_t list = i / call.lists.key_tiles;
   const auto begin = static_cast<std::int32_t>(i % call.lists.key_tiles * kTileKeys);
   const std::int32_t rows = call.lists.counts == nullptr ? call.seq_q : call.lists.counts[list];
   const std::int32_t keys = call.lists.key_counts == nullptr ? call.seq_k : call.lists.key_counts[list];
-  call.lists.visitors[i] =
-      visitors(call.lists.first + list * call.lists.capacity, call.lists.last + list * call.lists.capacity,
-               rows, {begin, least(begin + kTileKeys, keys)});
+  call.lists.seen_by[i] = rows_that_see(call.lists.first + list * call.lists.capacity,
+                                        call.lists.last + list * call.lists.capacity, rows,
+                                        {begin, least(begin + kTileKeys, keys)});
 }
 
 // Where item (b, row, head) of a [batch, rows, heads]-shaped walk lies.
-__device__ __forceinline__ std::int64_t row_offset(const HeadsView& view, std::int64_t item,
+__device__ __forceinline__ std::int64_t row_offset(const TypedHeadsView& view, std::int64_t item,
                                                    std::int64_t rows, std::int64_t heads) {
   return item / (rows * heads) * view.batch_stride + item / heads % rows * view.row_stride +
          item % heads * view.head_stride;
 }
 
 // dst <- 0; one warp per row
-static __global__ void zero_kernel(AttentionCall call, HeadsView to, std::int64_t rows, std::int64_t heads) {
+static __global__ void zero_kernel(AttentionCall call, TypedHeadsView to, std::int64_t rows,
+                                   std::int64_t heads) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
@@ -105,8 +106,8 @@ static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t wor
 }
 
 // dst <- src; one warp per row
-static __global__ void narrow_kernel(AttentionCall call, HeadsView to, HeadsView from, std::int64_t rows,
-                                     std::int64_t heads) {
+static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, TypedHeadsView from,
+                                     std::int64_t rows, std::int64_t heads) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
@@ -131,8 +132,8 @@ static __global__ void row_statistics_kernel(AttentionCall call) {
   const std::int64_t b = i / (call.heads_q * call.seq_q);
   const std::int64_t head = i / call.seq_q % call.heads_q;
   const std::int64_t q = i % call.seq_q;
-  const HeadsView& o = call.output;
-  const HeadsView& gradient = call.output_gradient;
+  const TypedHeadsView& o = call.output;
+  const TypedHeadsView& gradient = call.output_gradient;
   const std::int64_t at = b * o.batch_stride + q * o.row_stride + head * o.head_stride;
   const std::int64_t from = b * gradient.batch_stride + q * gradient.row_stride + head * gradient.head_stride;
   float sum = 0;
@@ -151,7 +152,7 @@ static __global__ void sinks_gradient_kernel(AttentionCall call) {
 #if defined(__CUDACC__)
   extern __shared__ float4 shared_memory[];
 #endif
-  auto* parts = reinterpret_cast<double*>(shared_memory);
+  auto* sums = reinterpret_cast<double*>(shared_memory);
   const std::int64_t head = blockIdx.x;
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < call.batch * call.seq_q; i += kListThreads) {
@@ -160,17 +161,17 @@ static __global__ void sinks_gradient_kernel(AttentionCall call) {
     if (lse == -infinity()) continue;  // nothing to see, and no sink
     sum -= static_cast<double>(expf(call.sinks[head] - lse)) * static_cast<double>(call.row_dot[row]);
   }
-  parts[threadIdx.x] = sum;
+  sums[threadIdx.x] = sum;
   for (unsigned half = kListThreads / 2; half > 0; half /= 2) {
     __syncthreads();
-    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) call.sinks_gradient[head] = static_cast<float>(parts[0]);
+  if (threadIdx.x == 0) call.sinks_gradient[head] = static_cast<float>(sums[0]);
 }
 
 inline void launch_lists(const AttentionCall& call, const Stream& stream) {
   if (call.lists.rows == nullptr) {
-    launch("plain_lists_kernel", plain_lists_kernel, parts_of(call.batch * call.seq_q, kListThreads),
+    launch("plain_lists_kernel", plain_lists_kernel, ceil_div(call.batch * call.seq_q, kListThreads),
            kListThreads, 0, stream, call);
   } else {
     launch("dilated_lists_kernel", dilated_lists_kernel, call.batch * call.heads_q, kListThreads, 0, stream,
@@ -178,29 +179,29 @@ inline void launch_lists(const AttentionCall& call, const Stream& stream) {
   }
 }
 
-inline void launch_visitors(const AttentionCall& call, const Stream& stream) {
+inline void launch_seen_by(const AttentionCall& call, const Stream& stream) {
   const std::int64_t lists = call.batch * (call.lists.per_head ? call.heads_q : 1);
-  launch("visitors_kernel", visitors_kernel, parts_of(lists * call.lists.key_tiles, kListThreads),
-         kListThreads, 0, stream, call, lists);
+  launch("seen_by_kernel", seen_by_kernel, ceil_div(lists * call.lists.key_tiles, kListThreads), kListThreads,
+         0, stream, call, lists);
 }
 
 inline std::int64_t blocks_of_rows(const AttentionCall& call, std::int64_t rows, std::int64_t heads) {
-  return parts_of(call.batch * rows * heads * kWarp, kListThreads);
+  return ceil_div(call.batch * rows * heads * kWarp, kListThreads);
 }
 
-inline void launch_zero(const AttentionCall& call, const HeadsView& to, std::int64_t rows, std::int64_t heads,
-                        const Stream& stream) {
+inline void launch_zero(const AttentionCall& call, const TypedHeadsView& to, std::int64_t rows,
+                        std::int64_t heads, const Stream& stream) {
   launch("zero_kernel", zero_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
          rows, heads);
 }
 
 inline void launch_zero_counters(const AttentionCall& call, const Stream& stream) {
   const std::int64_t words = call.turns == nullptr ? 0 : call.batch * call.heads_q * call.turns_per_head;
-  launch("zero_counters_kernel", zero_counters_kernel, parts_of(most<std::int64_t>(words, 1), kListThreads),
+  launch("zero_counters_kernel", zero_counters_kernel, ceil_div(most<std::int64_t>(words, 1), kListThreads),
          kListThreads, 0, stream, call, words);
 }
 
-inline void launch_narrow(const AttentionCall& call, const HeadsView& to, const HeadsView& from,
+inline void launch_narrow(const AttentionCall& call, const TypedHeadsView& to, const TypedHeadsView& from,
                           std::int64_t rows, std::int64_t heads, const Stream& stream) {
   launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
          from, rows, heads);
@@ -208,7 +209,7 @@ inline void launch_narrow(const AttentionCall& call, const HeadsView& to, const 
 
 inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {
   launch_zero(call, call.output, call.seq_q, call.heads_q, stream);
-  launch("start_lse_kernel", start_lse_kernel, parts_of(call.batch * call.heads_q * call.seq_q, kListThreads),
+  launch("start_lse_kernel", start_lse_kernel, ceil_div(call.batch * call.heads_q * call.seq_q, kListThreads),
          kListThreads, 0, stream, call);
 }
 

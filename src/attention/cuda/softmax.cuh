@@ -1,11 +1,11 @@
-// The softmax of a warpgroup's scores, which forward on Hopper runs while key tiles go by.
+// The online softmax of a warpgroup's scores on Hopper.
 #pragma once
 
 #include <cmath>
 
 #include "cuda/ptx/warp.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda {
 
 // The running softmax of a thread's two rows (r and r + 8 of its warp's sixteen), in units of log2.
 struct Softmax {
@@ -52,4 +52,4 @@ struct Softmax {
   }
 };
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda

@@ -45,13 +45,13 @@ struct Memory {
       output = pieces.take<float>(q_elements);
     }
     if (backward) {
-      lists.visitors = pieces.take<Range>(checked_multiply(count, lists.key_tiles));
+      lists.seen_by = pieces.take<Range>(checked_multiply(count, lists.key_tiles));
       row_shift = pieces.take<float>(statistics);
       row_dot = pieces.take<float>(statistics);
       next_share = pieces.take<std::int32_t>(1);
       if (problem.deterministic) {
         turns_per_head =
-            parts_of(problem.head_dim, kGradientColumns) *
+            ceil_div(problem.head_dim, kGradientColumns) *
             QueryTiling::of(problem.mask.block_rows, problem.seq_q, kLeastTileRows).count(lists.capacity);
         turns = pieces.take<std::int32_t>(checked_multiply(problem.batch * problem.heads_q, turns_per_head));
       }
@@ -91,7 +91,7 @@ void check_workspace(const AttentionProblem& problem, Pass pass, const TensorVie
 
 }  // namespace
 
-HeadsView heads_view(const TensorView& view) {
+TypedHeadsView heads_view(const TensorView& view) {
   const std::int64_t unit = 4 * size_bytes(view.dtype());  // bytes that move as one
   const bool aligned =
       reinterpret_cast<std::uintptr_t>(view.raw()) % static_cast<std::uintptr_t>(unit) == 0 &&
@@ -99,7 +99,7 @@ HeadsView heads_view(const TensorView& view) {
   return {view.raw(), view.stride(0), view.stride(1), view.stride(2), view.dtype(), aligned};
 }
 
-HeadsView sums_view(float* sums, const TensorView& tensor) {
+TypedHeadsView sums_view(float* sums, const TensorView& tensor) {
   return heads_view(sums == nullptr ? tensor : TensorView(sums, DType::f32, tensor.shape()));
 }
 
@@ -273,8 +273,8 @@ void backward_steps(const AttentionProblem& problem, const AttentionBackward& vi
       alone.lse = call.lse;
       kernels.row_statistics(alone, stream);
     }
-    for (call.member_begin = 0; call.member_begin < group_size(problem); call.member_begin += members) {
-      call.member_end = call.member_begin + members;
+    for (call.group_begin = 0; call.group_begin < group_size(problem); call.group_begin += members) {
+      call.group_end = call.group_begin + members;
       kernels.backward(call, stream);
     }
   }

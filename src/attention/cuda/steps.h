@@ -17,10 +17,10 @@ namespace headroom::cuda {
 // The mask as kernels take it; the pointers are the views'.
 [[nodiscard]] MaskRule mask_rule(const AttentionProblem& problem, const AttentionForward& views);
 
-[[nodiscard]] HeadsView heads_view(const TensorView& view);
+[[nodiscard]] TypedHeadsView heads_view(const TensorView& view);
 
 // f32 sums in the shape of a tensor, or, where there are none, the tensor itself.
-[[nodiscard]] HeadsView sums_view(float* sums, const TensorView& tensor);
+[[nodiscard]] TypedHeadsView sums_view(float* sums, const TensorView& tensor);
 
 // Sizes, mask, inputs and results; no lists.
 [[nodiscard]] AttentionCall attention_call(const AttentionProblem& problem, const AttentionForward& views);

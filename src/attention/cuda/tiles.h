@@ -11,15 +11,7 @@
 
 namespace headroom::cuda {
 
-// [begin, end) of a list.
-struct Range {
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
-
-  [[nodiscard]] HEADROOM_HOST_DEVICE
-  bool empty() const { return begin >= end; }
-  bool operator==(const Range&) const = default;
-};
+using Range = Interval<std::int32_t>;  // of a list
 
 template <class T>
 [[nodiscard]] HEADROOM_HOST_DEVICE
@@ -32,7 +24,7 @@ constexpr T most(T a, T b) {
   return a > b ? a : b;
 }
 [[nodiscard]] HEADROOM_HOST_DEVICE
-constexpr std::int64_t parts_of(std::int64_t value, std::int64_t step) {
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step;
 }
 [[nodiscard]] HEADROOM_HOST_DEVICE
@@ -73,22 +65,22 @@ inline Range plain_interval(const MaskView& mask, std::int64_t q) {
 // How rows are cut into tiles of queries: `rows` each; where there are block lists, equal parts of a block,
 // so that a tile has one list.
 struct QueryTiling {
-  std::int64_t block_rows = 0;  // 0: no lists
-  std::int64_t parts = 1;       // tiles of a block
+  std::int64_t block_rows = 0;       // 0: no lists
+  std::int64_t tiles_per_block = 1;  // tiles of a block
   std::int32_t rows = 1;
 
   [[nodiscard]] static QueryTiling of(std::int64_t block_rows, std::int64_t seq_q, std::int32_t tile_rows) {
     if (block_rows == 0) return {0, 1, tile_rows};
     const std::int64_t block = least(block_rows, most<std::int64_t>(seq_q, 1));
-    const std::int64_t parts = parts_of(block, tile_rows);
-    return {block, parts, static_cast<std::int32_t>(parts_of(block, parts))};
+    const std::int64_t tiles_per_block = ceil_div(block, tile_rows);
+    return {block, tiles_per_block, static_cast<std::int32_t>(ceil_div(block, tiles_per_block))};
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t count(std::int64_t seq_q) const {
-    return block_rows == 0 ? parts_of(seq_q, rows) : parts_of(seq_q, block_rows) * parts;
+    return block_rows == 0 ? ceil_div(seq_q, rows) : ceil_div(seq_q, block_rows) * tiles_per_block;
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t block_of(std::int64_t tile) const { return tile / parts; }
+  std::int64_t block_of(std::int64_t tile) const { return tile / tiles_per_block; }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t tile_of(std::int64_t row) const {
     // In 32 bits, which divide faster.
@@ -96,14 +88,15 @@ struct QueryTiling {
     const auto tile_rows = static_cast<std::uint32_t>(rows);
     if (block_rows == 0) return r / tile_rows;
     const auto block = static_cast<std::uint32_t>(block_rows);
-    return r / block * parts + r % block / tile_rows;
+    return r / block * tiles_per_block + r % block / tile_rows;
   }
   // Rows of a tile in a list of `total`; may be empty.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   Range tile(std::int64_t index, std::int32_t total) const {
-    const std::int64_t begin =
-        block_rows == 0 ? index * rows : index / parts * block_rows + index % parts * rows;
-    const std::int64_t block_end = block_rows == 0 ? total : (index / parts + 1) * block_rows;
+    const std::int64_t begin = block_rows == 0
+                                   ? index * rows
+                                   : index / tiles_per_block * block_rows + index % tiles_per_block * rows;
+    const std::int64_t block_end = block_rows == 0 ? total : (index / tiles_per_block + 1) * block_rows;
     const std::int64_t end = least(least(begin + rows, block_end), std::int64_t{total});
     return {clamped(begin, 0, total), clamped(end, clamped(begin, 0, total), total)};
   }
@@ -170,7 +163,7 @@ class KeyTiles {
     for (; entry_ < list_.length && list_.blocks[entry_] >= 0; ++entry_) {
       const std::int64_t begin = list_.blocks[entry_] * list_.columns;
       const std::int64_t from = most<std::int64_t>(begin / keys_, tile_);
-      const std::int64_t to = least<std::int64_t>(parts_of(begin + list_.columns, keys_), end_);
+      const std::int64_t to = least<std::int64_t>(ceil_div(begin + list_.columns, keys_), end_);
       if (from >= to) continue;
       tile_ = static_cast<std::int32_t>(from) + 1;
       return tile_ - 1;
@@ -204,7 +197,8 @@ inline std::int32_t previous_key_tile(Range seen, const BlockList& list, std::in
 // The rows of a list that may see one of the keys: ends rise, so they are neighbours. A row that sees nothing
 // because it stands behind all keys begins at their end, so `keys` has to stop there.
 [[nodiscard]] HEADROOM_HOST_DEVICE
-inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::int32_t rows, Range keys) {
+inline Range rows_that_see(const std::int32_t* first, const std::int32_t* last, std::int32_t rows,
+                           Range keys) {
   const auto search = [rows](const std::int32_t* ends, std::int32_t above) {
     std::int32_t low = 0;
     std::int32_t high = rows;
@@ -224,7 +218,7 @@ inline Range visitors(const std::int32_t* first, const std::int32_t* last, std::
 // The tiles of such rows, of `count` in the list. A tile whose first rows end before the keys and whose last
 // begin after them counts, as it does in KeyTiles.
 [[nodiscard]] HEADROOM_HOST_DEVICE
-inline Range visiting_tiles(const QueryTiling& tiling, Range rows, std::int32_t count) {
+inline Range tiles_of_rows(const QueryTiling& tiling, Range rows, std::int32_t count) {
   if (rows.begin >= count || rows.end <= 0) return {};
   return {static_cast<std::int32_t>(tiling.tile_of(rows.begin)),
           static_cast<std::int32_t>(tiling.tile_of(rows.end - 1) + 1)};

@@ -13,7 +13,7 @@ namespace headroom::cuda {
 template <class T>
 __device__ __forceinline__ void make_probabilities(float (&scores)[T::Product::kScores],
                                                    const float (&shift)[T::Product::kSlots],
-                                                   const ScoreRule& rule, const QueryVisit& visit,
+                                                   const ScoreRule& rule, const QueryTile& queries,
                                                    const TileMask& mask, std::int32_t first_key, int half_key,
                                                    int warp_row, int lane) {
   using Product = typename T::Product;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void make_probabilities(float (&scores)[T::Product::k
 #pragma unroll
   for (int s = 0; s < Product::kSlots; ++s) {
     const Range seen =
-        row_interval(visit.head.first, visit.head.last, visit.rows, warp_row + Product::row(lane, s));
+        row_interval(queries.head.first, queries.head.last, queries.rows, warp_row + Product::row(lane, s));
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) {
       if (Product::score_slot(e) != s) continue;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void make_probabilities(float (&scores)[T::Product::k
 
 // Where a lane's score lies in shared memory, from its warp's first row.
 template <class T>
-__device__ __forceinline__ int score_place(int lane, int e) {
+__device__ __forceinline__ int score_offset(int lane, int e) {
   using Product = typename T::Product;
   return Product::row(lane, Product::score_slot(e)) * T::kScoreStride + Product::score_column(lane, e);
 }
@@ -48,20 +48,20 @@ __device__ __forceinline__ int score_place(int lane, int e) {
 // dQ <- dQ + scale part, of the warp's rows and columns from `column` on
 template <class T>
 __device__ __forceinline__ void add_query_gradient(
-    const AttentionCall& call, const QueryVisit& visit, int warp_row, int column,
-    const float (&part)[T::Product::template kSums<T::kColumns>], int lane) {
+    const AttentionCall& call, const QueryTile& queries, int warp_row, int column,
+    const float (&sums)[T::Product::template kSums<T::kColumns>], int lane) {
   using Product = typename T::Product;
   constexpr int kWidth = Product::template kSumWidth<T::kColumns>;
-  const HeadsView& view = call.query_gradient;
-  float* head = static_cast<float*>(view.data) + visit.head.b * view.batch_stride +
-                visit.head.head * view.head_stride + column;
+  const TypedHeadsView& view = call.query_gradient;
+  float* head = static_cast<float*>(view.data) + queries.head.b * view.batch_stride +
+                queries.head.head * view.head_stride + column;
 #pragma unroll
   for (int e = 0; e < Product::template kSums<T::kColumns>; e += kWidth) {
     const std::int32_t i =
-        visit.rows.begin + warp_row + Product::row(lane, Product::template sum_slot<T::kColumns>(e));
+        queries.rows.begin + warp_row + Product::row(lane, Product::template sum_slot<T::kColumns>(e));
     const int at = Product::template sum_column<T::kColumns>(lane, e);
-    if (i >= visit.rows.end || column + at >= call.head_dim) continue;
-    add_vector<kWidth>(head + visit.head.row(i) * view.row_stride + at, part + e, call.scale, view.aligned);
+    if (i >= queries.rows.end || column + at >= call.head_dim) continue;
+    add_vector<kWidth>(head + queries.head.row(i) * view.row_stride + at, sums + e, call.scale, view.aligned);
   }
 }
 
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
   constexpr int kSums = Product::template kKeySums<T::kColumns>;
   constexpr int kOwnColumns = T::kHeadDim < kGradientColumns ? T::kHeadDim : kGradientColumns;
   constexpr int kOwnChunks = kOwnColumns / T::kColumns;
-  constexpr int kParts = parts_of(T::kHeadDim, kGradientColumns);
+  constexpr int kSlices = ceil_div(T::kHeadDim, kGradientColumns);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int half = Product::kHalves == 1 ? 0 : warp / kRowGroups;
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
   auto* number = reinterpret_cast<int*>(scores_shared);
   if (threadIdx.x == 0) *number = take_number(call.next_share);
   __syncthreads();
-  const KeyShare share = KeyShare::of(call, *number, kParts);
+  const KeyShare share = KeyShare::of(call, *number, kSlices);
   const std::int64_t b = share.b;
   const std::int64_t kv = share.kv;
   const std::int32_t first_key = share.key_tile * kTileKeys;
   // A block's own chunks come first.
   const auto column_of = [&](int chunk) {
-    return (share.part * kOwnChunks + chunk) % T::kChunks * T::kColumns;
+    return (share.slice * kOwnChunks + chunk) % T::kChunks * T::kColumns;
   };
 
   float key_sums[kOwnChunks][kSums] = {};
@@ -147,14 +147,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
 
   while (current.tile >= 0) {
     following = query_tiles.next();
-    const QueryVisit visit = QueryVisit::of(call, tiling, b, current);
-    const TileMask mask = TileMask::of(visit.intervals, visit.list, first_key, lane);
-    std::int32_t* turn = call.turn(b, current.head, current.tile * kParts + share.part);
+    const QueryTile queries = QueryTile::of(call, tiling, b, current);
+    const TileMask mask = TileMask::of(queries.intervals, queries.list, first_key, lane);
+    std::int32_t* turn = call.turn(b, current.head, current.tile * kSlices + share.slice);
     float shift[kSlots];
     float dot[kSlots];
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      const std::int64_t at = visit.statistics(call, warp_row + Product::row(lane, s));
+      const std::int64_t at = queries.statistics(call, warp_row + Product::row(lane, s));
       shift[s] = at < 0 ? infinity() : call.row_shift[at];
       dot[s] = at < 0 ? 0.0F : call.row_dot[at];
     }
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
           scores, stream + stage * T::kQueryWords + warp_row * T::kStride,
           stream_keys + stage * T::kKeyWords + half_key * T::kStride, lane);
     }
-    make_probabilities<T>(scores, shift, rule, visit, mask, first_key, half_key, warp_row, lane);
+    make_probabilities<T>(scores, shift, rule, queries, mask, first_key, half_key, warp_row, lane);
 #pragma unroll
-    for (int e = 0; e < Product::kScores; ++e) own_scores[score_place<T>(lane, e)] = scores[e];
+    for (int e = 0; e < Product::kScores; ++e) own_scores[score_offset<T>(lane, e)] = scores[e];
 
     // The step's barrier makes P visible.
     float gradients[Product::kScores] = {};
@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) {
       const int s = Product::score_slot(e);
-      float& place = own_scores[score_place<T>(lane, e)];
-      float gradient = place * (gradients[e] - dot[s]);
-      if (rule.cap != 0) gradient *= cap_slope(place, shift[s], rule.factor);
-      place = gradient;
+      float& score = own_scores[score_offset<T>(lane, e)];
+      float gradient = score * (gradients[e] - dot[s]);
+      if (rule.cap != 0) gradient *= cap_slope(score, shift[s], rule.factor);
+      score = gradient;
     }
 
 #pragma unroll
@@ -203,16 +203,16 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
       Product::template add_key_sums<T::kColumns>(key_sums[c], scores_shared + warp_key, T::kScoreStride,
                                                   stream + stage * T::kQueryWords + half_column, T::kRows,
                                                   lane);
-      float part[Product::template kSums<T::kColumns>] = {};
-      Product::template add_sums<T::kColumns>(part, row_scores, T::kScoreStride,
+      float sums[Product::template kSums<T::kColumns>] = {};
+      Product::template add_sums<T::kColumns>(sums, row_scores, T::kScoreStride,
                                               stream_keys + stage * T::kKeyWords + half_column, lane);
       if (c == 0 && call.turns != nullptr) {
         if (threadIdx.x == 0) {
-          wait_for_turn_after(visit.previous(call, tiling, current.tile, share.key_tile), turn);
+          wait_for_turn_after(queries.previous(call, tiling, current.tile, share.key_tile), turn);
         }
         __syncthreads();
       }
-      add_query_gradient<T>(call, visit, warp_row, column_of(c) + half_column, part, lane);
+      add_query_gradient<T>(call, queries, warp_row, column_of(c) + half_column, sums, lane);
     }
     if (call.turns != nullptr) {
       fence_device();
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
   }
 
   // Every member of the call has the same list, or there is one member.
-  const ListHead head = ListHead::of(call, b, kv * call.group() + call.member_begin);
+  const ListHead head = ListHead::of(call, b, kv * call.group() + call.group_begin);
 #pragma unroll
   for (int c = 0; c < kOwnChunks; ++c) {
 #pragma unroll
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
       const int column = column_of(c) + half_column + Product::template key_sum_column<T::kColumns>(lane, e);
       if (i >= head.count_k || column >= call.head_dim) continue;
       const std::int64_t row = head.key_row(i);
-      const auto at = [&](const HeadsView& view) {
+      const auto at = [&](const TypedHeadsView& view) {
         return b * view.batch_stride + kv * view.head_stride + row * view.row_stride + column;
       };
       store_or_add(call.key_gradient, at(call.key_gradient), key_sums[c][e] * call.scale,
@@ -245,11 +245,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
 template <class T>
 void launch_backward(const AttentionCall& call, const Stream& stream) {
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, T::kRows);
-  constexpr int kParts = parts_of(T::kHeadDim, kGradientColumns);
+  constexpr int kSlices = ceil_div(T::kHeadDim, kGradientColumns);
   static_assert(T::kRows >= kLeastTileRows);
   launch_zero_counters(call, stream);
   launch("interval_backward_kernel", interval_backward_kernel<T>,
-         call.batch * call.heads_kv * call.lists.key_tiles * kParts, T::kThreads, T::kBackwardBytes, stream,
+         call.batch * call.heads_kv * call.lists.key_tiles * kSlices, T::kThreads, T::kBackwardBytes, stream,
          call, tiling);
 }
 

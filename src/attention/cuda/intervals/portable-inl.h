@@ -26,7 +26,7 @@ struct PortableTiles {
 
 inline IntervalKernels make_portable_kernels() {
   return {.write_lists = launch_lists,
-          .write_visitors = launch_visitors,
+          .write_visitors = launch_seen_by,
           .start_rows = launch_start_rows,
           .row_statistics = launch_row_statistics,
           .zero = launch_zero,

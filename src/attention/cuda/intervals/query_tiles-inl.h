@@ -11,20 +11,20 @@ struct KeyShare {
   std::int64_t b;
   std::int64_t kv;
   std::int32_t key_tile;
-  int part;  // of the columns of the gradients
+  int slice;  // of the columns of the gradients
 
   // Neighbours in the order work on different heads, for those of one head wait for each other: so many that
   // the blocks of a chip are some thirty deep in each, and still share its queries in the L2. Not tuned.
   static constexpr std::int64_t kHeadsAbreast = 8;
-  __device__ static KeyShare of(const AttentionCall& call, std::int64_t number, int parts) {
+  __device__ static KeyShare of(const AttentionCall& call, std::int64_t number, int slices) {
     const std::int64_t tiles = call.lists.key_tiles;
-    const std::int64_t index = number / parts;
+    const std::int64_t index = number / slices;
     const std::int64_t first_head = index / (kHeadsAbreast * tiles) * kHeadsAbreast;
     const std::int64_t heads = least(kHeadsAbreast, call.batch * call.heads_kv - first_head);
     const std::int64_t in_section = index - first_head * tiles;
     const std::int64_t head = first_head + in_section % heads;
     return {head / call.heads_kv, head % call.heads_kv, static_cast<std::int32_t>(in_section / heads),
-            static_cast<int>(number % parts)};
+            static_cast<int>(number % slices)};
   }
 };
 
@@ -43,8 +43,8 @@ struct QueryTiles {
         tiling(t),
         b(share.b),
         key_tile(share.key_tile),
-        head(static_cast<std::int32_t>(share.kv * c.group() + c.member_begin)),
-        end_head(head + static_cast<std::int32_t>(c.member_end - c.member_begin)) {}
+        head(static_cast<std::int32_t>(share.kv * c.group() + c.group_begin)),
+        end_head(head + static_cast<std::int32_t>(c.group_end - c.group_begin)) {}
 
   struct Item {
     std::int32_t head;
@@ -60,8 +60,8 @@ struct QueryTiles {
         }
       }
       if (head == end_head) return {0, -1};
-      const Range rows = call.lists.visitors[call.list_of(b, head) * call.lists.key_tiles + key_tile];
-      tiles = visiting_tiles(tiling, rows, ListHead::of(call, b, head).count_q);
+      const Range rows = call.lists.seen_by[call.list_of(b, head) * call.lists.key_tiles + key_tile];
+      tiles = tiles_of_rows(tiling, rows, ListHead::of(call, b, head).count_q);
       ++head;
     }
   }
@@ -69,14 +69,14 @@ struct QueryTiles {
 };
 
 // One tile of queries as a block meets it.
-struct QueryVisit {
+struct QueryTile {
   ListHead head;
   Range rows;
   TileIntervals intervals;
   BlockList list;
 
-  __device__ static QueryVisit of(const AttentionCall& call, const QueryTiling& tiling, std::int64_t b,
-                                  QueryTiles::Item item) {
+  __device__ static QueryTile of(const AttentionCall& call, const QueryTiling& tiling, std::int64_t b,
+                                 QueryTiles::Item item) {
     const ListHead head = ListHead::of(call, b, item.head);
     const Range rows = tiling.tile(item.tile, head.count_q);
     return {head, rows, TileIntervals::of(head.first, head.last, rows),
@@ -87,10 +87,10 @@ struct QueryVisit {
   // the one that is waited for comes.
   __device__ std::int32_t previous(const AttentionCall& call, const QueryTiling& tiling, std::int32_t tile,
                                    std::int32_t key_tile) const {
-    const Range* visitors = call.lists.visitors + call.list_of(head.b, head.head) * call.lists.key_tiles;
+    const Range* seen_by = call.lists.seen_by + call.list_of(head.b, head.head) * call.lists.key_tiles;
     std::int32_t found = previous_key_tile(intervals.some, list, key_tile, kTileKeys);
     for (; found >= 0; --found) {
-      const Range tiles = visiting_tiles(tiling, visitors[found], head.count_q);
+      const Range tiles = tiles_of_rows(tiling, seen_by[found], head.count_q);
       if (tiles.begin <= tile && tile < tiles.end &&
           list.touches({found * kTileKeys, (found + 1) * kTileKeys})) {
         break;

@@ -14,11 +14,11 @@ namespace headroom::cuda {
 enum SplitBarrier : int { kProbabilitiesRead = 1, kTurnTaken = 2, kGradientsAdded = 3 };
 
 // A tile of queries, and what its columns of scores need.
-struct SplitVisit {
+struct SplitQueryTile {
   static constexpr int kRows = 64;
   static_assert(kRows >= kLeastTileRows, "there are turns for so many tiles");
 
-  std::int32_t tile;  // -1: there are no more
+  std::int32_t index;  // -1: there are no more
   ListHead head;
   Range rows;
   std::uint64_t keys;     // by block list
@@ -40,7 +40,7 @@ template <int D>
 struct SplitBackward {
   static constexpr int kStages = D <= 64 ? 2 : 1;
   static constexpr int kExchanges = D <= 64 ? 2 : 1;
-  static constexpr int kVisits = 4;
+  static constexpr int kTiles = 4;
   static constexpr int kThreads = 4 * kWarpgroup;
   static constexpr int kReaderRegisters = 104;
   static constexpr int kSumRegisters = D <= 64 ? 152 : 168;
@@ -60,63 +60,63 @@ struct SplitBackward {
   Ring<kStages> gradient_ring;
   Ring<kExchanges> probability_ring;     // empty: dS has been used, too
   Ring<kExchanges> score_gradient_ring;  // full only
-  Ring<kVisits> visit_ring;
-  SplitVisit visit[kVisits];
+  Ring<kTiles> tile_ring;
+  SplitQueryTile tile[kTiles];
   KeyShare share;  // read from here: registers are short
 };
 
 // By the warpgroup that reads and splits. What is read goes on when this comes back.
-__device__ __forceinline__ void start_visit(const AttentionCall& call, const QueryTiling& tiling,
-                                            const KeyShare& share, SplitVisit& visit, QueryTiles::Item item,
-                                            int thread) {
-  if (thread == 0) visit.tile = item.tile;
+__device__ __forceinline__ void start_tile(const AttentionCall& call, const QueryTiling& tiling,
+                                           const KeyShare& share, SplitQueryTile& queries,
+                                           QueryTiles::Item item, int thread) {
+  if (thread == 0) queries.index = item.tile;
   if (item.tile < 0) return;
   const ListHead head = ListHead::of(call, share.b, item.head);
   const Range rows = tiling.tile(item.tile, head.count_q);
   if (thread == 0) {
-    visit.head = head;
-    visit.rows = rows;
-    visit.keys = ~std::uint64_t{0};
+    queries.head = head;
+    queries.rows = rows;
+    queries.keys = ~std::uint64_t{0};
   }
-  if (thread < SplitVisit::kRows) {
+  if (thread < SplitQueryTile::kRows) {
     const std::int32_t i = rows.begin + thread;
     if (i < rows.end) {
       const std::int64_t at = call.statistics(head.b, head.head) + head.row(i);
-      copy_word(visit.shift + thread, call.row_shift + at);
-      copy_word(visit.dot + thread, call.row_dot + at);
-      copy_word(visit.first + thread, head.first + i);
-      copy_word(visit.last + thread, head.last + i);
+      copy_word(queries.shift + thread, call.row_shift + at);
+      copy_word(queries.dot + thread, call.row_dot + at);
+      copy_word(queries.first + thread, head.first + i);
+      copy_word(queries.last + thread, head.last + i);
     } else {
-      visit.shift[thread] = infinity();
-      visit.dot[thread] = 0;
-      visit.first[thread] = visit.last[thread] = 0;
+      queries.shift[thread] = infinity();
+      queries.dot[thread] = 0;
+      queries.first[thread] = queries.last[thread] = 0;
     }
   }
   if (call.blocks.blocks != nullptr && thread < kWarp) {
     const BlockList list = call.block_list(share.b, item.head, tiling.block_of(item.tile));
     const std::uint64_t keys = listed_keys(list, share.key_tile * kTileKeys, thread);
-    if (thread == 0) visit.keys = keys;
+    if (thread == 0) queries.keys = keys;
   }
   if (call.turns != nullptr && thread == 3 * kWarp) {
-    visit.previous =
-        QueryVisit::of(call, tiling, share.b, item).previous(call, tiling, item.tile, share.key_tile);
+    queries.previous =
+        QueryTile::of(call, tiling, share.b, item).previous(call, tiling, item.tile, share.key_tile);
   }
 }
 
 template <int D>
-__device__ void split_inputs(const AttentionCall& call, const QueryTiling& tiling, SplitBackward<D>& memory,
+__device__ void split_inputs(const AttentionCall& call, const QueryTiling& tiling, SplitBackward<D>& shared,
                              int thread) {
-  const KeyShare& share = memory.share;
+  const KeyShare& share = shared.share;
   const int columns = call.head_dim - thread % 8 * 8;
   {
     // Every member of the call has the same list, or there is one member.
-    const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.member_begin);
+    const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.group_begin);
     const Range keys{share.key_tile * kTileKeys, head.count_k};
-    fill_split(memory.key, 0, ShareRows::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
+    fill_split(shared.key, 0, ShareRows::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
                columns, thread);
-    fill_split(memory.value, 0, ShareRows::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
+    fill_split(shared.value, 0, ShareRows::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
                columns, thread);
-    memory.key_ring.publish({});
+    shared.key_ring.publish({});
   }
 
   // Panels of dO and then of Q, tile after tile.
@@ -124,7 +124,7 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
   QueryTiles query_tiles(call, tiling, share);
   PanelShare panel_share;
   ShareRows source;
-  const auto start = [&](const HeadsView& view, QueryTiles::Item item) {
+  const auto start = [&](const TypedHeadsView& view, QueryTiles::Item item) {
     const ListHead head = ListHead::of(call, share.b, item.head);
     source = ShareRows::of(view, share.b, item.head, head.rows, tiling.tile(item.tile, head.count_q), thread);
     panel_share.fetch(source, 0, columns);
@@ -139,26 +139,26 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
     ptx::async_proxy_fence();
   };
   RingPosition<SplitBackward<D>::kStages> at;
-  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kTiles> tile_at;
   QueryTiles::Item item = query_tiles.next();
-  start_visit(call, tiling, share, memory.visit[0], item, thread);
+  start_tile(call, tiling, share, shared.tile[0], item, thread);
   while (true) {
     if (item.tile >= 0) start(call.output_gradient, item);
     wait_for_copies();
-    memory.visit_ring.publish(visit_at);
-    visit_at.advance();
+    shared.tile_ring.publish(tile_at);
+    tile_at.advance();
     if (item.tile < 0) return;
-    memory.gradient_ring.wait_empty(at);
-    store(memory.output_gradient[at.stage]);
-    memory.gradient_ring.publish(at);
+    shared.gradient_ring.wait_empty(at);
+    store(shared.output_gradient[at.stage]);
+    shared.gradient_ring.publish(at);
     const QueryTiles::Item following = query_tiles.next();
-    memory.visit_ring.wait_empty(visit_at);
-    start_visit(call, tiling, share, memory.visit[visit_at.stage], following, thread);
+    shared.tile_ring.wait_empty(tile_at);
+    start_tile(call, tiling, share, shared.tile[tile_at.stage], following, thread);
     start(call.query, item);
     item = following;
-    memory.query_ring.wait_empty(at);
-    store(memory.query[at.stage]);
-    memory.query_ring.publish(at);
+    shared.query_ring.wait_empty(at);
+    store(shared.query[at.stage]);
+    shared.query_ring.publish(at);
     at.advance();
   }
 }
@@ -182,10 +182,10 @@ __device__ __forceinline__ void add_rows(float (&sums)[D / kPanel][32], const Sp
 
 // A warpgroup's 64 keys of a gradient.
 template <int D>
-__device__ __forceinline__ void store_key_rows(const AttentionCall& call, const HeadsView& view,
+__device__ __forceinline__ void store_key_rows(const AttentionCall& call, const TypedHeadsView& view,
                                                const KeyShare& share, const float (&sums)[D / kPanel][32],
                                                float scale, int thread) {
-  const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.member_begin);
+  const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.group_begin);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int32_t i = share.key_tile * kTileKeys + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
@@ -204,61 +204,61 @@ __device__ __forceinline__ void store_key_rows(const AttentionCall& call, const 
 
 // P, and dV = P^T dO.
 template <int D>
-__device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
+__device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& shared, int thread) {
   const int key = thread / kWarp * 16 + thread % kWarp / 4;  // of two, eight apart
   const int column = thread % 4 * 2;
-  const KeyShare& share = memory.share;
+  const KeyShare& share = shared.share;
   const std::int32_t first_key = share.key_tile * kTileKeys;
   const ScoreRule rule = ScoreRule::of(call);
   float sums[D / kPanel][32] = {};
   RingPosition<SplitBackward<D>::kStages> at;
-  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kTiles> tile_at;
   RingPosition<SplitBackward<D>::kExchanges> exchange_at;
-  memory.key_ring.wait_full({});
+  shared.key_ring.wait_full({});
   while (true) {
-    memory.visit_ring.wait_full(visit_at);
-    const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.tile < 0) break;
+    shared.tile_ring.wait_full(tile_at);
+    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    if (queries.index < 0) break;
     float scores[32];
-    memory.query_ring.wait_full(at);
-    multiply_scores(scores, memory.key, 0, memory.query[at.stage]);
-    memory.query_ring.release(at);
+    shared.query_ring.wait_full(at);
+    multiply_scores(scores, shared.key, 0, shared.query[at.stage]);
+    shared.query_ring.release(at);
     if (rule.cap != 0) {
 #pragma unroll
       for (float& score : scores) score = capped(rule.inner * score);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 shift = *reinterpret_cast<const float2*>(visit.shift + j * 8 + column);
+      const float2 shift = *reinterpret_cast<const float2*>(queries.shift + j * 8 + column);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         float& score = scores[4 * j + r];
         score = power_of_two(fmaf(score, rule.factor, -(r % 2 == 0 ? shift.x : shift.y)));
       }
     }
-    const TileMask mask = visit.mask(first_key);
+    const TileMask mask = queries.mask(first_key);
     if (mask.partial) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int row = key + i % 4 / 2 * 8;
         const int query = i / 4 * 8 + column + i % 2;
-        if (!mask.sees({visit.first[query], visit.last[query]}, first_key, row)) scores[i] = 0;
+        if (!mask.sees({queries.first[query], queries.last[query]}, first_key, row)) scores[i] = 0;
       }
     }
-    memory.visit_ring.release(visit_at);
-    visit_at.advance();
-    memory.probability_ring.wait_empty(exchange_at);
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
+    shared.probability_ring.wait_empty(exchange_at);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      memory.exchange[exchange_at.stage].probability[j][thread] =
+      shared.exchange[exchange_at.stage].probability[j][thread] =
           make_float4(scores[4 * j], scores[4 * j + 1], scores[4 * j + 2], scores[4 * j + 3]);
     }
-    memory.probability_ring.publish(exchange_at);
+    shared.probability_ring.publish(exchange_at);
     exchange_at.advance();
     const SplitRegisters probabilities(scores);
-    memory.gradient_ring.wait_full(at);
-    add_rows<D>(sums, probabilities, memory.output_gradient[at.stage]);
-    memory.gradient_ring.release(at);
+    shared.gradient_ring.wait_full(at);
+    add_rows<D>(sums, probabilities, shared.output_gradient[at.stage]);
+    shared.gradient_ring.release(at);
     at.advance();
   }
   store_key_rows<D>(call, call.value_gradient, share, sums, 1, thread);
@@ -266,7 +266,7 @@ __device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& 
 
 // dS = P (dP - dO . O), and dK = dS^T Q.
 template <int D>
-__device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
+__device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& shared, int thread) {
   const int lane = thread % kWarp;
   const int column = thread % 4 * 2;
   // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
@@ -275,38 +275,38 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& me
   const ScoreRule rule = ScoreRule::of(call);
   float sums[D / kPanel][32] = {};
   RingPosition<SplitBackward<D>::kStages> at;
-  RingPosition<SplitBackward<D>::kVisits> visit_at;
+  RingPosition<SplitBackward<D>::kTiles> tile_at;
   RingPosition<SplitBackward<D>::kExchanges> exchange_at;
-  memory.key_ring.wait_full({});
+  shared.key_ring.wait_full({});
   while (true) {
-    memory.visit_ring.wait_full(visit_at);
-    const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.tile < 0) break;
+    shared.tile_ring.wait_full(tile_at);
+    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    if (queries.index < 0) break;
     float gradients[32];
-    memory.gradient_ring.wait_full(at);
-    multiply_scores(gradients, memory.value, 0, memory.output_gradient[at.stage]);
-    memory.gradient_ring.release(at);
-    memory.probability_ring.wait_full(exchange_at);
+    shared.gradient_ring.wait_full(at);
+    multiply_scores(gradients, shared.value, 0, shared.output_gradient[at.stage]);
+    shared.gradient_ring.release(at);
+    shared.probability_ring.wait_full(exchange_at);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 dot = *reinterpret_cast<const float2*>(visit.dot + j * 8 + column);
-      const float4 four = memory.exchange[exchange_at.stage].probability[j][thread];
+      const float2 dot = *reinterpret_cast<const float2*>(queries.dot + j * 8 + column);
+      const float4 four = shared.exchange[exchange_at.stage].probability[j][thread];
       const float p[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         float& gradient = gradients[4 * j + r];
         gradient = p[r] * (gradient - (r % 2 == 0 ? dot.x : dot.y));
-        if (rule.cap != 0) gradient *= cap_slope(p[r], visit.shift[j * 8 + column + r % 2], rule.factor);
+        if (rule.cap != 0) gradient *= cap_slope(p[r], queries.shift[j * 8 + column + r % 2], rule.factor);
       }
     }
-    memory.visit_ring.release(visit_at);
-    visit_at.advance();
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
     const SplitRegisters score_gradients(gradients);
     ptx::named_barrier_sync(kProbabilitiesRead, kWarpgroup);
 #pragma unroll
     for (int part = 0; part < kSplitParts; ++part) {
       const std::uint32_t row_address =
-          ptx::shared_address(memory.exchange[exchange_at.stage].score_gradient[part]) + matrix_row * 128;
+          ptx::shared_address(shared.exchange[exchange_at.stage].score_gradient[part]) + matrix_row * 128;
 #pragma unroll
       for (int k = 0; k < 64; k += 16) {
         const std::uint32_t* pairs = score_gradients.pairs[part] + k / 4;
@@ -315,27 +315,27 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& me
       }
     }
     ptx::async_proxy_fence();
-    memory.score_gradient_ring.publish(exchange_at);
+    shared.score_gradient_ring.publish(exchange_at);
     exchange_at.advance();
-    memory.query_ring.wait_full(at);
-    add_rows<D>(sums, score_gradients, memory.query[at.stage]);
-    memory.query_ring.release(at);
+    shared.query_ring.wait_full(at);
+    add_rows<D>(sums, score_gradients, shared.query[at.stage]);
+    shared.query_ring.release(at);
     at.advance();
   }
-  store_key_rows<D>(call, call.key_gradient, memory.share, sums, call.scale, thread);
+  store_key_rows<D>(call, call.key_gradient, shared.share, sums, call.scale, thread);
 }
 
 // dQ <- dQ + scale sums, of 64 queries and 64 columns from `first_column` on
-__device__ __forceinline__ void add_query_rows(const AttentionCall& call, const SplitVisit& visit,
+__device__ __forceinline__ void add_query_rows(const AttentionCall& call, const SplitQueryTile& queries,
                                                int first_column, const float (&sums)[32], int thread) {
-  const HeadsView& view = call.query_gradient;
+  const TypedHeadsView& view = call.query_gradient;
   const int column = first_column + thread % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const std::int32_t i = visit.rows.begin + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
-    if (i >= visit.rows.end) continue;
-    float* to = static_cast<float*>(view.data) + visit.head.b * view.batch_stride +
-                visit.head.head * view.head_stride + visit.head.row(i) * view.row_stride + column;
+    const std::int32_t i = queries.rows.begin + thread / kWarp * 16 + thread % kWarp / 4 + 8 * r;
+    if (i >= queries.rows.end) continue;
+    float* to = static_cast<float*>(view.data) + queries.head.b * view.batch_stride +
+                queries.head.head * view.head_stride + queries.head.row(i) * view.row_stride + column;
     const auto add = [&](bool aligned) {  // known outside the loop
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -353,35 +353,35 @@ __device__ __forceinline__ void add_query_rows(const AttentionCall& call, const 
 
 // dQ = dS K, added in global memory.
 template <int D>
-__device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>& memory, int thread) {
-  const std::int32_t key_tile = memory.share.key_tile;
-  RingPosition<SplitBackward<D>::kVisits> visit_at;
+__device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>& shared, int thread) {
+  const std::int32_t key_tile = shared.share.key_tile;
+  RingPosition<SplitBackward<D>::kTiles> tile_at;
   RingPosition<SplitBackward<D>::kExchanges> exchange_at;
-  memory.key_ring.wait_full({});
+  shared.key_ring.wait_full({});
   while (true) {
-    memory.visit_ring.wait_full(visit_at);
-    const SplitVisit& visit = memory.visit[visit_at.stage];
-    if (visit.tile < 0) break;
-    std::int32_t* turn = call.turn(visit.head.b, visit.head.head, visit.tile);
-    memory.score_gradient_ring.wait_full(exchange_at);
+    shared.tile_ring.wait_full(tile_at);
+    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    if (queries.index < 0) break;
+    std::int32_t* turn = call.turn(queries.head.b, queries.head.head, queries.index);
+    shared.score_gradient_ring.wait_full(exchange_at);
 #pragma unroll 1
     for (int panel = 0; panel < D / kPanel; ++panel) {
       float sums[32];
       ptx::wgmma_fence();
-      multiply_transposed(sums, memory.exchange[exchange_at.stage].score_gradient, memory.key, panel);
+      multiply_transposed(sums, shared.exchange[exchange_at.stage].score_gradient, shared.key, panel);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
-      if (panel == D / kPanel - 1) memory.probability_ring.release(exchange_at);
+      if (panel == D / kPanel - 1) shared.probability_ring.release(exchange_at);
       if (panel == 0 && turn != nullptr) {
-        if (thread == 0) wait_for_turn_after(visit.previous, turn);
+        if (thread == 0) wait_for_turn_after(queries.previous, turn);
         ptx::named_barrier_sync(kTurnTaken, kWarpgroup);
       }
-      add_query_rows(call, visit, panel * kPanel, sums, thread);
+      add_query_rows(call, queries, panel * kPanel, sums, thread);
     }
     exchange_at.advance();
-    memory.visit_ring.release(visit_at);
-    visit_at.advance();
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
     if (turn != nullptr) {
       ptx::named_barrier_sync(kGradientsAdded, kWarpgroup);
       if (thread == 0) {
@@ -396,41 +396,41 @@ template <int D>
 __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
     split_backward_kernel(const __grid_constant__ AttentionCall call,
                           const __grid_constant__ QueryTiling tiling) {
-  using Memory = SplitBackward<D>;
+  using Shared = SplitBackward<D>;
   extern __shared__ float4 raw[];
-  auto& memory = *reinterpret_cast<Memory*>(raw);
+  auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    memory.share = KeyShare::of(call, take_number(call.next_share), 1);
-    memory.key_ring.init(kWarpgroup, 1);
-    memory.query_ring.init(kWarpgroup, 2 * kWarpgroup);
-    memory.gradient_ring.init(kWarpgroup, 2 * kWarpgroup);
-    memory.probability_ring.init(kWarpgroup, kWarpgroup);
-    memory.score_gradient_ring.init(kWarpgroup, 1);
-    memory.visit_ring.init(kWarpgroup, 3 * kWarpgroup);
+    shared.share = KeyShare::of(call, take_number(call.next_share), 1);
+    shared.key_ring.init(kWarpgroup, 1);
+    shared.query_ring.init(kWarpgroup, 2 * kWarpgroup);
+    shared.gradient_ring.init(kWarpgroup, 2 * kWarpgroup);
+    shared.probability_ring.init(kWarpgroup, kWarpgroup);
+    shared.score_gradient_ring.init(kWarpgroup, 1);
+    shared.tile_ring.init(kWarpgroup, 3 * kWarpgroup);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
-    ptx::give_registers<Memory::kReaderRegisters>();
-    split_inputs(call, tiling, memory, thread);
+    ptx::give_registers<Shared::kReaderRegisters>();
+    split_inputs(call, tiling, shared, thread);
   } else if (group == 1) {
-    ptx::take_registers<Memory::kSumRegisters>();
-    sum_value_gradient(call, memory, thread);
+    ptx::take_registers<Shared::kSumRegisters>();
+    sum_value_gradient(call, shared, thread);
   } else if (group == 2) {
-    ptx::take_registers<Memory::kSumRegisters>();
-    sum_key_gradient(call, memory, thread);
+    ptx::take_registers<Shared::kSumRegisters>();
+    sum_key_gradient(call, shared, thread);
   } else {
-    ptx::give_registers<Memory::kQueryRegisters>();
-    add_query_gradients(call, memory, thread);
+    ptx::give_registers<Shared::kQueryRegisters>();
+    add_query_gradients(call, shared, thread);
   }
 }
 
 template <int D>
 void launch_split_backward(const AttentionCall& call, const Stream& stream) {
   static_assert(sizeof(SplitBackward<D>) <= kHopperSharedBytes);
-  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitVisit::kRows);
+  const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitQueryTile::kRows);
   launch_zero_counters(call, stream);
   launch("split_backward_kernel", split_backward_kernel<D>, call.batch * call.heads_kv * call.lists.key_tiles,
          SplitBackward<D>::kThreads, sizeof(SplitBackward<D>), stream, call, tiling);

@@ -18,7 +18,7 @@ struct QueryBlock {
 };
 
 // A tile of keys as the block meets it.
-struct KeyVisit {
+struct KeyTile {
   std::int32_t first_key;  // -1: there are no more
   TileMask mask;
 };
@@ -39,29 +39,29 @@ struct SplitForward {
   Ring<1> query_ring;
   Ring<kStages> key_ring;
   Ring<kStages> value_ring;
-  KeyVisit visit[kStages];  // with key_ring
-  QueryBlock block;         // read from here: registers are short
+  KeyTile key_tile[kStages];  // with key_ring
+  QueryBlock block;           // read from here: registers are short
 };
 
 template <int D>
-__device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory, int thread) {
-  const QueryBlock& block = memory.block;
+__device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared, int thread) {
+  const QueryBlock& block = shared.block;
   const ListHead& head = block.head;
   const int columns = call.head_dim - thread % 8 * 8;
 #pragma unroll 1
   for (int row = 0; row < SplitForward<D>::kRows; row += 64) {
-    fill_split(memory.query, row,
+    fill_split(shared.query, row,
                ShareRows::of(call.query, head.b, head.head, head.rows,
                              {block.rows.begin + row, block.rows.end}, thread),
                columns, thread);
   }
-  memory.query_ring.publish({});
+  shared.query_ring.publish({});
 
   // Panels of K and then of V, tile after tile: while one is split, the next is on the way.
   constexpr int kPanels = SplitTile<64, D>::kPanels;
   PanelShare share;
   ShareRows source;
-  const auto open = [&](const HeadsView& view, std::int32_t tile) {
+  const auto open = [&](const TypedHeadsView& view, std::int32_t tile) {
     source = ShareRows::of(view, head.b, block.kv, head.key_rows, {tile * kTileKeys, head.count_k}, thread);
   };
   RingPosition<SplitForward<D>::kStages> at;
@@ -72,14 +72,15 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory,
     share.fetch(source, 0, columns);
   }
   while (true) {
-    memory.key_ring.wait_empty(at);
+    shared.key_ring.wait_empty(at);
     if (tile < 0) break;
     if (thread < kWarp) {
       const TileMask mask = TileMask::of(block.intervals, block.list, tile * kTileKeys, thread);
-      if (thread == 0) memory.visit[at.stage] = {tile * kTileKeys, mask};
+      if (thread == 0) shared.key_tile[at.stage] = {tile * kTileKeys, mask};
     }
     const std::int32_t following = key_tiles.next();
-    const auto split = [&](SplitTile<64, D>& to, auto& ring, const HeadsView& next, std::int32_t next_tile) {
+    const auto split = [&](SplitTile<64, D>& to, auto& ring, const TypedHeadsView& next,
+                           std::int32_t next_tile) {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         const bool last = panel == kPanels - 1;
@@ -91,19 +92,19 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& memory,
       ptx::async_proxy_fence();
       ring.publish(at);
     };
-    split(memory.key[at.stage], memory.key_ring, call.value, tile);
-    memory.value_ring.wait_empty(at);
-    split(memory.value[at.stage], memory.value_ring, call.key, following);
+    split(shared.key[at.stage], shared.key_ring, call.value, tile);
+    shared.value_ring.wait_empty(at);
+    split(shared.value[at.stage], shared.value_ring, call.key, following);
     at.advance();
     tile = following;
   }
-  if (thread == 0) memory.visit[at.stage].first_key = -1;
-  memory.key_ring.publish(at);
+  if (thread == 0) shared.key_tile[at.stage].first_key = -1;
+  shared.key_ring.publish(at);
 }
 
 template <int D>
-__device__ void consume(const AttentionCall& call, SplitForward<D>& memory, int consumer, int thread) {
-  const QueryBlock& block = memory.block;
+__device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int consumer, int thread) {
+  const QueryBlock& block = shared.block;
   const int lane = thread % kWarp;
   const int first_row = consumer * 64 + thread / kWarp * 16 + lane / 4;  // of two, eight apart
   const ListHead& head = block.head;
@@ -118,7 +119,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& memory, int 
   };
 
   // The softmax so far: nothing, the sink, or an earlier result.
-  sm90::Softmax softmax;
+  Softmax softmax;
   float output[D / 2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -140,15 +141,15 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& memory, int 
 
   const ScoreRule rule = ScoreRule::of(call);
   RingPosition<SplitForward<D>::kStages> at;
-  memory.query_ring.wait_full({});
+  shared.query_ring.wait_full({});
   while (true) {
     float scores[32];
-    memory.key_ring.wait_full(at);
-    const std::int32_t first_key = memory.visit[at.stage].first_key;
-    const TileMask mask = memory.visit[at.stage].mask;
+    shared.key_ring.wait_full(at);
+    const std::int32_t first_key = shared.key_tile[at.stage].first_key;
+    const TileMask mask = shared.key_tile[at.stage].mask;
     if (first_key < 0) break;
-    multiply_scores(scores, memory.query, consumer * 64, memory.key[at.stage]);
-    memory.key_ring.release(at);
+    multiply_scores(scores, shared.query, consumer * 64, shared.key[at.stage]);
+    shared.key_ring.release(at);
     if (rule.cap != 0) {
 #pragma unroll
       for (float& score : scores) score = capped(rule.inner * score);
@@ -173,13 +174,13 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& memory, int 
     // O <- O + P V
     const SplitRegisters probabilities(scores);
     float sums[D / 2];
-    memory.value_ring.wait_full(at);
+    shared.value_ring.wait_full(at);
     ptx::wgmma_fence();
-    multiply_rows<D>(sums, probabilities, memory.value[at.stage], 0);
+    multiply_rows<D>(sums, probabilities, shared.value[at.stage], 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(sums);
-    memory.value_ring.release(at);
+    shared.value_ring.release(at);
     at.advance();
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) output[i] += sums[i];
@@ -216,32 +217,32 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
     split_forward_kernel(const __grid_constant__ AttentionCall call,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
   extern __shared__ float4 raw[];
-  auto& memory = *reinterpret_cast<SplitForward<D>*>(raw);
+  auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
   // The last tiles of a causal mask are the longest: they start first.
   const std::int64_t tile = tiles - 1 - static_cast<std::int64_t>(blockIdx.x) % tiles;
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) / tiles;
   if (threadIdx.x == 0) {
-    QueryBlock& block = memory.block;
+    QueryBlock& block = shared.block;
     block.head = ListHead::of(call, item / call.heads_q, item % call.heads_q);
     block.rows = tiling.tile(tile, block.head.count_q);
     block.intervals = TileIntervals::of(block.head.first, block.head.last, block.rows);
     block.list = call.block_list(block.head.b, block.head.head, tiling.block_of(tile));
     block.kv = block.head.head / call.group();
-    memory.query_ring.init(kWarpgroup, 1);
-    memory.key_ring.init(kWarpgroup, 2 * kWarpgroup);
-    memory.value_ring.init(kWarpgroup, 2 * kWarpgroup);
+    shared.query_ring.init(kWarpgroup, 1);
+    shared.key_ring.init(kWarpgroup, 2 * kWarpgroup);
+    shared.value_ring.init(kWarpgroup, 2 * kWarpgroup);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  if (memory.block.rows.empty()) return;
+  if (shared.block.rows.empty()) return;
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
     ptx::give_registers<SplitForward<D>::kReaderRegisters>();
-    split_inputs(call, memory, thread);
+    split_inputs(call, shared, thread);
   } else {
     ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
-    consume(call, memory, group - 1, thread);
+    consume(call, shared, group - 1, thread);
   }
 }
 

@@ -67,7 +67,7 @@ struct ShareRows {
   const float* row[4];  // null past the end
   bool aligned;
 
-  __device__ static ShareRows of(const HeadsView& view, std::int64_t b, std::int64_t head,
+  __device__ static ShareRows of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
                                  const std::int32_t* list, Range rows, int thread) {
     const float* data = static_cast<const float*>(view.data) + b * view.batch_stride +
                         head * view.head_stride + thread % 8 * 8;
@@ -166,19 +166,19 @@ template <int kRows, int D>
 __device__ __forceinline__ void multiply_scores(float (&scores)[32], const SplitTile<kRows, D>& a, int row,
                                                 const SplitTile<64, D>& b) {
   constexpr int kPanels = D / kPanel;
-  float parts[kPanels][32];
+  float sums[kPanels][32];
   ptx::wgmma_fence();
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) multiply_panel(parts[panel], a, row, b, panel);
+  for (int panel = 0; panel < kPanels; ++panel) multiply_panel(sums[panel], a, row, b, panel);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) ptx::wgmma_pin(parts[panel]);
+  for (int panel = 0; panel < kPanels; ++panel) ptx::wgmma_pin(sums[panel]);
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    scores[i] = parts[0][i];
+    scores[i] = sums[0][i];
 #pragma unroll
-    for (int panel = 1; panel < kPanels; ++panel) scores[i] += parts[panel][i];
+    for (int panel = 1; panel < kPanels; ++panel) scores[i] += sums[panel][i];
   }
 }
 

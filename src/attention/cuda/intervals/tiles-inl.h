@@ -44,7 +44,7 @@ struct HeadRows {
   bool aligned;
   bool copies;  // f32 rows one after the other: shared memory takes them as they are
 
-  __device__ static HeadRows of(const HeadsView& view, std::int64_t b, std::int64_t head,
+  __device__ static HeadRows of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
                                 const std::int32_t* rows) {
     const std::int64_t offset = b * view.batch_stride + head * view.head_stride;
     const std::int64_t bytes = view.dtype == DType::f32 ? 4 : 2;
@@ -166,7 +166,8 @@ __device__ __noinline__ inline float cap_slope(float probability, float shift, f
   return 1.0F - tangent * tangent;
 }
 
-__device__ __forceinline__ void store_or_add(const HeadsView& view, std::int64_t at, float value, bool add) {
+__device__ __forceinline__ void store_or_add(const TypedHeadsView& view, std::int64_t at, float value,
+                                             bool add) {
   if (add) value += load_element(view.data, view.dtype, at);
   store_element(view.data, view.dtype, at, value);
 }

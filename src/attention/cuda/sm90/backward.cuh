@@ -36,7 +36,7 @@ struct BackwardShape {
 };
 
 template <class Shape>
-struct alignas(1024) BackwardMemory {
+struct alignas(1024) BackwardShared {
   using Element = typename Shape::Element;
   alignas(1024) Element key[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
@@ -62,45 +62,45 @@ struct alignas(1024) BackwardMemory {
 inline constexpr int kAdders = 2;
 
 template <class Shape>
-__device__ void add_query_sums(const BackwardCall& call, BackwardMemory<Shape>& memory, int adder) {
+__device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& shared, int adder) {
   RingPosition<2> sums_at;
   RingPosition<2> tile_at;
   const int query_tiles = call.padded_places / Shape::kQueries;
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = memory.tile[tile_at.stage];
+    shared.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = shared.tile[tile_at.stage];
     if (tile.none) return;
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage == adder) {
-        const std::int64_t place =
+        const std::int64_t query_tile =
             (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * query_tiles +
             query_tile_of<Shape>(call, visit);
-        float* to = call.query_sums + place * (Shape::kQueries * Shape::kHeadDim);
+        float* to = call.query_sums + query_tile * (Shape::kQueries * Shape::kHeadDim);
         bool first = false;
         if (call.turns != nullptr) {
           // The first need not find zeros.
           const int turn = turn_of<Shape>(call, tile, head, visit);
           first = turn == 0;
-          if (!first) wait_for_turn(call.turns + place, turn);
+          if (!first) wait_for_turn(call.turns + query_tile, turn);
         }
-        memory.sums_ring.wait_full(sums_at);
-        const float* from = memory.query_sums[sums_at.stage];
+        shared.sums_ring.wait_full(sums_at);
+        const float* from = shared.query_sums[sums_at.stage];
         if (first) {
-          ptx::bulk_store(to, from, sizeof(memory.query_sums[0]));
+          ptx::bulk_store(to, from, sizeof(shared.query_sums[0]));
         } else {
-          ptx::bulk_add(to, from, sizeof(memory.query_sums[0]));
+          ptx::bulk_add(to, from, sizeof(shared.query_sums[0]));
         }
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
-        memory.sums_ring.release(sums_at);
+        shared.sums_ring.release(sums_at);
         if (call.turns != nullptr) {
           ptx::bulk_wait<0>();
-          next_turn(call.turns + place);
+          next_turn(call.turns + query_tile);
         }
       }
       sums_at.advance();
     });
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kQueryColumns
 }
 
 template <class Shape>
-__device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory) {
+__device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared) {
   using Element = typename Shape::Element;
   constexpr int kScores = Shape::kQueries / 2;
   constexpr int kGradientsWritten = 1;  // named barrier of both consumers
@@ -163,8 +163,8 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + lane / 4;
-  const Element* key = memory.key + consumer * 64 * kTileColumns;
-  const Element* value = memory.value + consumer * 64 * kTileColumns;
+  const Element* key = shared.key + consumer * 64 * kTileColumns;
+  const Element* value = shared.value + consumer * 64 * kTileColumns;
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
   // row's last bits.
@@ -178,8 +178,8 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
   RingPosition<Shape::kStages> gradient_at;
 
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = memory.tile[tile_at.stage];  // stays there until the end: registers are short
+    shared.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = shared.tile[tile_at.stage];  // stays there until the end: registers are short
     if (tile.none) break;
     float key_sums[Shape::kHeadDim / 2] = {};
     float value_sums[Shape::kHeadDim / 2] = {};
@@ -187,18 +187,18 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
     if (tile.query_tiles > 0) {
       SeenBy seen_by;
       if constexpr (!Shape::kGeneral) seen_by = SeenBy(call, tile, Shape::kKeys, row_in_block);
-      memory.key_ring.wait_full(key_at);
+      shared.key_ring.wait_full(key_at);
 
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[kScores];
         float gradients[kScores];
-        memory.query_ring.wait_full(query_at);
+        shared.query_ring.wait_full(query_at);
         ptx::wgmma_fence();
-        multiply_rows<Shape>(scores, key, memory.query[query_at.stage]);
+        multiply_rows<Shape>(scores, key, shared.query[query_at.stage]);
         ptx::wgmma_commit();
-        memory.gradient_ring.wait_full(gradient_at);
+        shared.gradient_ring.wait_full(gradient_at);
         ptx::wgmma_fence();
-        multiply_rows<Shape>(gradients, value, memory.output_gradient[gradient_at.stage]);
+        multiply_rows<Shape>(gradients, value, shared.output_gradient[gradient_at.stage]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(scores);
@@ -206,7 +206,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
         // P, from the scores and the forward pass's log-sum-exp of each query (a column here).
         const int first_column = lane % 4 * 2;
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
-        const float* lse = memory.lse[query_at.stage] + first_column;
+        const float* lse = shared.lse[query_at.stage] + first_column;
         std::uint32_t probabilities[Shape::kQueries / 4];
 #pragma unroll
         for (int i = 0; i < kScores; i += 2) {
@@ -224,7 +224,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
         // dS = P (dP - delta).
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(gradients);
-        const float* delta = memory.delta[gradient_at.stage] + first_column;
+        const float* delta = shared.delta[gradient_at.stage] + first_column;
         std::uint32_t score_gradients[Shape::kQueries / 4];
 #pragma unroll
         for (int i = 0; i < kScores; i += 2) {
@@ -234,7 +234,7 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
           score_gradients[i / 2] =
               ptx::pack<Element>(p.x * (gradients[i] - column.x), p.y * (gradients[i + 1] - column.y));
         }
-        Element* shared_gradients = memory.score_gradient[gradients_at.stage];
+        Element* shared_gradients = shared.score_gradient[gradients_at.stage];
         const std::uint32_t row_address = ptx::shared_address(shared_gradients) + matrix_row * 128;
 #pragma unroll
         for (int k = 0; k < Shape::kQueries; k += 16) {
@@ -247,26 +247,26 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
 
         // dV += P^T dO; dQ = dS K; dK += dS^T Q.
         ptx::wgmma_fence();
-        multiply_queries<Shape>(value_sums, probabilities, memory.output_gradient[gradient_at.stage]);
+        multiply_queries<Shape>(value_sums, probabilities, shared.output_gradient[gradient_at.stage]);
         ptx::wgmma_commit();
         ptx::async_proxy_fence();
         ptx::named_barrier_sync(kGradientsWritten, Shape::kConsumers * kWarpgroup);
         float query_sums[Shape::kQueryColumns / 2];
         ptx::wgmma_fence();
-        multiply_keys<Shape>(query_sums, shared_gradients, memory.key, consumer);
+        multiply_keys<Shape>(query_sums, shared_gradients, shared.key, consumer);
         ptx::wgmma_commit();
         gradients_at.advance();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(value_sums);
-        memory.gradient_ring.release(gradient_at);
+        shared.gradient_ring.release(gradient_at);
         gradient_at.advance();
         ptx::wgmma_fence();
-        multiply_queries<Shape>(key_sums, score_gradients, memory.query[query_at.stage]);
+        multiply_queries<Shape>(key_sums, score_gradients, shared.query[query_at.stage]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(query_sums);
-        memory.sums_ring.wait_empty(sums_at);
-        auto* sums = reinterpret_cast<float4*>(memory.query_sums[sums_at.stage] +
+        shared.sums_ring.wait_empty(sums_at);
+        auto* sums = reinterpret_cast<float4*>(shared.query_sums[sums_at.stage] +
                                                consumer * 64 * Shape::kQueryColumns) +
                      thread;
 #pragma unroll
@@ -275,20 +275,20 @@ __device__ void consume(const BackwardCall& call, BackwardMemory<Shape>& memory)
                                              query_sums[4 * i + 3]);
         }
         ptx::async_proxy_fence();
-        memory.sums_ring.publish(sums_at);
+        shared.sums_ring.publish(sums_at);
         sums_at.advance();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(key_sums);
-        memory.query_ring.release(query_at);
+        shared.query_ring.release(query_at);
         query_at.advance();
       });
-      memory.key_ring.release(key_at);
+      shared.key_ring.release(key_at);
       key_at.advance();
     }
 
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, key_sums);
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, value_sums);
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
@@ -297,26 +297,26 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ std::uint8_t raw[];
-  auto& memory = *reinterpret_cast<BackwardMemory<Shape>*>(raw);
+  auto& shared = *reinterpret_cast<BackwardShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
     constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
-    memory.key_ring.init(1, kComputing);
-    memory.query_ring.init(1, kComputing);
-    memory.gradient_ring.init(1, kComputing);
-    memory.sums_ring.init(kComputing, 1);
-    memory.tile_ring.init(1, kComputing + kAdders);
+    shared.key_ring.init(1, kComputing);
+    shared.query_ring.init(1, kComputing);
+    shared.gradient_ring.init(1, kComputing);
+    shared.sums_ring.init(kComputing, 1);
+    shared.tile_ring.init(1, kComputing + kAdders);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) load_tiles<Shape>(call, memory, tiles);
+    if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
     const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
-    if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders) add_query_sums<Shape>(call, memory, adder);
+    if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders) add_query_sums<Shape>(call, shared, adder);
   } else {
     ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, memory);
+    consume<Shape>(call, shared);
   }
 }
 

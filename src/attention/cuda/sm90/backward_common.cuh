@@ -33,13 +33,13 @@ struct QuerySteps {
   int left;  // not in the general kernel, which goes on as long as there is a visit before
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.head * call.group + call.first_member) {
+      : head(tile.head * call.group + call.group_begin) {
     if constexpr (Shape::kGeneral) {
       visit = last(call, tile);
       skip_heads(call, tile);
     } else {
       visit = tile.first_query_tile + tile.query_tiles - 1;
-      left = tile.query_tiles * call.members;
+      left = tile.query_tiles * call.group_heads;
     }
   }
   __device__ __forceinline__ bool more() const { return Shape::kGeneral ? visit >= 0 : left > 0; }
@@ -67,12 +67,13 @@ struct QuerySteps {
   }
   __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
     const cuda::Visits& visits = call.visits;
-    if (visits.counts != nullptr) return visits.before[visits.place(tile.batch * call.heads_q + head, visit)];
+    if (visits.counts != nullptr)
+      return visits.before[visits.offset(tile.batch * call.heads_q + head, visit)];
     return visit > tile.first_query_tile ? visit - 1 : -1;
   }
   // To the first head from here on that has a visit.
   __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
-    while (visit < 0 && head + 1 < tile.head * call.group + call.first_member + call.members) {
+    while (visit < 0 && head + 1 < tile.head * call.group + call.group_begin + call.group_heads) {
       ++head;
       visit = last(call, tile);
     }
@@ -90,8 +91,8 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
       body(head, visit);
     }
   } else {
-    for (int g = 0; g < call.members; ++g) {
-      const int head = tile.head * call.group + call.first_member + g;
+    for (int g = 0; g < call.group_heads; ++g) {
+      const int head = tile.head * call.group + call.group_begin + g;
       for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
         body(head, m);
     }
@@ -100,8 +101,8 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
 
 template <class Shape>
 __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
-  const TilePlace at = place(call.order, index, call.heads_q / call.group);
-  const int query_head = at.head * call.group + call.first_member;
+  const TileIndex at = tile_at(call.order, index, call.heads_q / call.group);
+  const int query_head = at.head * call.group + call.group_begin;
   const int first_key = at.tile * Shape::kKeys;
   KeyTile tile{
       at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
@@ -114,8 +115,8 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
     }
   }
   // Intervals of queries rise with the key, so the first and the last key bound them all.
-  const int begin = call.seen_by.of(at.batch, query_head, first_key).x / Shape::kQueries;
-  const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).y;
+  const int begin = call.seen_by.of(at.batch, query_head, first_key).begin / Shape::kQueries;
+  const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).end;
   tile.first_query_tile = begin;
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
   return tile;
@@ -134,12 +135,12 @@ struct SeenBy {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int place = row_in_block + 8 * r;
-      const int query_head = tile.head * call.group + call.first_member;
-      const int2 range = place < tile.places
-                             ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place)
-                             : make_int2(0, 0);
-      first_query[r] = range.x;
-      last_query[r] = range.y;
+      const int query_head = tile.head * call.group + call.group_begin;
+      const cuda::Range range = place < tile.places
+                                    ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place)
+                                    : cuda::Range{};
+      first_query[r] = range.begin;
+      last_query[r] = range.end;
     }
     every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
     every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
@@ -166,7 +167,7 @@ __device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const K
                                                int visit) {
   const cuda::Visits& visits = call.visits;
   if (visits.counts == nullptr) return false;
-  return visits.entries[visits.place(tile.batch * call.heads_q + head, visit)] % 2 == 0;
+  return visits.entries[visits.offset(tile.batch * call.heads_q + head, visit)] % 2 == 0;
 }
 
 // Scores of a thread's two keys with queries that do not list them.
@@ -207,13 +208,13 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Bac
 // A thread's two rows of dK or dV.
 template <class Shape>
 __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
-                                               const Rows& rows, int row_in_block, float scale,
+                                               const cuda::HeadsView& rows, int row_in_block, float scale,
                                                const float (&sums)[Shape::kHeadDim / 2]) {
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int place = row_in_block + 8 * r;
-    const int query_head = tile.head * call.group + call.first_member;
+    const int query_head = tile.head * call.group + call.group_begin;
     row[r] =
         place < tile.places ? call.keys.row(tile.batch, query_head, tile.index * Shape::kKeys + place) : -1;
   }
@@ -224,46 +225,46 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
 // ---- the thread that loads
 
 // A block's keys and values, then the queries that see them with the gradients of their outputs.
-template <class Shape, class Memory>
-__device__ void load_tiles(const BackwardCall& call, Memory& memory, int tiles) {
+template <class Shape, class Shared>
+__device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) {
   RingPosition<1> key_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    memory.tile_ring.wait_empty(tile_at);
-    KeyTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    shared.tile_ring.wait_empty(tile_at);
+    KeyTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
     tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
-    memory.tile_ring.publish(tile_at);
+    shared.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
-    const int query_head = tile.head * call.group + call.first_member;
-    memory.key_ring.wait_empty(key_at);
-    std::uint64_t& full = memory.key_ring.full[0];
-    ptx::mbarrier_arrive_expect(full, sizeof(memory.key) + sizeof(memory.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.key, call.key, full, call.keys, query_head,
+    const int query_head = tile.head * call.group + call.group_begin;
+    shared.key_ring.wait_empty(key_at);
+    std::uint64_t& full = shared.key_ring.full[0];
+    ptx::mbarrier_arrive_expect(full, sizeof(shared.key) + sizeof(shared.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(memory.value, call.value, full, call.keys, query_head,
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
-      constexpr std::uint32_t kBytes = sizeof(memory.query[0]) + sizeof(memory.lse[0]);
-      memory.query_ring.wait_empty(at);
-      std::uint64_t& query_full = memory.query_ring.full[at.stage];
+      constexpr std::uint32_t kBytes = sizeof(shared.query[0]) + sizeof(shared.lse[0]);
+      shared.query_ring.wait_empty(at);
+      std::uint64_t& query_full = shared.query_ring.full[at.stage];
       ptx::mbarrier_arrive_expect(query_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.query[at.stage], call.query, query_full,
+      load_rows<Shape::kQueries, Shape::kColumns>(shared.query[at.stage], call.query, query_full,
                                                   call.queries, head, place, head, tile.batch);
-      ptx::bulk_load(memory.lse[at.stage], call.lse + statistics, sizeof(memory.lse[0]), query_full);
-      memory.gradient_ring.wait_empty(at);
-      std::uint64_t& gradient_full = memory.gradient_ring.full[at.stage];
+      ptx::bulk_load(shared.lse[at.stage], call.lse + statistics, sizeof(shared.lse[0]), query_full);
+      shared.gradient_ring.wait_empty(at);
+      std::uint64_t& gradient_full = shared.gradient_ring.full[at.stage];
       ptx::mbarrier_arrive_expect(gradient_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(memory.output_gradient[at.stage], call.output_gradient,
+      load_rows<Shape::kQueries, Shape::kColumns>(shared.output_gradient[at.stage], call.output_gradient,
                                                   gradient_full, call.queries, head, place, head, tile.batch);
-      ptx::bulk_load(memory.delta[at.stage], call.delta + statistics, sizeof(memory.delta[0]), gradient_full);
+      ptx::bulk_load(shared.delta[at.stage], call.delta + statistics, sizeof(shared.delta[0]), gradient_full);
       at.advance();
     });
   }

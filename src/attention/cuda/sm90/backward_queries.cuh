@@ -26,7 +26,7 @@ struct QueriesShape {
 };
 
 template <class Shape>
-struct alignas(1024) QueriesMemory {
+struct alignas(1024) QueriesShared {
   using Element = typename Shape::Element;
   alignas(1024) Element query[Shape::kRows * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kRows * Shape::kColumns];
@@ -42,42 +42,42 @@ struct alignas(1024) QueriesMemory {
 // ---- producer
 
 template <class Shape>
-__device__ void produce(const QueriesCall& call, QueriesMemory<Shape>& memory, int tiles) {
-  constexpr std::uint32_t kTileBytes = sizeof(memory.key[0]);
+__device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, int tiles) {
+  constexpr std::uint32_t kTileBytes = sizeof(shared.key[0]);
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    memory.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    shared.tile_ring.wait_empty(tile_at);
+    QueryTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
     tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-    memory.tile_ring.publish(tile_at);
+    shared.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
-    memory.query_ring.wait_empty(query_at);
-    std::uint64_t& query_full = memory.query_ring.full[0];
-    ptx::mbarrier_arrive_expect(query_full, sizeof(memory.query) + sizeof(memory.output_gradient));
-    load_rows<Shape::kRows, Shape::kColumns>(memory.query, call.query, query_full, call.queries, tile.head,
+    shared.query_ring.wait_empty(query_at);
+    std::uint64_t& query_full = shared.query_ring.full[0];
+    ptx::mbarrier_arrive_expect(query_full, sizeof(shared.query) + sizeof(shared.output_gradient));
+    load_rows<Shape::kRows, Shape::kColumns>(shared.query, call.query, query_full, call.queries, tile.head,
                                              tile.first_place, tile.head, tile.batch);
-    load_rows<Shape::kRows, Shape::kColumns>(memory.output_gradient, call.output_gradient, query_full,
+    load_rows<Shape::kRows, Shape::kColumns>(shared.output_gradient, call.output_gradient, query_full,
                                              call.queries, tile.head, tile.first_place, tile.head,
                                              tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
-      memory.key_ring.wait_empty(key_at);
-      std::uint64_t& key_full = memory.key_ring.full[key_at.stage];
+      shared.key_ring.wait_empty(key_at);
+      std::uint64_t& key_full = shared.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(key_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.key[key_at.stage], call.key, key_full, call.keys,
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.key[key_at.stage], call.key, key_full, call.keys,
                                                tile.head, place, tile.head / call.group, tile.batch);
       key_at.advance();
-      memory.value_ring.wait_empty(value_at);
-      std::uint64_t& value_full = memory.value_ring.full[value_at.stage];
+      shared.value_ring.wait_empty(value_at);
+      std::uint64_t& value_full = shared.value_ring.full[value_at.stage];
       ptx::mbarrier_arrive_expect(value_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(memory.value[value_at.stage], call.value, value_full,
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.value[value_at.stage], call.value, value_full,
                                                call.keys, tile.head, place, tile.head / call.group,
                                                tile.batch);
       value_at.advance();
@@ -102,14 +102,14 @@ __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const 
 }
 
 template <class Shape>
-__device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
+__device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   using Element = typename Shape::Element;
   constexpr int kScores = Shape::kKeys / 2;
   const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const Element* query = memory.query + consumer * 64 * kTileColumns;
-  const Element* output_gradient = memory.output_gradient + consumer * 64 * kTileColumns;
+  const Element* query = shared.query + consumer * 64 * kTileColumns;
+  const Element* output_gradient = shared.output_gradient + consumer * 64 * kTileColumns;
   const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
@@ -117,19 +117,19 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
   RingPosition<Shape::kValueStages> value_at;
 
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = memory.tile[tile_at.stage];
+    shared.tile_ring.wait_full(tile_at);
+    const QueryTile& tile = shared.tile[tile_at.stage];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.key_tiles > 0) {
       // Keys a query sees, counted from the first key of the first tile.
       const auto seen = [&](int r) {
         const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const int2 range = call.seen.of(tile.batch, tile.head, place);
-        return make_int2(range.x - tile.first_key, range.y - tile.first_key);
+        const cuda::Range range = call.seen.of(tile.batch, tile.head, place);
+        return cuda::Range{range.begin - tile.first_key, range.end - tile.first_key};
       };
-      const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(seen(0).x, seen(1).x));
-      const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(seen(0).y, seen(1).y));
+      const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(seen(0).begin, seen(1).begin));
+      const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end));
       float lse[2];
       float delta[2];
 #pragma unroll
@@ -140,23 +140,23 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
         lse[r] = call.lse[statistics];
         delta[r] = call.delta[statistics];
       }
-      memory.query_ring.wait_full(query_at);
+      shared.query_ring.wait_full(query_at);
       for (int n = tile.key_tiles - 1; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
         float scores[kScores];
         float gradients[kScores];
-        memory.key_ring.wait_full(key_at);
+        shared.key_ring.wait_full(key_at);
         ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, memory.key[key_at.stage]);
+        multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
         ptx::wgmma_commit();
-        memory.value_ring.wait_full(value_at);
+        shared.value_ring.wait_full(value_at);
         ptx::wgmma_fence();
-        multiply_scores<Shape>(gradients, output_gradient, memory.value[value_at.stage]);
+        multiply_scores<Shape>(gradients, output_gradient, shared.value[value_at.stage]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
         ptx::wgmma_pin(gradients);
-        memory.value_ring.release(value_at);
+        shared.value_ring.release(value_at);
         value_at.advance();
 
         const int tile_begin = key_begin<Shape>(entry);
@@ -167,11 +167,11 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
           const int column = tile_begin + thread % 4 * 2;
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const int2 keys = seen(r);  // made anew: there are no registers to keep it in
+            const cuda::Range keys = seen(r);  // made anew: there are no registers to keep it in
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += i % 2 == 0 ? 1 : 3) {
               const int key = column + i / 4 * 8 + i % 2;
-              if (key < keys.x || key >= keys.y) scores[i] = -INFINITY;
+              if (key < keys.begin || key >= keys.end) scores[i] = -INFINITY;
             }
           }
         }
@@ -187,18 +187,18 @@ __device__ void consume(const QueriesCall& call, QueriesMemory<Shape>& memory) {
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
         ptx::wgmma_fence();
-        multiply_values<Shape>(sums, score_gradients, memory.key[key_at.stage]);
+        multiply_values<Shape>(sums, score_gradients, shared.key[key_at.stage]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(sums);
-        memory.key_ring.release(key_at);
+        shared.key_ring.release(key_at);
         key_at.advance();
       }
-      memory.query_ring.release(query_at);
+      shared.query_ring.release(query_at);
       query_at.advance();
     }
     store_query_rows<Shape>(call, tile, row_in_block, sums);
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
@@ -207,23 +207,23 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     queries_backward_kernel(const __grid_constant__ QueriesCall call) {
   extern __shared__ std::uint8_t raw[];
-  auto& memory = *reinterpret_cast<QueriesMemory<Shape>*>(raw);
+  auto& shared = *reinterpret_cast<QueriesShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
     constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
-    memory.query_ring.init(1, kComputing);
-    memory.key_ring.init(1, kComputing);
-    memory.value_ring.init(1, kComputing);
-    memory.tile_ring.init(1, kComputing);
+    shared.query_ring.init(1, kComputing);
+    shared.key_ring.init(1, kComputing);
+    shared.value_ring.init(1, kComputing);
+    shared.tile_ring.init(1, kComputing);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Shape>(call, memory, tiles);
+    if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
   } else {
     ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, memory);
+    consume<Shape>(call, shared);
   }
 }
 

@@ -26,7 +26,7 @@ struct WideShape {
 };
 
 template <class Shape>
-struct alignas(1024) WideMemory {
+struct alignas(1024) WideShared {
   using Element = typename Shape::Element;
   alignas(1024) Element key[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
@@ -71,12 +71,12 @@ __device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHead
 
 // Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces
 // swapped by the row's last bits. Tiles of 16 queries are 2 pieces apart.
-struct MatrixPlace {
+struct MatrixRow {
   std::uint32_t row_offset;
   int row_bits;
   int piece;
 
-  __device__ __forceinline__ MatrixPlace() {
+  __device__ __forceinline__ MatrixRow() {
     const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + static_cast<int>(threadIdx.x) % 16;
     row_offset = row * 128;
     row_bits = row & 7;
@@ -88,12 +88,12 @@ struct MatrixPlace {
 };
 
 template <class Shape>
-__device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memory) {
+__device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shared) {
   using Element = typename Shape::Element;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
   const int first_column = thread % 4 * 2;
-  const MatrixPlace matrix;
+  const MatrixRow matrix;
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
@@ -102,8 +102,8 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = memory.tile[tile_at.stage];
+    shared.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = shared.tile[tile_at.stage];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
@@ -112,23 +112,23 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
       const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
-        memory.query_ring.wait_full(at);
+        shared.query_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(scores, memory.key, memory.query[at.stage]);
+        multiply_wide_rows<Shape>(scores, shared.key, shared.query[at.stage]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_wait<1>();
           ptx::wgmma_pin(sums);
-          memory.gradient_ring.release(before);
+          shared.gradient_ring.release(before);
           before.advance();
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         // P for dV; for the other consumer too, with a softcap times its slope, 1 - tanh^2.
-        const float* lse = memory.lse[at.stage] + first_column;
+        const float* lse = shared.lse[at.stage] + first_column;
         std::uint32_t probabilities[16];
-        memory.probability_ring.wait_empty(pass_at);
+        shared.probability_ring.wait_empty(pass_at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
           std::uint32_t passed[4];
@@ -145,44 +145,44 @@ __device__ void consume_values(const BackwardCall& call, WideMemory<Shape>& memo
                                              q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
             }
           }
-          ptx::store_matrix(matrix.address(memory.probability[pass_at.stage], k), passed[0], passed[1],
+          ptx::store_matrix(matrix.address(shared.probability[pass_at.stage], k), passed[0], passed[1],
                             passed[2], passed[3]);
         }
-        memory.query_ring.release(at);
-        memory.probability_ring.publish(pass_at);
+        shared.query_ring.release(at);
+        shared.probability_ring.publish(pass_at);
         pass_at.advance();
-        memory.gradient_ring.wait_full(at);
+        shared.gradient_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, probabilities, memory.output_gradient[at.stage]);
+        multiply_wide_queries<Shape>(sums, probabilities, shared.output_gradient[at.stage]);
         ptx::wgmma_commit();
         at.advance();
       };
-      memory.key_ring.wait_full(key_at);
+      shared.key_ring.wait_full(key_at);
       QuerySteps<Shape> steps(call, tile);
       step(std::true_type{}, steps.head, steps.visit);
       for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
         step(std::false_type{}, steps.head, steps.visit);
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
-      memory.gradient_ring.release(before);
+      shared.gradient_ring.release(before);
       before.advance();
-      memory.key_ring.release(key_at);
+      shared.key_ring.release(key_at);
       key_at.advance();
     }
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, sums);
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
 
 template <class Shape>
-__device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory) {
+__device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared) {
   using Element = typename Shape::Element;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % 32;
   const int row_in_block = thread / 32 * 16 + lane / 4;
   const int first_column = thread % 4 * 2;
-  const MatrixPlace matrix;
+  const MatrixRow matrix;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;
   RingPosition<2> tile_at;
@@ -190,33 +190,33 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
   RingPosition<Shape::kStages> before;
 
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = memory.tile[tile_at.stage];
+    shared.tile_ring.wait_full(tile_at);
+    const KeyTile& tile = shared.tile[tile_at.stage];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       const auto step = [&](auto is_first) {
         constexpr bool kFirst = is_first.value;
         float gradients[32];
-        memory.gradient_ring.wait_full(at);
+        shared.gradient_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(gradients, memory.value, memory.output_gradient[at.stage]);
+        multiply_wide_rows<Shape>(gradients, shared.value, shared.output_gradient[at.stage]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_wait<1>();
           ptx::wgmma_pin(sums);
-          memory.query_ring.release(before);
+          shared.query_ring.release(before);
           before.advance();
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(gradients);
-        const float* delta = memory.delta[at.stage] + first_column;
-        memory.query_ring.wait_full(at);
-        memory.probability_ring.wait_full(pass_at);
+        const float* delta = shared.delta[at.stage] + first_column;
+        shared.query_ring.wait_full(at);
+        shared.probability_ring.wait_full(pass_at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
           std::uint32_t pairs[4];
-          ptx::load_matrix(matrix.address(memory.probability[pass_at.stage], k), pairs);
+          ptx::load_matrix(matrix.address(shared.probability[pass_at.stage], k), pairs);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int column = k + j / 2 * 8;
@@ -227,31 +227,31 @@ __device__ void consume_keys(const BackwardCall& call, WideMemory<Shape>& memory
             gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
           }
         }
-        memory.probability_ring.release(pass_at);
+        shared.probability_ring.release(pass_at);
         pass_at.advance();
-        memory.gradient_ring.release(at);
+        shared.gradient_ring.release(at);
         std::uint32_t score_gradients[16];
 #pragma unroll
         for (int i = 0; i < 16; ++i)
           score_gradients[i] = ptx::pack<Element>(gradients[2 * i], gradients[2 * i + 1]);
         ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, score_gradients, memory.query[at.stage]);
+        multiply_wide_queries<Shape>(sums, score_gradients, shared.query[at.stage]);
         ptx::wgmma_commit();
         at.advance();
       };
-      memory.key_ring.wait_full(key_at);
+      shared.key_ring.wait_full(key_at);
       QuerySteps<Shape> steps(call, tile);
       step(std::true_type{});
       for (steps.advance(call, tile); steps.more(); steps.advance(call, tile)) step(std::false_type{});
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
-      memory.query_ring.release(before);
+      shared.query_ring.release(before);
       before.advance();
-      memory.key_ring.release(key_at);
+      shared.key_ring.release(key_at);
       key_at.advance();
     }
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, sums);
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
 }
@@ -260,27 +260,27 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_backward_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ std::uint8_t raw[];
-  auto& memory = *reinterpret_cast<WideMemory<Shape>*>(raw);
+  auto& shared = *reinterpret_cast<WideShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
     constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
-    memory.key_ring.init(1, kComputing);
-    memory.query_ring.init(1, kComputing);
-    memory.gradient_ring.init(1, kComputing);
-    memory.probability_ring.init(kWarpgroup, kWarpgroup);
-    memory.tile_ring.init(1, kComputing);
+    shared.key_ring.init(1, kComputing);
+    shared.query_ring.init(1, kComputing);
+    shared.gradient_ring.init(1, kComputing);
+    shared.probability_ring.init(kWarpgroup, kWarpgroup);
+    shared.tile_ring.init(1, kComputing);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) load_tiles<Shape>(call, memory, tiles);
+    if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
   } else {
     ptx::take_registers<Shape::kConsumerRegisters>();
     if (threadIdx.x < 2 * kWarpgroup) {
-      consume_values<Shape>(call, memory);
+      consume_values<Shape>(call, shared);
     } else {
-      consume_keys<Shape>(call, memory);
+      consume_keys<Shape>(call, shared);
     }
   }
 }

@@ -44,10 +44,10 @@ struct BlockLists {
   [[nodiscard]] static BlockLists of(const Mask& mask, std::int64_t seq_q, std::int64_t seq_k) {
     const std::int64_t rows = least(mask.block_rows, most<std::int64_t>(seq_q, 1));
     const std::int64_t columns = least(mask.block_columns, most<std::int64_t>(seq_k, 1));
-    const std::int64_t length = least(mask.max_blocks_per_row, parts_of(seq_k, columns));
+    const std::int64_t length = least(mask.max_blocks_per_row, ceil_div(seq_k, columns));
     return {nullptr,
             length,
-            static_cast<std::int32_t>(parts_of(seq_q, rows)),
+            static_cast<std::int32_t>(ceil_div(seq_q, rows)),
             static_cast<std::int32_t>(length),
             static_cast<std::int32_t>(rows),
             static_cast<std::int32_t>(columns)};
@@ -156,7 +156,7 @@ struct Visits {
     return head * query_tiles + query_tile;
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  std::int64_t place(std::int64_t head, std::int32_t visit) const {
+  std::int64_t offset(std::int64_t head, std::int32_t visit) const {
     return head * query_tiles * capacity + visit;
   }
   // The visit of a query tile to a key tile, or -1.
@@ -164,7 +164,7 @@ struct Visits {
   std::int32_t find(std::int64_t head, std::int32_t query_tile, std::int32_t key_tile) const {
     const std::int32_t first = query_tile * capacity;
     const std::int32_t count = counts[tile(head, query_tile)];
-    const std::int32_t* visited = entries + place(head, first);
+    const std::int32_t* visited = entries + offset(head, first);
     std::int32_t low = 0;
     std::int32_t high = count;
     while (low < high) {

@@ -6,23 +6,10 @@
 
 #include <cstdint>
 
+#include "attention/cuda/call.h"
 #include "attention/cuda/sm90/block_lists.h"
-#include "attention/cuda/tiles.h"
 
 namespace headroom::sm90 {
-
-// Rows of a [batch, seq, heads, head_dim] tensor: where they are, in elements.
-struct Rows {
-  void* data = nullptr;
-  std::int64_t batch_stride = 0;
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
-
-  template <class Element>
-  __device__ Element* row(int batch, int head, int row) const {
-    return static_cast<Element*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
-  }
-};
 
 // The rows that take part, one after the other: places. All rows of a sequence; with a dilated pattern that
 // divides evenly, every rate-th of them, from the head's offset; else a list that an earlier kernel wrote.
@@ -59,10 +46,10 @@ struct Intervals {
   int after = 0;    // and after it
   int segment = 0;  // seen from inside the same so many places only; 0: no such limit
 
-  __device__ int2 of(int batch, int head, int place) const {
+  __device__ cuda::Range of(int batch, int head, int place) const {
     if (first != nullptr) {
       const std::int64_t at = batch * batch_stride + head * head_stride + place;
-      return make_int2(first[at], last[at]);
+      return cuda::Range{first[at], last[at]};
     }
     const int position = place + shift;
     int begin = cuda::most(position - before, 0);
@@ -72,7 +59,7 @@ struct Intervals {
       begin = cuda::most(begin, start);
       end = cuda::least(end, start + segment);
     }
-    return make_int2(begin, end);
+    return cuda::Range{begin, end};
   }
 };
 
@@ -99,7 +86,7 @@ struct ForwardCall {
   float scale = 1;
   float softcap = 0;
   const float* sinks = nullptr;
-  Rows output;
+  cuda::HeadsView output;
   float* output_sums = nullptr;  // instead of output: f32, dense, and the softmax goes on from it and lse
   float* lse = nullptr;
   int* next_tile = nullptr;  // zero at launch
@@ -120,8 +107,8 @@ struct BackwardCall {
   TileOrder order;    // of key tiles, over key heads
   int heads_q = 1;
   int group = 1;
-  int first_member = 0;  // of a group's query heads: those that this launch sums over
-  int members = 1;
+  int group_begin = 0;  // of a group's query heads: those that this launch sums over
+  int group_heads = 1;
   int head_dim = 0;
   float scale = 1;
   float softcap = 0;
@@ -131,8 +118,8 @@ struct BackwardCall {
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time
-  Rows key_gradient;
-  Rows value_gradient;
+  cuda::HeadsView key_gradient;
+  cuda::HeadsView value_gradient;
   bool add_key_gradients = false;  // to what is there, in f32
   int* next_tile = nullptr;
   cuda::Visits visits;  // with block lists
@@ -158,15 +145,15 @@ struct QueriesCall {
   const float* lse = nullptr;  // as in BackwardCall
   const float* delta = nullptr;
   int padded_places = 0;
-  Rows query_gradient;
+  cuda::HeadsView query_gradient;
   bool add = false;  // to what is there, in f32
   int* next_tile = nullptr;
   cuda::Visits visits;  // with block lists
 };
 
 struct BeforeCall {
-  Rows output;
-  Rows output_gradient;
+  cuda::HeadsView output;
+  cuda::HeadsView output_gradient;
   Places queries;
   const float* lse = nullptr;           // [batch, heads, rows]
   const float* lse_gradient = nullptr;  // likewise, or null
@@ -184,12 +171,12 @@ struct AfterCall {
   const float* query_sums = nullptr;
   Places queries;
   Intervals seen;
-  Rows query_gradient;
+  cuda::HeadsView query_gradient;
   bool add = false;  // to what is there, in f32
   int batch = 0;
   int heads = 0;
-  int first_member = 0;  // of every group of heads
-  int members = 1;
+  int group_begin = 0;  // of every group of heads
+  int group_heads = 1;
   int group = 1;
   int query_tiles = 0;
   int head_dim = 0;

@@ -19,12 +19,12 @@ constexpr int pad_columns(int head_dim) {
 }
 
 // The index-th piece of work: heads of a section side by side, their tiles one after the other.
-struct TilePlace {
+struct TileIndex {
   int batch;
   int head;
   int tile;
 };
-__device__ __forceinline__ TilePlace place(const TileOrder& order, int index, int heads_per_batch) {
+__device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, int heads_per_batch) {
   const int section_tiles = order.heads_per_section * order.tiles_per_head;
   const int section = index / section_tiles;
   const int in_section = index - section * section_tiles;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], cons
 // A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on: added in f32 to what is
 // there, or stored.
 template <class Element, int kColumns>
-__device__ __forceinline__ void write_rows(const Rows& rows, bool add, int batch, int head,
+__device__ __forceinline__ void write_rows(const cuda::HeadsView& rows, bool add, int batch, int head,
                                            const int (&row)[2], int first_column, float scale,
                                            const float (&sums)[kColumns / 2], int head_dim) {
   const float factor[2] = {scale, scale};

@@ -41,7 +41,7 @@ struct QueryTile {
 };
 
 template <class Shape>
-struct alignas(1024) ForwardMemory {
+struct alignas(1024) ForwardShared {
   using Element = typename Shape::Element;
   alignas(1024) Element query[Shape::kQueryStages][Shape::kRows * Shape::kColumns];
   alignas(1024) Element key[Shape::kStages][Shape::kKeys * Shape::kColumns];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void hide_unlisted_keys(float (&scores)[kScores], con
 
 template <class Shape, class Call>
 __device__ QueryTile query_tile(const Call& call, int index) {
-  const TilePlace at = place(call.order, index, call.heads_q);
+  const TileIndex at = tile_at(call.order, index, call.heads_q);
   QueryTile tile;
   tile.none = false;
   tile.batch = at.batch;
@@ -117,8 +117,8 @@ __device__ QueryTile query_tile(const Call& call, int index) {
     }
   }
   // Intervals of keys rise with the query, so the first and the last place bound them all.
-  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + tile.places - 1).y;
-  tile.first_key = call.seen.of(tile.batch, tile.head, tile.first_place).x;
+  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + tile.places - 1).end;
+  tile.first_key = call.seen.of(tile.batch, tile.head, tile.first_place).begin;
   tile.key_tiles = max(end - tile.first_key + Shape::kKeys - 1, 0) / Shape::kKeys;
   return tile;
 }
@@ -126,46 +126,46 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 // ---- producer
 
 template <class Shape>
-__device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, int tiles) {
-  constexpr std::uint32_t kTileBytes = sizeof(memory.key[0]);
+__device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
+  constexpr std::uint32_t kTileBytes = sizeof(shared.key[0]);
   RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    memory.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = memory.tile[tile_at.stage];  // read from there: registers are short
+    shared.tile_ring.wait_empty(tile_at);
+    QueryTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
     tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-    memory.tile_ring.publish(tile_at);
+    shared.tile_ring.publish(tile_at);
     tile_at.advance();
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
     const auto load_key = [&](int n) {
-      memory.key_ring.wait_empty(key_at);
-      std::uint64_t& full = memory.key_ring.full[key_at.stage];
+      shared.key_ring.wait_empty(key_at);
+      std::uint64_t& full = shared.key_ring.full[key_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
       load_rows<Shape::kKeys, Shape::kColumns>(
-          memory.key[key_at.stage], call.key, full, call.keys, tile.head,
+          shared.key[key_at.stage], call.key, full, call.keys, tile.head,
           tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
           tile.batch);
       key_at.advance();
     };
     const auto load_value = [&](int n) {
-      memory.value_ring.wait_empty(value_at);
-      std::uint64_t& full = memory.value_ring.full[value_at.stage];
+      shared.value_ring.wait_empty(value_at);
+      std::uint64_t& full = shared.value_ring.full[value_at.stage];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
       load_rows<Shape::kKeys, Shape::kColumns>(
-          memory.value[value_at.stage], call.value, full, call.keys, tile.head,
+          shared.value[value_at.stage], call.value, full, call.keys, tile.head,
           tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
           tile.batch);
       value_at.advance();
     };
 
-    memory.query_ring.wait_empty(query_at);
-    std::uint64_t& query_full = memory.query_ring.full[query_at.stage];
-    ptx::mbarrier_arrive_expect(query_full, sizeof(memory.query[0]));
-    load_rows<Shape::kRows, Shape::kColumns>(memory.query[query_at.stage], call.query, query_full,
+    shared.query_ring.wait_empty(query_at);
+    std::uint64_t& query_full = shared.query_ring.full[query_at.stage];
+    ptx::mbarrier_arrive_expect(query_full, sizeof(shared.query[0]));
+    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage], call.query, query_full,
                                              call.queries, tile.head, tile.first_place, tile.head,
                                              tile.batch);
     query_at.advance();
@@ -182,7 +182,7 @@ __device__ void produce(const ForwardCall& call, ForwardMemory<Shape>& memory, i
 
 // Consumers take turns with the tensor cores, so that one multiplies while another exponentiates.
 template <class Shape>
-struct Turns {
+struct IssueOrder {
   static constexpr int kFirstBarrier = 1;
   int consumer;
 
@@ -190,10 +190,10 @@ struct Turns {
     // The first turn is the first consumer's: the last one gives it.
     if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kFirstBarrier, 2 * kWarpgroup);
   }
-  __device__ __forceinline__ void take() const {
+  __device__ __forceinline__ void wait() const {
     ptx::named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroup);
   }
-  __device__ __forceinline__ void give() const {
+  __device__ __forceinline__ void pass() const {
     const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
     ptx::named_barrier_arrive(kFirstBarrier + next, 2 * kWarpgroup);
   }
@@ -231,7 +231,7 @@ __device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim 
 // Finish: the rows' sums, the sink's share, then out.
 template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
-                                       const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
+                                       const cuda::Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
   using Element = typename Shape::Element;
   float factor[2];
   float keep_before[2] = {0, 0};
@@ -293,32 +293,32 @@ template <class Shape>
 __device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const QueryTile& tile, int consumer) {
   const int last = min(consumer * 64 + 63, tile.places - 1);
   if (last < consumer * 64) return 1;
-  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + last).y - tile.first_key;
+  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + last).end - tile.first_key;
   return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
 }
 
 template <class Shape>
-__device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
+__device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   using Element = typename Shape::Element;
   const int consumer =
       __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const Turns<Shape> turns{consumer};
+  const IssueOrder<Shape> issue{consumer};
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  turns.begin();
+  issue.begin();
 
   while (true) {
-    memory.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = memory.tile[tile_at.stage];  // stays there until the end: registers are short
+    shared.tile_ring.wait_full(tile_at);
+    const QueryTile& tile = shared.tile[tile_at.stage];  // stays there until the end: registers are short
     if (tile.none) break;
 
     float output[Shape::kHeadDim / 2] = {};
-    Softmax softmax;
+    cuda::Softmax softmax;
 
     if (tile.key_tiles > 0) {
       // Keys a query sees, counted from the first key of the first tile. Those past the end see what the last
@@ -328,9 +328,9 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const int2 range = call.seen.of(tile.batch, tile.head, place);
-        first_key[r] = range.x - tile.first_key;
-        last_key[r] = range.y - tile.first_key;
+        const cuda::Range range = call.seen.of(tile.batch, tile.head, place);
+        first_key[r] = range.begin - tile.first_key;
+        last_key[r] = range.end - tile.first_key;
       }
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(first_key[0], first_key[1]));
       const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(last_key[0], last_key[1]));
@@ -363,26 +363,26 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
       if constexpr (!Shape::kGeneral) {
         // Tiles past the end of what this consumer's rows see are for the others.
         for (const int own = own_key_tiles<Shape>(call, tile, consumer); n >= own; --n) {
-          memory.key_ring.wait_full(key_at);
-          memory.key_ring.release(key_at);
+          shared.key_ring.wait_full(key_at);
+          shared.key_ring.release(key_at);
           key_at.advance();
-          turns.take();
-          turns.give();
-          memory.value_ring.wait_full(value_at);
-          memory.value_ring.release(value_at);
+          issue.wait();
+          issue.pass();
+          shared.value_ring.wait_full(value_at);
+          shared.value_ring.release(value_at);
           value_at.advance();
         }
       }
 
-      const Element* query = memory.query[query_at.stage] + consumer * 64 * kTileColumns;
-      memory.query_ring.wait_full(query_at);
-      memory.key_ring.wait_full(key_at);
+      const Element* query = shared.query[query_at.stage] + consumer * 64 * kTileColumns;
+      shared.query_ring.wait_full(query_at);
+      shared.key_ring.wait_full(key_at);
       ptx::wgmma_fence();
-      multiply_scores<Shape>(scores, query, memory.key[key_at.stage]);
+      multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(scores);
-      memory.key_ring.release(key_at);
+      shared.key_ring.release(key_at);
       key_at.advance();
       shape_scores(scores, key_entry<Shape>(call, tile, n));
       softmax.add(scores, scale_log2, factor);
@@ -390,25 +390,25 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
 
       for (--n; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
-        memory.key_ring.wait_full(key_at);
-        turns.take();
+        shared.key_ring.wait_full(key_at);
+        issue.wait();
         ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, memory.key[key_at.stage]);
+        multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
         ptx::wgmma_commit();
-        memory.value_ring.wait_full(value_at);
+        shared.value_ring.wait_full(value_at);
         ptx::wgmma_fence();
-        multiply_values<Shape>(output, probabilities, memory.value[value_at.stage]);
+        multiply_values<Shape>(output, probabilities, shared.value[value_at.stage]);
         ptx::wgmma_commit();
-        turns.give();
+        issue.pass();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(scores);
-        memory.key_ring.release(key_at);
+        shared.key_ring.release(key_at);
         key_at.advance();
         shape_scores(scores, entry);
         const bool rescale = softmax.add(scores, scale_log2, factor);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(output);
-        memory.value_ring.release(value_at);
+        shared.value_ring.release(value_at);
         value_at.advance();
         pack_probabilities();
         if (rescale) {
@@ -417,47 +417,47 @@ __device__ void consume(const ForwardCall& call, ForwardMemory<Shape>& memory) {
         }
       }
 
-      memory.query_ring.release(query_at);
+      shared.query_ring.release(query_at);
       query_at.advance();
-      memory.value_ring.wait_full(value_at);
+      shared.value_ring.wait_full(value_at);
       ptx::wgmma_fence();
-      multiply_values<Shape>(output, probabilities, memory.value[value_at.stage]);
+      multiply_values<Shape>(output, probabilities, shared.value[value_at.stage]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(output);
-      memory.value_ring.release(value_at);
+      shared.value_ring.release(value_at);
       value_at.advance();
     }
 
     finish<Shape>(call, tile, row_in_block, softmax, output);
-    memory.tile_ring.release(tile_at);
+    shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
   // The turn that was given last is taken, so that barriers end as they began.
-  if (consumer == 0) turns.take();
+  if (consumer == 0) issue.wait();
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
   extern __shared__ std::uint8_t raw[];
-  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw);
+  auto& shared = *reinterpret_cast<ForwardShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
     constexpr std::uint32_t kThreads = Shape::kConsumers * kWarpgroup;
-    memory.query_ring.init(1, kThreads);
-    memory.key_ring.init(1, kThreads);
-    memory.value_ring.init(1, kThreads);
-    memory.tile_ring.init(1, kThreads);
+    shared.query_ring.init(1, kThreads);
+    shared.key_ring.init(1, kThreads);
+    shared.value_ring.init(1, kThreads);
+    shared.tile_ring.init(1, kThreads);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Shape>(call, memory, tiles);
+    if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
   } else {
     ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, memory);
+    consume<Shape>(call, shared);
   }
 }
 

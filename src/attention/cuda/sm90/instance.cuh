@@ -23,7 +23,7 @@ void launch(const char* name, void (*kernel)(Call), const Call& call, int blocks
 
 template <class Shape>
 void launch_forward(const ForwardCall& call, int blocks, cudaStream_t stream) {
-  launch("forward_kernel", forward_kernel<Shape>, call, blocks, Shape::kThreads, sizeof(ForwardMemory<Shape>),
+  launch("forward_kernel", forward_kernel<Shape>, call, blocks, Shape::kThreads, sizeof(ForwardShared<Shape>),
          stream);
 }
 
@@ -32,17 +32,17 @@ void launch_backward(const BackwardCall& call, int blocks, cudaStream_t stream) 
   if constexpr (kHeadDim <= 128) {
     using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
     launch("backward_kernel", backward_kernel<Shape>, call, blocks, Shape::kThreads,
-           sizeof(BackwardMemory<Shape>), stream);
+           sizeof(BackwardShared<Shape>), stream);
   } else {
     using Shape = WideShape<Element, kHeadDim, kGeneral>;
     launch("wide_backward_kernel", wide_backward_kernel<Shape>, call, blocks, Shape::kThreads,
-           sizeof(WideMemory<Shape>), stream);
+           sizeof(WideShared<Shape>), stream);
   }
 }
 
 template <class Element, int kHeadDim, bool kGeneral>
 void launch_after(const AfterCall& call, cudaStream_t stream) {
-  const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.members;
+  const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.group_heads;
   launch("after_backward_kernel", after_backward_kernel<BackwardShape<Element, kHeadDim, kGeneral>>, call,
          blocks, 2 * kWarpgroup, 0, stream);
 }
@@ -81,7 +81,7 @@ constexpr Kernels make_kernels(DType dtype) {
       kernels.backward_queries = [](const QueriesCall& call, int blocks, cudaStream_t stream) {
         using Shape = QueriesShape<Element, kHeadDim>;
         launch("queries_backward_kernel", queries_backward_kernel<Shape>, call, blocks, Shape::kThreads,
-               sizeof(QueriesMemory<Shape>), stream);
+               sizeof(QueriesShared<Shape>), stream);
       };
     } else {
       kernels.after_backward = [](const AfterCall& call, bool general, cudaStream_t stream) {

@@ -19,12 +19,12 @@ cudaStream_t native(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native);
 }
 
-Rows rows_of(const TensorView& view) {
+cuda::HeadsView rows_of(const TensorView& view) {
   return {view.raw(), view.stride(0), view.stride(1), view.stride(2)};
 }
 
 // f32 sums in the shape of a tensor.
-Rows sums_rows(float* sums, const TensorView& tensor) {
+cuda::HeadsView sums_rows(float* sums, const TensorView& tensor) {
   return rows_of(TensorView(sums, DType::f32, tensor.shape()));
 }
 
@@ -231,9 +231,9 @@ void run_forward(const AttentionProblem& problem, const AttentionForward& views,
 }
 
 struct BackwardTargets {
-  Rows query_gradient;
-  Rows key_gradient;
-  Rows value_gradient;
+  cuda::HeadsView query_gradient;
+  cuda::HeadsView key_gradient;
+  cuda::HeadsView value_gradient;
 };
 
 void run_before(const AttentionProblem& problem, const AttentionBackward& views, const Memory& memory,
@@ -260,8 +260,8 @@ void run_before(const AttentionProblem& problem, const AttentionBackward& views,
 // dK and dV, and dQ unless it is apart, of some query heads of every group: [first_member, first_member +
 // members).
 void run_backward(const AttentionProblem& problem, const AttentionBackward& views, const Memory& memory,
-                  const Pattern& pattern, const BackwardTargets& targets, std::int64_t first_member,
-                  std::int64_t members, const Stream& stream) {
+                  const Pattern& pattern, const BackwardTargets& targets, std::int64_t group_begin,
+                  std::int64_t group_heads, const Stream& stream) {
   const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
   const Kernels& compiled = kernels(problem.dtype, head_dim);
   const int queries = backward_tile(head_dim, is_general(problem)).queries;
@@ -284,8 +284,8 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
                 .heads_per_section = backward_section(problem, *stream.device, tiles_per_head)};
   call.heads_q = static_cast<int>(problem.heads_q);
   call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
-  call.first_member = static_cast<int>(first_member);
-  call.members = static_cast<int>(members);
+  call.group_begin = static_cast<int>(group_begin);
+  call.group_heads = static_cast<int>(group_heads);
   call.head_dim = static_cast<int>(problem.head_dim);
   call.scale = score_scale(problem);
   call.softcap = problem.softcap;
@@ -319,8 +319,8 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   after.add = memory.adds_query_gradient;
   after.batch = static_cast<int>(problem.batch);
   after.heads = call.heads_q;
-  after.first_member = call.first_member;
-  after.members = call.members;
+  after.group_begin = call.group_begin;
+  after.group_heads = call.group_heads;
   after.group = call.group;
   after.query_tiles = static_cast<int>(memory.padded_places / queries);
   after.head_dim = call.head_dim;
@@ -405,9 +405,9 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   call.query_gradient = cuda::heads_view(views.query_gradient);
   call.key_gradient = cuda::heads_view(views.key_gradient);
   call.value_gradient = cuda::heads_view(views.value_gradient);
-  const cuda::HeadsView query_gradient = call.query_gradient;
-  const cuda::HeadsView key_gradient = call.key_gradient;
-  const cuda::HeadsView value_gradient = call.value_gradient;
+  const cuda::TypedHeadsView query_gradient = call.query_gradient;
+  const cuda::TypedHeadsView key_gradient = call.key_gradient;
+  const cuda::TypedHeadsView value_gradient = call.value_gradient;
   BackwardTargets targets{rows_of(views.query_gradient), rows_of(views.key_gradient),
                           rows_of(views.value_gradient)};
   if (memory.adds_query_gradient) {
@@ -430,7 +430,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
   }
   const bool nothing_seen = problem.seq_q == 0 || problem.seq_k == 0;
   if (dilated || nothing_seen) {
-    const auto zero = [&](const TensorView& tensor, const cuda::HeadsView& rows) {
+    const auto zero = [&](const TensorView& tensor, const cuda::TypedHeadsView& rows) {
       if (rows.data != tensor.raw() || !tensor.is_dense()) {
         shared.zero(call, rows, tensor.extent(1), tensor.extent(2), stream);
         return;
@@ -458,9 +458,9 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
       run_forward(problem, views.forward, memory, pattern, memory.output, memory.pattern_lse, stream);
     }
     run_before(problem, views, memory, pattern, stream);
-    const std::int64_t members = dilated ? 1 : group;
-    for (std::int64_t first = 0; first < group; first += members) {
-      run_backward(problem, views, memory, pattern, targets, first, members, stream);
+    const std::int64_t group_heads = dilated ? 1 : group;
+    for (std::int64_t first = 0; first < group; first += group_heads) {
+      run_backward(problem, views, memory, pattern, targets, first, group_heads, stream);
     }
     if (queries_apart(backward_head_dim(static_cast<int>(problem.head_dim)))) {
       run_backward_queries(problem, views, memory, pattern, targets, stream);

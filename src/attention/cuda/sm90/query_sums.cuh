@@ -33,7 +33,7 @@ __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& 
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) return visit % call.visits.capacity;
   }
-  return tile.index - call.seen.of(tile.batch, head, visit * Shape::kQueries).x / Shape::kKeys;
+  return tile.index - call.seen.of(tile.batch, head, visit * Shape::kQueries).begin / Shape::kKeys;
 }
 
 // ---- after
@@ -41,10 +41,11 @@ __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& 
 // The keys that the last query of a tile sees; with block lists, any range that is empty where none is
 // visited.
 template <class Shape>
-__device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
+__device__ __forceinline__ cuda::Range visited_keys(const AfterCall& call, int batch, int head, int m,
+                                                    int count) {
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) {
-      return make_int2(0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]);
+      return cuda::Range{0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]};
     }
   }
   return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
@@ -53,16 +54,16 @@ __device__ __forceinline__ int2 visited_keys(const AfterCall& call, int batch, i
 template <class Shape, int kShare>
 __device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
                                              int head, int m) {
-  constexpr QueryShare kPart = Shape::kShares[kShare];
+  constexpr QueryShare kOwn = Shape::kShares[kShare];
   constexpr int kStart = kShare == 0 ? 0 : 64 * Shape::kShares[0].columns;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int count = call.queries.count_of(batch, head);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const int2 seen = visited_keys<Shape>(call, batch, head, m, count);
-  float sums[kPart.columns / 2];
+  const cuda::Range seen = visited_keys<Shape>(call, batch, head, m, count);
+  float sums[kOwn.columns / 2];
 #pragma unroll
-  for (int i = 0; i < kPart.columns / 8; ++i) {
-    const float4 piece = seen.x < seen.y
+  for (int i = 0; i < kOwn.columns / 8; ++i) {
+    const float4 piece = !seen.empty()
                              ? reinterpret_cast<const float4*>(tile_sums + kStart)[i * kWarpgroup + thread]
                              : make_float4(0, 0, 0, 0);
     sums[4 * i] = piece.x;
@@ -73,11 +74,11 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int place = m * Shape::kQueries + kPart.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    const int place = m * Shape::kQueries + kOwn.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
     row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  write_rows<typename Shape::Element, kPart.columns>(call.query_gradient, call.add, batch, head, row,
-                                                     kPart.first_column, call.scale, sums, call.head_dim);
+  write_rows<typename Shape::Element, kOwn.columns>(call.query_gradient, call.add, batch, head, row,
+                                                    kOwn.first_column, call.scale, sums, call.head_dim);
 }
 
 // dQ from sums in the order of registers to rows; a block per query tile of a head.
@@ -85,9 +86,9 @@ template <class Shape>
 __global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const AfterCall call) {
   const int m = static_cast<int>(blockIdx.x % call.query_tiles);
   const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
-  const int member = rest % (call.heads / call.group * call.members);
-  const int batch = rest / (call.heads / call.group * call.members);
-  const int head = member / call.members * call.group + call.first_member + member % call.members;
+  const int member = rest % (call.heads / call.group * call.group_heads);
+  const int batch = rest / (call.heads / call.group * call.group_heads);
+  const int head = member / call.group_heads * call.group + call.group_begin + member % call.group_heads;
   if (m * Shape::kQueries >= call.queries.count_of(batch, head)) return;
   const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
   const float* sums = call.query_sums + tile * (Shape::kQueries * Shape::kHeadDim);

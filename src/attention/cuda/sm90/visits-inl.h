@@ -13,7 +13,7 @@ namespace headroom::cuda {
 inline constexpr int kVisitThreads = 256;
 inline constexpr int kVisitWarp = 32;
 
-__device__ __forceinline__ std::int64_t visit_warp() {
+__device__ __forceinline__ std::int64_t warp_index() {
   return (static_cast<std::int64_t>(blockIdx.x) * kVisitThreads + threadIdx.x) / kVisitWarp;
 }
 
@@ -34,7 +34,7 @@ static __global__ void copy_lists_kernel(AttentionCall call, BlockLists to) {
 // counts, entries <- the key tiles that a query tile visits; one warp per query tile, a lane per key tile.
 // An entry of a list brings in no more tiles than it touches, so that the capacity holds whatever lists say.
 static __global__ void visits_kernel(AttentionCall call, Visits visits) {
-  const std::int64_t tile = visit_warp();
+  const std::int64_t tile = warp_index();
   if (tile >= call.batch * call.heads_q * visits.query_tiles) return;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % kVisitWarp);
   const std::int64_t head = tile / visits.query_tiles;
@@ -64,8 +64,8 @@ static __global__ void visits_kernel(AttentionCall call, Visits visits) {
 }
 
 // last, before <- the visits to a key tile; one warp per key tile, a lane per query tile
-static __global__ void visitors_of_tiles_kernel(std::int64_t heads, Visits visits) {
-  const std::int64_t tile = visit_warp();
+static __global__ void visits_to_key_tiles_kernel(std::int64_t heads, Visits visits) {
+  const std::int64_t tile = warp_index();
   if (tile >= heads * visits.key_tiles) return;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % kVisitWarp);
   const std::int64_t head = tile / visits.key_tiles;
@@ -78,7 +78,7 @@ static __global__ void visitors_of_tiles_kernel(std::int64_t heads, Visits visit
     if (found == 0) continue;
     const std::uint32_t below = found & ((1U << lane) - 1);
     const std::int32_t neighbour = __shfl_sync(0xFFFFFFFF, visit, below == 0 ? 0 : highest_bit(below));
-    if (visit >= 0) visits.before[visits.place(head, visit)] = below == 0 ? last : neighbour;
+    if (visit >= 0) visits.before[visits.offset(head, visit)] = below == 0 ? last : neighbour;
     last = __shfl_sync(0xFFFFFFFF, visit, highest_bit(found));
   }
   if (lane == 0) visits.last[tile] = last;
@@ -86,17 +86,17 @@ static __global__ void visitors_of_tiles_kernel(std::int64_t heads, Visits visit
 
 inline void launch_copy_lists(const AttentionCall& call, const BlockLists& to, const Stream& stream) {
   launch("copy_lists_kernel", copy_lists_kernel,
-         parts_of(call.batch * call.heads_q * to.lists_per_head * to.stride, kVisitThreads), kVisitThreads, 0,
+         ceil_div(call.batch * call.heads_q * to.lists_per_head * to.stride, kVisitThreads), kVisitThreads, 0,
          stream, call, to);
 }
 
 inline void launch_visits(const AttentionCall& call, const Visits& visits, const Stream& stream) {
   const std::int64_t heads = call.batch * call.heads_q;
-  const auto blocks = [](std::int64_t warps) { return parts_of(warps * kVisitWarp, kVisitThreads); };
+  const auto blocks = [](std::int64_t warps) { return ceil_div(warps * kVisitWarp, kVisitThreads); };
   launch("visits_kernel", visits_kernel, blocks(heads * visits.query_tiles), kVisitThreads, 0, stream, call,
          visits);
   if (visits.last == nullptr) return;
-  launch("visitors_of_tiles_kernel", visitors_of_tiles_kernel, blocks(heads * visits.key_tiles),
+  launch("visitors_of_tiles_kernel", visits_to_key_tiles_kernel, blocks(heads * visits.key_tiles),
          kVisitThreads, 0, stream, heads, visits);
 }
 
