@@ -40,6 +40,9 @@ struct AttentionProblem {
   // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and
   // the last query stands at the last key.
   std::optional<AttentionChunk> chunk{};
+  // Every row of every tensor starts at a multiple of so many bytes, a power of two up to 16, from the
+  // tensor's address. attention_forward and attention_backward set it from the strides of their views.
+  std::int64_t row_alignment_bytes = 16;
 
   [[nodiscard]] DType dtype_of_output() const { return output_dtype.value_or(dtype); }
   // The position of the first query: below 0 where a problem that is no chunk has more queries than keys.

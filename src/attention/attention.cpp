@@ -64,6 +64,19 @@ Shape statistics_shape(const AttentionProblem& problem) {
   return {problem.batch, problem.heads_q, problem.seq_q};
 }
 
+// What a row is picked for: the problem, and the alignment that the strides leave. Strides are the same in
+// rehearsal and run, so that both pick the same row.
+AttentionProblem aligned_as(AttentionProblem problem, std::initializer_list<const TensorView*> views) {
+  std::int64_t multiples = 16;  // its lowest bit is the largest power of two that divides every stride
+  for (const TensorView* view : views) {
+    for (int i = 0; i < 3; ++i) {
+      if (view->extent(i) > 1) multiples |= view->stride(i) * size_bytes(view->dtype());
+    }
+  }
+  problem.row_alignment_bytes = multiples & -multiples;
+  return problem;
+}
+
 void check_views(const AttentionProblem& problem, const AttentionForward& views) {
   check_rows(views.query, query_shape(problem), problem.dtype, "query");
   check_rows(views.key, key_shape(problem), problem.dtype, "key");
@@ -138,10 +151,11 @@ std::span<const AttentionImplementation> attention_implementations() {
   return kTable;
 }
 
-void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
+void attention_forward(Context& context, const AttentionProblem& given, const AttentionForward& views,
                        std::string_view pinned) {
-  validate(problem);
-  check_views(problem, views);
+  validate(given);
+  check_views(given, views);
+  const AttentionProblem problem = aligned_as(given, {&views.query, &views.key, &views.value, &views.output});
   const AttentionImplementation& chosen =
       pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views, chosen);
@@ -153,10 +167,14 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
   });
 }
 
-void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
+void attention_backward(Context& context, const AttentionProblem& given, const AttentionBackward& views,
                         std::string_view pinned) {
-  validate(problem);
-  check_views(problem, views.forward);
+  validate(given);
+  check_views(given, views.forward);
+  const AttentionForward& forward = views.forward;
+  const AttentionProblem problem = aligned_as(
+      given, {&forward.query, &forward.key, &forward.value, &forward.output, &views.output_gradient,
+              &views.query_gradient, &views.key_gradient, &views.value_gradient});
   check_rows(views.output_gradient, query_shape(problem), problem.dtype_of_output(), "output_gradient");
   check_result(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
   check_result(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");

@@ -450,7 +450,11 @@ std::vector<AttentionCase> attention_cases() {
   add_dilated_chunks(list);
   add_block_chunks(list);
   add_last_queries(list);
-  return list.take();
+  std::vector<AttentionCase> cases = list.take();
+  for (AttentionCase& c : cases) {
+    if (c.odd) c.problem.row_alignment_bytes = size_bytes(c.problem.dtype);
+  }
+  return cases;
 }
 
 }  // namespace headroom
