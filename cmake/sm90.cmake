@@ -21,7 +21,7 @@ endforeach()
 configure_file(src/attention/cuda/sm90/table.cu.in ${CMAKE_BINARY_DIR}/generated/attention/sm90_table.cu @ONLY)
 
 add_library(headroom_sm90 OBJECT ${instances} ${CMAKE_BINARY_DIR}/generated/attention/sm90_table.cu
-            src/attention/cuda/sm90/visits.cu src/attention/cuda/intervals/bf16x3.cu)
+            src/attention/cuda/sm90/lists.cu src/attention/cuda/intervals/bf16x3.cu)
 set_target_properties(headroom_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
 target_include_directories(headroom_sm90 PRIVATE src include)
 target_compile_options(headroom_sm90 PRIVATE --expt-relaxed-constexpr -Xptxas=--warn-on-spills,--warning-as-error)

@@ -1,19 +1,9 @@
 #include "attention/merge.h"
 
-#include "attention/cuda/steps.h"
+#include "attention/cuda/sequence.h"
 #include "headroom/cpu/thread_pool.h"
 
 namespace headroom {
-namespace cuda {
-
-#if !defined(HEADROOM_WITH_CUDA)
-void merge_partials(const MergeCall&, const Stream&) {
-  fail(ErrorKind::runtime, "this build has no CUDA kernels; configure with the cuda preset");
-}
-#endif
-
-}  // namespace cuda
-
 namespace {
 
 void check_partial(const AttentionPartial& partial, const Shape& rows, std::string_view what) {

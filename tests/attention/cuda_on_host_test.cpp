@@ -10,26 +10,31 @@
 
 #include "attention/chunks.h"
 #include "attention/cuda/intervals/portable-inl.h"
+#include "attention/cuda/intervals/rows.h"
 #include "attention/cuda/intervals/tf32-inl.h"
 #include "attention/cuda/merge-inl.h"
-#include "attention/cuda/steps.h"
+#include "attention/cuda/shared-inl.h"
 #include "attention_cases.h"
 
 namespace headroom::cuda {
 namespace {
 
-const IntervalKernels kPortable = make_portable_kernels();
-const IntervalKernels kTf32x3 = make_tf32_kernels<3>(kPortable);
-const IntervalKernels kTf32 = make_tf32_kernels<1>(kPortable);
+constexpr IntervalKernels kPortable = make_interval_kernels<PortableTiles>();
+constexpr IntervalKernels kTf32x3 = make_interval_kernels<Tf32x3Tiles>();
+constexpr IntervalKernels kTf32 = make_interval_kernels<Tf32SingleTiles>();
 
 // A row of the table with its launches on the host.
 template <const IntervalKernels& Kernels>
 AttentionImplementation on_host(std::string_view name) {
   AttentionImplementation row = find_attention(name);
   row.forward = [](const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
-                   const Stream& stream) { forward_steps(problem, views, workspace, Kernels, stream); };
+                   const Stream& stream) {
+    forward_on_intervals(problem, views, workspace, kSharedLaunches, Kernels, stream);
+  };
   row.backward = [](const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
-                    const Stream& stream) { backward_steps(problem, views, workspace, Kernels, stream); };
+                    const Stream& stream) {
+    backward_on_intervals(problem, views, workspace, kSharedLaunches, Kernels, stream);
+  };
   return row;
 }
 
@@ -132,7 +137,7 @@ TEST(CudaOnHost, NoListMakesBackwardWaitForEver) {
     std::vector<float> results(4 * 640 * 16);
     std::vector<float> lse(130);  // -inf where a row sees nothing
     std::vector<std::byte> workspace(
-        static_cast<std::size_t>(interval_workspace_bytes(problem, Pass::backward)));
+        static_cast<std::size_t>(IntervalWorkspace(problem, Pass::backward, nullptr).bytes));
     const auto rows = [&](std::vector<float>& from, int n, std::int64_t count) {
       return TensorView(from.data() + n * 640 * 16, DType::f32, {1, count, 1, 16});
     };
@@ -146,16 +151,16 @@ TEST(CudaOnHost, NoListMakesBackwardWaitForEver) {
                                    .lse = TensorView(lse.data(), DType::f32, {1, 1, 130}),
                                    .saved = {}};
     const TensorView scratch(workspace.data(), DType::u8, {std::ssize(workspace)});
-    forward_steps(problem, forward, scratch, kPortable, stream);
-    backward_steps(problem,
-                   {.forward = forward,
-                    .output_gradient = rows(inputs, 0, 130),
-                    .lse_gradient = {},
-                    .query_gradient = rows(results, 1, 130),
-                    .key_gradient = rows(results, 2, 640),
-                    .value_gradient = rows(results, 3, 640),
-                    .sinks_gradient = {}},
-                   scratch, kPortable, stream);
+    forward_on_intervals(problem, forward, scratch, kSharedLaunches, kPortable, stream);
+    backward_on_intervals(problem,
+                          {.forward = forward,
+                           .output_gradient = rows(inputs, 0, 130),
+                           .lse_gradient = {},
+                           .query_gradient = rows(results, 1, 130),
+                           .key_gradient = rows(results, 2, 640),
+                           .value_gradient = rows(results, 3, 640),
+                           .sinks_gradient = {}},
+                          scratch, kSharedLaunches, kPortable, stream);
     EXPECT_TRUE(std::ranges::all_of(results, [](float x) { return std::isfinite(x); }));
   }
 }

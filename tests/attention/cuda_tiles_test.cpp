@@ -8,15 +8,17 @@
 #include <array>
 #include <initializer_list>
 #include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "attention/cuda/intervals/portable.h"
-#include "attention/cuda/sm90/sm90.h"
-#include "attention/cuda/steps.h"
+#include "attention/cuda/intervals/rows.h"
+#include "attention/cuda/sm90/plan.h"
 #include "attention/dilated_rows.h"
 #include "attention/implementations.h"
 #include "attention_cases.h"
 #include "headroom/cpu.h"
+#include "headroom/memory.h"
 
 namespace headroom::cuda {
 namespace {
@@ -219,7 +221,7 @@ TEST(Sm90, RowsFollowFromAFormulaOnlyWhereTheyAreEvenlyApart) {
     problem.mask.dilation_count = static_cast<int>(patterns.size());
     problem.mask.mix_dilations = mixed;
     problem.mask.max_documents = documents;
-    return sm90::source_of(problem);
+    return sm90::Plan::of(problem).source;
   };
   EXPECT_EQ(source(210, {}), Source::formula);
   EXPECT_EQ(source(210, {}, false, 3), Source::tables);
@@ -232,6 +234,206 @@ TEST(Sm90, RowsFollowFromAFormulaOnlyWhereTheyAreEvenlyApart) {
   EXPECT_EQ(source(210, {{30, 3}, {60, 2}}), Source::lists);  // of each head another
   EXPECT_EQ(source(210, {{30, 3}, {60, 2}}, true), Source::formula);
   EXPECT_EQ(source(210, {{30, 3}, {60, 4}}, true), Source::lists);
+}
+
+// Plain and general kernels have tiles of different sizes. What is reserved for tiles has to be in units of
+// those that run: both read the plan.
+TEST(Sm90, WorkspaceIsForTheTilesOfThePlannedKernels) {
+  using sm90::Plan;
+  const auto planned = [](int head_dim, float softcap, std::int64_t block_rows) {
+    AttentionProblem problem{.seq_q = 1, .seq_k = 1, .head_dim = head_dim, .dtype = DType::bf16};
+    problem.softcap = softcap;
+    problem.mask.block_rows = problem.mask.block_columns = block_rows;
+    problem.mask.max_blocks_per_row = block_rows > 0 ? 1 : 0;
+    return problem;
+  };
+  int general = 0;
+  for (const int head_dim : {8, 64, 72, 96, 128, 136, 192, 256}) {
+    for (const float softcap : {0.0F, 3.0F}) {
+      for (const std::int64_t block_rows : {0, 32}) {
+        const AttentionProblem problem = planned(head_dim, softcap, block_rows);
+        const sm90::Workspace forward(problem, Pass::forward, nullptr);
+        const sm90::Workspace backward(problem, Pass::backward, nullptr);
+        EXPECT_EQ(forward.plan, Plan::of(problem));
+        EXPECT_EQ(backward.plan, Plan::of(problem));
+        EXPECT_EQ(forward.plan.general, softcap > 0 || block_rows > 0);
+        general += forward.plan.general ? 1 : 0;
+        // One row is padded to a tile.
+        EXPECT_EQ(backward.padded_places, backward.plan.backward.queries) << head_dim;
+        EXPECT_EQ(backward.padded_places, head_dim <= 64 && !backward.plan.general ? 128 : 64) << head_dim;
+        EXPECT_EQ(backward.query_sums_bytes,
+                  backward.plan.apart ? 0 : 4 * backward.padded_places * backward.plan.backward.head_dim);
+        if (block_rows == 0) continue;
+        EXPECT_EQ(forward.visits.tile_rows, forward.plan.forward.rows());
+        EXPECT_EQ(forward.visits.tile_rows, 128) << "of two consumers";
+        EXPECT_EQ(forward.visits.tile_keys, forward.plan.forward.keys);
+        EXPECT_EQ(backward.visits.tile_rows, backward.plan.backward.queries);
+        EXPECT_EQ(backward.visits.tile_keys, backward.plan.backward.keys);
+      }
+    }
+  }
+  EXPECT_EQ(general, 8 * 3);
+}
+
+// Rehearses forward and backward on a made-up Hopper and returns the rows that were picked. `width`: elements
+// from one head to the next.
+std::vector<std::string_view> picked_rows(std::int64_t width, std::string_view pinned = {}) {
+  const DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up", .compute_major = 9};
+  AttentionProblem problem{.seq_q = 100, .seq_k = 100, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
+  problem.dtype = DType::bf16;
+  Context context(gpu);
+  context.phase("step", [&] {
+    const Tensor dense = context.allocate({.name = "x", .dtype = DType::bf16, .shape = {1, 100, 2, 64}});
+    const Tensor wide = context.allocate({.name = "q", .dtype = DType::bf16, .shape = {1, 100, 2, width}});
+    const Tensor lse = context.allocate({.name = "lse", .shape = {1, 2, 100}});
+    const AttentionForward forward{.query = dense,
+                                   .key = dense,
+                                   .value = dense,
+                                   .sinks = {},
+                                   .document_starts = {},
+                                   .blocks = {},
+                                   .output = wide.view().slice(3, 0, 64),
+                                   .lse = lse,
+                                   .saved = {}};
+    attention_forward(context, problem, forward, pinned);
+    AttentionBackward backward{.forward = forward,
+                               .output_gradient = dense,
+                               .lse_gradient = {},
+                               .query_gradient = dense,
+                               .key_gradient = dense,
+                               .value_gradient = dense,
+                               .sinks_gradient = {}};
+    attention_backward(context, problem, backward, pinned);
+    backward.forward.output = dense;
+    backward.key_gradient = wide.view().slice(3, 0, 64);
+    attention_backward(context, problem, backward, pinned);
+  });
+  std::vector<std::string_view> rows;
+  for (const WorkRecord& record : context.work("step")) rows.push_back(record.work.row);
+  return rows;
+}
+
+// Hopper's copies and stores are of 16 bytes. Whether rows start so is asked when the row is picked, of
+// inputs and of results, in rehearsal already.
+TEST(CudaRows, StridesDecideWhichRowIsPicked) {
+  using testing::Each;
+  EXPECT_THAT(picked_rows(64), Each("sm90"));
+  EXPECT_THAT(picked_rows(72), Each("sm90"));
+  EXPECT_THAT(picked_rows(68), Each("portable"));
+  EXPECT_THAT(picked_rows(65), Each("portable"));
+  EXPECT_EQ(picked_rows(65).size(), 3);
+  try {
+    static_cast<void>(picked_rows(68, "sm90"));
+    ADD_FAILURE() << "sm90 took rows that start at multiples of 8 bytes";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "no implementation of attention serves this problem: sm90: copies rows that start at "
+                 "multiples of 16 bytes, these start at multiples of 8");
+  }
+}
+
+// A row that writes down what the sequence launches.
+struct Recorder {
+  static constexpr bool kAddsQueryGradient = false;
+  static inline std::vector<std::string> launched;
+
+  static void add(std::string_view name) { launched.emplace_back(name); }
+  static constexpr SharedLaunches kShared{
+      .write_lists = nullptr,
+      .write_seen_by = nullptr,
+      .start_rows = [](const AttentionCall&, const Stream&) { add("start"); },
+      .row_statistics = [](const AttentionCall&, const Stream&) { add("row statistics"); },
+      .sinks_gradient = [](const AttentionCall&, const Stream&) { add("sinks"); },
+      .zero_counters = nullptr,
+      .zero = nullptr,
+      .narrow = [](const AttentionCall&, const TypedHeadsView&, const TypedHeadsView& from, std::int64_t,
+                   std::int64_t, const Stream&) { add(from.dtype == DType::f32 ? "narrow" : "wrong"); }};
+  Workspace workspace;
+  const SharedLaunches& shared = kShared;
+  Stream stream{};
+
+  void write_lists(const AttentionCall& call) const { add(fmt::format("lists {}", call.pattern)); }
+  void forward(const AttentionCall& call) const {
+    add(fmt::format("forward {}{}", call.pattern, call.lse == workspace.pattern_lse ? " alone" : ""));
+  }
+  void pattern_statistics(const AttentionCall&) const { add("statistics"); }
+  void backward(const AttentionCall& call) const {
+    add(fmt::format("backward {}..{}", call.group_begin, call.group_end));
+  }
+  void zero(const AttentionCall&, const TypedHeadsView&, std::int64_t rows, std::int64_t) const {
+    add(fmt::format("zero {}", rows));
+  }
+};
+
+std::vector<std::string> launched(const AttentionProblem& problem, Pass pass) {
+  Recorder::launched.clear();
+  std::vector<std::byte> memory(1 << 20);
+  Pieces pieces(memory.data());
+  Recorder row;
+  row.workspace.take(problem, pass, {.row_statistics = problem.sinks}, pieces);
+  EXPECT_LE(pieces.bytes(), std::ssize(memory));
+  std::vector<float> sinks(static_cast<std::size_t>(problem.heads_q));
+  const TensorView q(nullptr, problem.dtype, {1, problem.seq_q, problem.heads_q, problem.head_dim});
+  const TensorView k(nullptr, problem.dtype, {1, problem.seq_k, problem.heads_kv, problem.head_dim});
+  const AttentionForward forward{.query = q,
+                                 .key = k,
+                                 .value = k,
+                                 .sinks = TensorView(sinks.data(), DType::f32, {problem.heads_q}),
+                                 .document_starts = {},
+                                 .blocks = {},
+                                 .output = q,
+                                 .lse = TensorView(nullptr, DType::f32, {1, problem.heads_q, problem.seq_q}),
+                                 .saved = {}};
+  if (pass == Pass::forward) {
+    row.workspace.pattern_lse = sinks.data();  // of no call
+    run_forward(problem, forward, row);
+  } else {
+    run_backward(problem,
+                 {.forward = forward,
+                  .output_gradient = q,
+                  .lse_gradient = {},
+                  .query_gradient = q,
+                  .key_gradient = k,
+                  .value_gradient = k,
+                  .sinks_gradient = forward.sinks},
+                 row);
+  }
+  return Recorder::launched;
+}
+
+TEST(CudaSequence, IsWhatEveryRowRuns) {
+  using Names = std::vector<std::string>;
+  AttentionProblem problem{.seq_q = 10, .seq_k = 10, .heads_q = 2, .heads_kv = 1, .head_dim = 8};
+  problem.dtype = DType::bf16;
+  EXPECT_EQ(launched(problem, Pass::forward), (Names{"lists 0", "forward 0"}));
+  // A group's heads are summed by one launch; dQ is rounded from its f32 sums.
+  EXPECT_EQ(launched(problem, Pass::backward), (Names{"lists 0", "statistics", "backward 0..2", "narrow"}));
+  problem.sinks = true;
+  EXPECT_EQ(launched(problem, Pass::backward),
+            (Names{"row statistics", "sinks", "lists 0", "statistics", "backward 0..2", "narrow"}));
+  problem.sinks = false;
+
+  // Rows that take no part start with nothing seen; heads have different rows, so each is a launch that adds.
+  problem.mask.dilations = {Dilation{5, 1}, Dilation{10, 2}};
+  problem.mask.dilation_count = 1;
+  EXPECT_EQ(launched(problem, Pass::forward), (Names{"start", "lists 0", "forward 0"}));
+  EXPECT_EQ(launched(problem, Pass::backward),
+            (Names{"zero 10", "zero 10", "zero 10", "lists 0", "statistics", "backward 0..1", "backward 1..2",
+                   "narrow", "narrow", "narrow"}));
+  problem.mask.dilation_count = 2;
+  problem.mask.mix_dilations = true;
+  EXPECT_EQ(launched(problem, Pass::forward),
+            (Names{"start", "lists 0", "forward 0", "lists 1", "forward 1", "narrow"}));
+  problem.mask.detach_mixing = true;
+  EXPECT_EQ(launched(problem, Pass::backward),
+            (Names{"zero 10", "zero 10", "zero 10", "lists 0", "start", "forward 0 alone", "statistics",
+                   "backward 0..1", "backward 1..2", "lists 1", "start", "forward 1 alone", "statistics",
+                   "backward 0..1", "backward 1..2", "narrow", "narrow", "narrow"}));
+
+  problem.mask = {};
+  problem.seq_k = 0;
+  EXPECT_EQ(launched(problem, Pass::forward), (Names{"start"}));
+  EXPECT_EQ(launched(problem, Pass::backward), (Names{"zero 10", "zero 0", "zero 0", "narrow"}));
 }
 
 TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {

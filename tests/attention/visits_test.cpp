@@ -8,12 +8,11 @@
 #include <set>
 #include <vector>
 
-#include "attention/cuda/sm90/sm90.h"
+#include "attention/cuda/sm90/plan.h"
 #include "attention/cuda/sm90/visits-inl.h"
-#include "attention/cuda/steps.h"
 #include "attention_cases.h"
 
-namespace headroom::cuda {
+namespace headroom::cuda::sm90 {
 namespace {
 
 // The views with tensors that have a shape and no memory.
@@ -30,8 +29,8 @@ AttentionForward with_rows(const AttentionProblem& problem, AttentionForward vie
 class Written {
  public:
   Written(const AttentionProblem& problem, const AttentionForward& views, Pass pass)
-      : memory_(static_cast<std::size_t>(sm90::Memory(problem, pass, nullptr).bytes + kGuard), kUntouched),
-        visits(sm90::Memory(problem, pass, memory_.data()).visits) {
+      : memory_(static_cast<std::size_t>(Workspace(problem, pass, nullptr).bytes + kGuard), kUntouched),
+        visits(Workspace(problem, pass, memory_.data()).visits) {
     const AttentionCall call = attention_call(problem, with_rows(problem, views));
     launch_copy_lists(call, visits.lists, Stream{});
     launch_visits(call, visits, Stream{});
@@ -210,12 +209,12 @@ TEST(Visits, StayInTheirMemoryWhateverListsHold) {
 
 TEST(Visits, TakeAboutAsMuchAsTheLists) {
   AttentionProblem problem{.seq_q = 1 << 20, .seq_k = 1 << 20, .heads_q = 8, .heads_kv = 1, .head_dim = 128};
-  const std::int64_t without = sm90::Memory(problem, Pass::forward, nullptr).bytes;
+  const std::int64_t without = Workspace(problem, Pass::forward, nullptr).bytes;
   problem.mask.block_rows = problem.mask.block_columns = 128;
   problem.mask.max_blocks_per_row = 64;
   const std::int64_t lists = 8 * (1 << 13) * 64 * 4;
   // The lists of every query head, what they come to in tiles, and how much of that there is.
-  EXPECT_EQ(sm90::Memory(problem, Pass::forward, nullptr).bytes - without, 2 * lists + lists / 64);
+  EXPECT_EQ(Workspace(problem, Pass::forward, nullptr).bytes - without, 2 * lists + lists / 64);
 }
 
 TEST(Visits, MostTouchedIsTheMost) {
@@ -232,4 +231,4 @@ TEST(Visits, MostTouchedIsTheMost) {
 }
 
 }  // namespace
-}  // namespace headroom::cuda
+}  // namespace headroom::cuda::sm90

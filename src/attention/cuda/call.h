@@ -1,12 +1,11 @@
-// What the interval kernels are handed: plain values, so that they travel as kernel arguments. One call runs
-// one pattern of every head; a problem is a sequence of calls (steps.cpp).
+// What kernels are handed: plain values, so that they travel as kernel arguments. A call is one pattern of
+// every head; a problem is a sequence of calls (sequence.h).
 #pragma once
 
 #include <cstdint>
 
 #include "attention/cuda/tiles.h"
 #include "headroom/core/dtype.h"
-#include "headroom/core/stream.h"
 
 namespace headroom::cuda {
 
@@ -88,12 +87,12 @@ struct AttentionCall {
   float* row_shift = nullptr;      // [batch, heads_q, seq_q]: log2(e) lse, and inf where a row sees nothing
   float* row_dot = nullptr;        // [batch, heads_q, seq_q]: dO . O - dLSE
   bool add_key_gradients = false;  // to what is there, f32, instead of writing it
-  // Zero at the launch: the next share of work; and per tile of dQ and part of its columns the keys up to
+  // Zero at the launch: the next share of work; and per tile of dQ and slice of its columns the keys up to
   // which it has been summed, in tiles. Without turns blocks add in any order.
   std::int32_t* next_share = nullptr;
   std::int32_t* turns = nullptr;  // [batch, heads_q, turns_per_head]
   std::int64_t turns_per_head = 0;
-  // A tile of keys sums over the query heads kv * group + m, member_begin <= m < member_end.
+  // A tile of keys sums over the query heads kv * group + m, group_begin <= m < group_end.
   std::int64_t group_begin = 0;
   std::int64_t group_end = 1;
 
@@ -118,23 +117,7 @@ struct AttentionCall {
   }
 };
 
-// The launches that a problem is made of. An implementation brings the two that multiply; the others are
-// shared.
-struct IntervalKernels {
-  void (*write_lists)(const AttentionCall&, const Stream&);     // rows, first, last, counts
-  void (*write_visitors)(const AttentionCall&, const Stream&);  // of those lists
-  void (*start_rows)(const AttentionCall&, const Stream&);      // O <- 0, LSE <- sink or -inf
-  void (*row_statistics)(const AttentionCall&, const Stream&);  // row_shift, row_dot
-  void (*zero)(const AttentionCall&, const TypedHeadsView&, std::int64_t rows, std::int64_t heads,
-               const Stream&);
-  void (*narrow)(const AttentionCall&, const TypedHeadsView& to, const TypedHeadsView& from,
-                 std::int64_t rows, std::int64_t heads, const Stream&);  // f32 to another dtype
-  void (*sinks_gradient)(const AttentionCall&, const Stream&);
-  void (*forward)(const AttentionCall&, const Stream&);
-  void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV
-};
-
-// Of every implementation: keys of a tile; rows of a tile of queries, at least; columns of the gradients that
+// Of the interval kernels: keys of a tile; rows of a tile of queries, at least; columns of the gradients that
 // a block of backward sums, at most.
 inline constexpr std::int32_t kTileKeys = 64;
 inline constexpr std::int32_t kLeastTileRows = 64;

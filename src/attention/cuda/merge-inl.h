@@ -10,13 +10,9 @@
 
 namespace headroom::cuda {
 
-inline constexpr int kMergeThreads = 256;
-inline constexpr int kMergeWarp = 32;
-
 // One warp per row.
 static __global__ void merge_kernel(MergeCall call) {
-  const std::int64_t item =
-      (static_cast<std::int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x) / kMergeWarp;
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * call.rows * call.heads) return;
   const std::int64_t b = item / (call.rows * call.heads);
   const std::int64_t q = item / call.heads % call.rows;
@@ -24,19 +20,18 @@ static __global__ void merge_kernel(MergeCall call) {
   const auto lse_of = [&](const MergeSide& side) {
     return side.lse + b * side.batch_stride + head * side.head_stride + q * side.row_stride;
   };
-  const int lane = static_cast<int>(threadIdx.x) % kMergeWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto weights = MergeWeights::of(*lse_of(call.into), *lse_of(call.from));
   __syncwarp();  // before it is written
   if (lane == 0) *lse_of(call.into) = weights.lse;
   float* to = call.into.output.row<float>(b, head, q);
   const float* other = call.from.output.row<float>(b, head, q);
-  for (int c = lane; c < call.head_dim; c += kMergeWarp) to[c] = weights.merged(to[c], other[c]);
+  for (int c = lane; c < call.head_dim; c += kWarp) to[c] = weights.merged(to[c], other[c]);
 }
 
 inline void launch_merge(const MergeCall& call, const Stream& stream) {
-  launch("merge_kernel", merge_kernel,
-         ceil_div(call.batch * call.rows * call.heads * kMergeWarp, kMergeThreads), kMergeThreads, 0, stream,
-         call);
+  launch("merge_kernel", merge_kernel, ceil_div(call.batch * call.rows * call.heads * kWarp, kRowThreads),
+         kRowThreads, 0, stream, call);
 }
 
 }  // namespace headroom::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cuda/call.h"
+#include "headroom/core/stream.h"
 
 namespace headroom::cuda {
 

@@ -1,9 +1,8 @@
-// The launches that every implementation on intervals shares: lists of rows, first and last values, row
-// statistics, dSink. None of them multiplies matrices; all are bound by memory. Included by a .cu file (or,
-// for tests, by a .cpp after tests/cuda/on_host.h).
+// The launches that all rows share: lists of rows, first and last values, row statistics, dSink. All are
+// bound by memory. Included by a .cu file (or, for tests, by a .cpp after tests/cuda/on_host.h).
 #pragma once
 
-#include "attention/cuda/call.h"
+#include "attention/cuda/shared.h"
 #include "attention/dilated_rows.h"
 #include "cuda/device_code.h"
 #if defined(__CUDACC__)
@@ -12,18 +11,9 @@
 
 namespace headroom::cuda {
 
-inline constexpr int kListThreads = 256;
-inline constexpr int kWarp = 32;
-inline constexpr float kLog2E = 1.4426950408889634F;
-inline constexpr float kLn2 = 0.6931471805599453F;
-
-__device__ __forceinline__ float infinity() {
-  return bits_to_float(0x7f800000u);
-}
-
 // first, last <- what row q sees; one thread per row
 static __global__ void plain_lists_kernel(AttentionCall call) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i >= call.batch * call.seq_q) return;
   const Range seen = plain_interval(call.rule.of(i / call.seq_q, 0, 0), i % call.seq_q);
   call.lists.first[i] = seen.begin;
@@ -48,7 +38,7 @@ static __global__ void dilated_lists_kernel(AttentionCall call) {
     const auto index = [&](std::int64_t member) {
       return static_cast<std::int32_t>(key_count + least(most(member, keys.begin), keys.end) - keys.begin);
     };
-    for (std::int64_t i = threadIdx.x; i < queries.size(); i += kListThreads) {
+    for (std::int64_t i = threadIdx.x; i < queries.size(); i += kRowThreads) {
       const std::int64_t at = list * lists.capacity + count + i;
       const std::int64_t member = queries.begin + i;
       const KeyRange seen = document.seen(mask, member);
@@ -56,7 +46,7 @@ static __global__ void dilated_lists_kernel(AttentionCall call) {
       lists.first[at] = index(seen.begin);
       lists.last[at] = index(seen.end);
     }
-    for (std::int64_t i = threadIdx.x; lists.key_rows != lists.rows && i < keys.size(); i += kListThreads) {
+    for (std::int64_t i = threadIdx.x; lists.key_rows != lists.rows && i < keys.size(); i += kRowThreads) {
       lists.key_rows[list * lists.key_capacity + key_count + i] =
           static_cast<std::int32_t>(document.position(keys.begin + i) - mask.key_start);
     }
@@ -69,7 +59,7 @@ static __global__ void dilated_lists_kernel(AttentionCall call) {
 
 // seen_by <- the queries that may see a tile of keys; one thread per tile
 static __global__ void seen_by_kernel(AttentionCall call, std::int64_t lists) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i >= lists * call.lists.key_tiles) return;
   const std::int64_t list = i / call.lists.key_tiles;
   const auto begin = static_cast<std::int32_t>(i % call.lists.key_tiles * kTileKeys);
@@ -90,7 +80,7 @@ __device__ __forceinline__ std::int64_t row_offset(const TypedHeadsView& view, s
 // dst <- 0; one warp per row
 static __global__ void zero_kernel(AttentionCall call, TypedHeadsView to, std::int64_t rows,
                                    std::int64_t heads) {
-  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
   for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
@@ -100,7 +90,7 @@ static __global__ void zero_kernel(AttentionCall call, TypedHeadsView to, std::i
 
 // the counters of a launch <- 0; one thread per word
 static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t words) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i == 0) *call.next_share = 0;
   if (i < words) call.turns[i] = 0;
 }
@@ -108,7 +98,7 @@ static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t wor
 // dst <- src; one warp per row
 static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, TypedHeadsView from,
                                      std::int64_t rows, std::int64_t heads) {
-  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
   const std::int64_t source = row_offset(from, item, rows, heads);
@@ -119,14 +109,14 @@ static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, Type
 
 // lse <- sink or -inf; one thread per row
 static __global__ void start_lse_kernel(AttentionCall call) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i >= call.batch * call.heads_q * call.seq_q) return;
-  call.lse[i] = call.sinks == nullptr ? -infinity() : call.sinks[i / call.seq_q % call.heads_q];
+  call.lse[i] = call.sinks == nullptr ? -kInfinity : call.sinks[i / call.seq_q % call.heads_q];
 }
 
 // row_shift <- log2(e) lse; row_dot <- dO . O - dLSE; one warp per row
 static __global__ void row_statistics_kernel(AttentionCall call) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kListThreads + threadIdx.x) / kWarp;
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (i >= call.batch * call.heads_q * call.seq_q) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t b = i / (call.heads_q * call.seq_q);
@@ -143,7 +133,7 @@ static __global__ void row_statistics_kernel(AttentionCall call) {
   for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (lane != 0) return;
   const float lse = call.lse[i];
-  call.row_shift[i] = lse == -infinity() ? infinity() : lse * kLog2E;
+  call.row_shift[i] = lse == -kInfinity ? kInfinity : lse * kLog2E;
   call.row_dot[i] = sum - (call.lse_gradient == nullptr ? 0.0F : call.lse_gradient[i]);
 }
 
@@ -155,14 +145,14 @@ static __global__ void sinks_gradient_kernel(AttentionCall call) {
   auto* sums = reinterpret_cast<double*>(shared_memory);
   const std::int64_t head = blockIdx.x;
   double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < call.batch * call.seq_q; i += kListThreads) {
+  for (std::int64_t i = threadIdx.x; i < call.batch * call.seq_q; i += kRowThreads) {
     const std::int64_t row = call.statistics(i / call.seq_q, head) + i % call.seq_q;
     const float lse = call.lse[row];
-    if (lse == -infinity()) continue;  // nothing to see, and no sink
+    if (lse == -kInfinity) continue;  // nothing to see, and no sink
     sum -= static_cast<double>(expf(call.sinks[head] - lse)) * static_cast<double>(call.row_dot[row]);
   }
   sums[threadIdx.x] = sum;
-  for (unsigned half = kListThreads / 2; half > 0; half /= 2) {
+  for (unsigned half = kRowThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
@@ -171,56 +161,65 @@ static __global__ void sinks_gradient_kernel(AttentionCall call) {
 
 inline void launch_lists(const AttentionCall& call, const Stream& stream) {
   if (call.lists.rows == nullptr) {
-    launch("plain_lists_kernel", plain_lists_kernel, ceil_div(call.batch * call.seq_q, kListThreads),
-           kListThreads, 0, stream, call);
+    launch("plain_lists_kernel", plain_lists_kernel, ceil_div(call.batch * call.seq_q, kRowThreads),
+           kRowThreads, 0, stream, call);
   } else {
-    launch("dilated_lists_kernel", dilated_lists_kernel, call.batch * call.heads_q, kListThreads, 0, stream,
+    launch("dilated_lists_kernel", dilated_lists_kernel, call.batch * call.heads_q, kRowThreads, 0, stream,
            call);
   }
 }
 
 inline void launch_seen_by(const AttentionCall& call, const Stream& stream) {
   const std::int64_t lists = call.batch * (call.lists.per_head ? call.heads_q : 1);
-  launch("seen_by_kernel", seen_by_kernel, ceil_div(lists * call.lists.key_tiles, kListThreads), kListThreads,
+  launch("seen_by_kernel", seen_by_kernel, ceil_div(lists * call.lists.key_tiles, kRowThreads), kRowThreads,
          0, stream, call, lists);
 }
 
 inline std::int64_t blocks_of_rows(const AttentionCall& call, std::int64_t rows, std::int64_t heads) {
-  return ceil_div(call.batch * rows * heads * kWarp, kListThreads);
+  return ceil_div(call.batch * rows * heads * kWarp, kRowThreads);
 }
 
 inline void launch_zero(const AttentionCall& call, const TypedHeadsView& to, std::int64_t rows,
                         std::int64_t heads, const Stream& stream) {
-  launch("zero_kernel", zero_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
+  launch("zero_kernel", zero_kernel, blocks_of_rows(call, rows, heads), kRowThreads, 0, stream, call, to,
          rows, heads);
 }
 
 inline void launch_zero_counters(const AttentionCall& call, const Stream& stream) {
   const std::int64_t words = call.turns == nullptr ? 0 : call.batch * call.heads_q * call.turns_per_head;
-  launch("zero_counters_kernel", zero_counters_kernel, ceil_div(most<std::int64_t>(words, 1), kListThreads),
-         kListThreads, 0, stream, call, words);
+  launch("zero_counters_kernel", zero_counters_kernel, ceil_div(most<std::int64_t>(words, 1), kRowThreads),
+         kRowThreads, 0, stream, call, words);
 }
 
 inline void launch_narrow(const AttentionCall& call, const TypedHeadsView& to, const TypedHeadsView& from,
                           std::int64_t rows, std::int64_t heads, const Stream& stream) {
-  launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kListThreads, 0, stream, call, to,
+  launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kRowThreads, 0, stream, call, to,
          from, rows, heads);
 }
 
 inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {
   launch_zero(call, call.output, call.seq_q, call.heads_q, stream);
-  launch("start_lse_kernel", start_lse_kernel, ceil_div(call.batch * call.heads_q * call.seq_q, kListThreads),
-         kListThreads, 0, stream, call);
+  launch("start_lse_kernel", start_lse_kernel, ceil_div(call.batch * call.heads_q * call.seq_q, kRowThreads),
+         kRowThreads, 0, stream, call);
 }
 
 inline void launch_row_statistics(const AttentionCall& call, const Stream& stream) {
   launch("row_statistics_kernel", row_statistics_kernel, blocks_of_rows(call, call.seq_q, call.heads_q),
-         kListThreads, 0, stream, call);
+         kRowThreads, 0, stream, call);
 }
 
 inline void launch_sinks_gradient(const AttentionCall& call, const Stream& stream) {
-  launch("sinks_gradient_kernel", sinks_gradient_kernel, call.heads_q, kListThreads,
-         kListThreads * static_cast<std::int64_t>(sizeof(double)), stream, call);
+  launch("sinks_gradient_kernel", sinks_gradient_kernel, call.heads_q, kRowThreads,
+         kRowThreads * static_cast<std::int64_t>(sizeof(double)), stream, call);
 }
+
+inline constexpr SharedLaunches kSharedLaunches{.write_lists = launch_lists,
+                                                .write_seen_by = launch_seen_by,
+                                                .start_rows = launch_start_rows,
+                                                .row_statistics = launch_row_statistics,
+                                                .sinks_gradient = launch_sinks_gradient,
+                                                .zero_counters = launch_zero_counters,
+                                                .zero = launch_zero,
+                                                .narrow = launch_narrow};
 
 }  // namespace headroom::cuda

@@ -6,12 +6,19 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "headroom/attention/mask.h"
 
 namespace headroom::cuda {
 
 using Range = Interval<std::int32_t>;  // of a list
+
+inline constexpr int kWarp = 32;
+inline constexpr int kRowThreads = 256;  // of a block of a kernel that works row by row
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <class T>
 [[nodiscard]] HEADROOM_HOST_DEVICE
@@ -62,11 +69,11 @@ inline Range plain_interval(const MaskView& mask, std::int64_t q) {
   return {static_cast<std::int32_t>(seen.begin), static_cast<std::int32_t>(seen.end)};
 }
 
-// How rows are cut into tiles of queries: `rows` each; where there are block lists, equal parts of a block,
+// How rows are cut into tiles of queries: `rows` each; where there are block lists, a block is cut evenly,
 // so that a tile has one list.
 struct QueryTiling {
-  std::int64_t block_rows = 0;       // 0: no lists
-  std::int64_t tiles_per_block = 1;  // tiles of a block
+  std::int64_t block_rows = 0;  // 0: no lists
+  std::int64_t tiles_per_block = 1;
   std::int32_t rows = 1;
 
   [[nodiscard]] static QueryTiling of(std::int64_t block_rows, std::int64_t seq_q, std::int32_t tile_rows) {

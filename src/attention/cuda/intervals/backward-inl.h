@@ -45,7 +45,7 @@ __device__ __forceinline__ int score_offset(int lane, int e) {
   return Product::row(lane, Product::score_slot(e)) * T::kScoreStride + Product::score_column(lane, e);
 }
 
-// dQ <- dQ + scale part, of the warp's rows and columns from `column` on
+// dQ <- dQ + scale sums, of the warp's rows and columns from `column` on
 template <class T>
 __device__ __forceinline__ void add_query_gradient(
     const AttentionCall& call, const QueryTile& queries, int warp_row, int column,
@@ -113,13 +113,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
     const Range rows = tiling.tile(item.tile, head.count_q);
     fill_tile<T::kRows, T::kColumns, T::kStride, T::kThreads>(
         stream + stage * T::kQueryWords,
-        HeadRows::choose(step == kGradient, HeadRows::of(call.output_gradient, b, head.head, head.rows),
-                         HeadRows::of(call.query, b, head.head, head.rows)),
+        TileSource::choose(step == kGradient, TileSource::of(call.output_gradient, b, head.head, head.rows),
+                           TileSource::of(call.query, b, head.head, head.rows)),
         rows.begin, rows.end, column_of(chunk), call.head_dim);
     fill_tile<kTileKeys, T::kColumns, T::kStride, T::kThreads>(
         stream_keys + stage * T::kKeyWords,
-        HeadRows::choose(step == kGradient, HeadRows::of(call.value, b, kv, head.key_rows),
-                         HeadRows::of(call.key, b, kv, head.key_rows)),
+        TileSource::choose(step == kGradient, TileSource::of(call.value, b, kv, head.key_rows),
+                           TileSource::of(call.key, b, kv, head.key_rows)),
         first_key, head.count_k, column_of(chunk), call.head_dim);
   };
   QueryTiles::Item current = query_tiles.next();
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const std::int64_t at = queries.statistics(call, warp_row + Product::row(lane, s));
-      shift[s] = at < 0 ? infinity() : call.row_shift[at];
+      shift[s] = at < 0 ? kInfinity : call.row_shift[at];
       dot[s] = at < 0 ? 0.0F : call.row_dot[at];
     }
 
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
       }
     }
     __syncthreads();
-    // dS takes the place of P.
+    // dS overwrites P.
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) {
       const int s = Product::score_slot(e);
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBackwardBlocks)
     current = following;
   }
 
-  // Every member of the call has the same list, or there is one member.
+  // Every head of the group that the call sums over has the same list, or there is one such head.
   const ListHead head = ListHead::of(call, b, kv * call.group() + call.group_begin);
 #pragma unroll
   for (int c = 0; c < kOwnChunks; ++c) {
@@ -247,7 +247,6 @@ void launch_backward(const AttentionCall& call, const Stream& stream) {
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, T::kRows);
   constexpr int kSlices = ceil_div(T::kHeadDim, kGradientColumns);
   static_assert(T::kRows >= kLeastTileRows);
-  launch_zero_counters(call, stream);
   launch("interval_backward_kernel", interval_backward_kernel<T>,
          call.batch * call.heads_kv * call.lists.key_tiles * kSlices, T::kThreads, T::kBackwardBytes, stream,
          call, tiling);

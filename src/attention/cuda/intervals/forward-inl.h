@@ -24,22 +24,22 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
   const TileIntervals intervals = TileIntervals::of(head.first, head.last, rows);
   const BlockList list = call.block_list(head.b, head.head, tiling.block_of(tile));
   const std::int64_t kv = head.head / call.group();
-  const HeadRows keys = HeadRows::of(call.key, head.b, kv, head.key_rows);
-  const HeadRows values = HeadRows::of(call.value, head.b, kv, head.key_rows);
+  const TileSource keys = TileSource::of(call.key, head.b, kv, head.key_rows);
+  const TileSource values = TileSource::of(call.value, head.b, kv, head.key_rows);
   const int chunks = (call.head_dim + T::kColumns - 1) / T::kColumns;
 
   float* query = shared_words();  // [chunks, or one of them][rows, columns]
   float* stream = query + (T::kResident ? T::kChunks : 1) * T::kQueryWords;  // [stages][keys, columns]
   float* scores_shared = stream + T::kStages * T::kKeyWords + warp_row * T::kScoreStride;
-  const auto fill = [&](const HeadRows& from, std::int32_t key_tile, int chunk, int stage) {
+  const auto fill = [&](const TileSource& from, std::int32_t key_tile, int chunk, int stage) {
     fill_tile<kTileKeys, T::kColumns, T::kStride, T::kThreads>(stream + stage * T::kKeyWords, from,
                                                                key_tile * kTileKeys, head.count_k,
                                                                chunk * T::kColumns, call.head_dim);
   };
   const auto fill_query = [&](float* to, int chunk) {
     fill_tile<T::kRows, T::kColumns, T::kStride, T::kThreads>(
-        to, HeadRows::of(call.query, head.b, head.head, head.rows), rows.begin, rows.end, chunk * T::kColumns,
-        call.head_dim);
+        to, TileSource::of(call.query, head.b, head.head, head.rows), rows.begin, rows.end,
+        chunk * T::kColumns, call.head_dim);
   };
   if constexpr (T::kResident) {
     for (int c = 0; c < chunks; ++c) fill_query(query + c * T::kQueryWords, c);
@@ -47,20 +47,20 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
 
   // The softmax so far: nothing, the sink, or an earlier result.
   float row_max[kSlots];
-  float row_sum[kSlots];  // this lane's part
+  float row_sum[kSlots];  // over this lane's columns
   float sums[T::kChunks][kSums] = {};
   const std::int64_t statistics = call.statistics(head.b, head.head);
-  const HeadRows output = HeadRows::of(call.output, head.b, head.head, head.rows);
+  const TileSource output = TileSource::of(call.output, head.b, head.head, head.rows);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
-    row_max[s] = -infinity();
+    row_max[s] = -kInfinity;
     const std::int32_t i = rows.begin + warp_row + Product::row(lane, s);
     if (i < rows.end && call.resume) {
       row_max[s] = call.lse[statistics + head.row(i)] * kLog2E;
     } else if (i < rows.end && call.sinks != nullptr) {
       row_max[s] = call.sinks[head.head] * kLog2E;
     }
-    row_sum[s] = row_max[s] == -infinity() || lane % Product::kPeers != 0 ? 0.0F : 1.0F;
+    row_sum[s] = row_max[s] == -kInfinity || lane % Product::kPeers != 0 ? 0.0F : 1.0F;
   }
   if (call.resume) {
 #pragma unroll
@@ -92,11 +92,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
       const bool last = chunk + 1 == chunks;
       const bool to_keys = last == (step == kSum);
       const std::int32_t then = last && step == kSum ? following : current;
-      if (then >= 0) fill(HeadRows::choose(to_keys, keys, values), then, last ? 0 : chunk + 1, stage ^ 1);
+      if (then >= 0) fill(TileSource::choose(to_keys, keys, values), then, last ? 0 : chunk + 1, stage ^ 1);
     } else {
       __syncthreads();
       if (step == kScore) fill_query(query, chunk);
-      fill(HeadRows::choose(step == kScore, keys, values), current, chunk, 0);
+      fill(TileSource::choose(step == kScore, keys, values), current, chunk, 0);
       wait_for_copies();
       __syncthreads();
     }
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
 #pragma unroll
       for (int e = 0; e < Product::kScores; ++e) {
         if (!mask.sees(seen[Product::score_slot(e)], first_key, Product::score_column(lane, e))) {
-          scores[e] = -infinity();
+          scores[e] = -kInfinity;
         }
       }
     }
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
     float shift[kSlots];
     float rescale[kSlots];
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) highest[s] = -infinity();
+    for (int s = 0; s < kSlots; ++s) highest[s] = -kInfinity;
 #pragma unroll
     for (int e = 0; e < Product::kScores; ++e) {
       highest[Product::score_slot(e)] = fmaxf(highest[Product::score_slot(e)], scores[e]);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
         highest[s] = fmaxf(highest[s], __shfl_xor_sync(0xffffffffu, highest[s], step));
       }
       const float higher = fmaxf(row_max[s], highest[s] * rule.factor);
-      shift[s] = higher == -infinity() ? 0.0F : higher;
+      shift[s] = higher == -kInfinity ? 0.0F : higher;
       rescale[s] = power_of_two(row_max[s] - shift[s]);
       row_sum[s] *= rescale[s];
       moved |= higher != row_max[s];
@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
     inverse[s] = row_sum[s] > 0 ? 1.0F / row_sum[s] : 0.0F;
     const std::int32_t i = rows.begin + warp_row + Product::row(lane, s);
     if (i < rows.end && lane % Product::kPeers == 0) {
-      call.lse[statistics + head.row(i)] =
-          row_sum[s] > 0 ? row_max[s] * kLn2 + logf(row_sum[s]) : -infinity();
+      call.lse[statistics + head.row(i)] = row_sum[s] > 0 ? row_max[s] * kLn2 + logf(row_sum[s]) : -kInfinity;
     }
   }
 #pragma unroll

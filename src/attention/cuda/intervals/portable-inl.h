@@ -1,10 +1,8 @@
-// The tiles of the row `portable`, and which of them a call runs on.
+// The tiles of the row `portable`.
 #pragma once
 
-#include "attention/cuda/intervals/backward-inl.h"
 #include "attention/cuda/intervals/fma_product.h"
-#include "attention/cuda/intervals/forward-inl.h"
-#include "attention/cuda/intervals/portable.h"
+#include "attention/cuda/intervals/launches-inl.h"
 
 namespace headroom::cuda {
 
@@ -23,37 +21,5 @@ struct PortableTiles {
   static_assert(Small::kForwardBytes <= 48 << 10 && Small::kBackwardBytes <= 48 << 10);
   static_assert(Forward::kForwardBytes <= 163 << 10 && Backward::kBackwardBytes <= 99 << 10);
 };
-
-inline IntervalKernels make_portable_kernels() {
-  return {.write_lists = launch_lists,
-          .write_visitors = launch_seen_by,
-          .start_rows = launch_start_rows,
-          .row_statistics = launch_row_statistics,
-          .zero = launch_zero,
-          .narrow = launch_narrow,
-          .sinks_gradient = launch_sinks_gradient,
-          .forward =
-              [](const AttentionCall& call, const Stream& stream) {
-                with_head_dim(call.head_dim, [&]<int D>() {
-                  using Tiles = PortableTiles<D>;
-                  if (Tiles::Forward::kForwardBytes <= block_shared_bytes(*stream.device)) {
-                    launch_forward<typename Tiles::Forward>(call, stream);
-                  } else {
-                    launch_forward<typename Tiles::Small>(call, stream);
-                  }
-                });
-              },
-          .backward =
-              [](const AttentionCall& call, const Stream& stream) {
-                with_head_dim(call.head_dim, [&]<int D>() {
-                  using Tiles = PortableTiles<D>;
-                  if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
-                    launch_backward<typename Tiles::Backward>(call, stream);
-                  } else {
-                    launch_backward<typename Tiles::Small>(call, stream);
-                  }
-                });
-              }};
-}
 
 }  // namespace headroom::cuda

@@ -3,7 +3,7 @@
 namespace headroom::cuda {
 
 const IntervalKernels& portable_kernels() {
-  static const IntervalKernels kKernels = make_portable_kernels();
+  static constexpr IntervalKernels kKernels = make_interval_kernels<PortableTiles>();
   return kKernels;
 }
 

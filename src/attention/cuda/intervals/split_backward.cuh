@@ -2,7 +2,7 @@
 // sums of their gradients and takes the tiles of queries that see them, rising, as backward-inl.h
 // does. Of its four warpgroups one reads and splits; one makes P and sums dV, one makes dS and sums dK, one
 // multiplies dQ and adds it in global memory. P goes from the second to the third through shared memory, dS
-// from the third to the fourth in the same place.
+// from the third to the fourth in the same memory.
 #pragma once
 
 #include "attention/cuda/intervals/query_tiles-inl.h"
@@ -87,7 +87,7 @@ __device__ __forceinline__ void start_tile(const AttentionCall& call, const Quer
       copy_word(queries.first + thread, head.first + i);
       copy_word(queries.last + thread, head.last + i);
     } else {
-      queries.shift[thread] = infinity();
+      queries.shift[thread] = kInfinity;
       queries.dot[thread] = 0;
       queries.first[thread] = queries.last[thread] = 0;
     }
@@ -109,12 +109,12 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
   const KeyShare& share = shared.share;
   const int columns = call.head_dim - thread % 8 * 8;
   {
-    // Every member of the call has the same list, or there is one member.
+    // Every head of the group that the call sums over has the same list, or there is one such head.
     const ListHead head = ListHead::of(call, share.b, share.kv * call.group() + call.group_begin);
     const Range keys{share.key_tile * kTileKeys, head.count_k};
-    fill_split(shared.key, 0, ShareRows::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
+    fill_split(shared.key, 0, ThreadSource::of(call.key, share.b, share.kv, head.key_rows, keys, thread),
                columns, thread);
-    fill_split(shared.value, 0, ShareRows::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
+    fill_split(shared.value, 0, ThreadSource::of(call.value, share.b, share.kv, head.key_rows, keys, thread),
                columns, thread);
     shared.key_ring.publish({});
   }
@@ -123,10 +123,11 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
   constexpr int kPanels = SplitTile<64, D>::kPanels;
   QueryTiles query_tiles(call, tiling, share);
   PanelShare panel_share;
-  ShareRows source;
+  ThreadSource source;
   const auto start = [&](const TypedHeadsView& view, QueryTiles::Item item) {
     const ListHead head = ListHead::of(call, share.b, item.head);
-    source = ShareRows::of(view, share.b, item.head, head.rows, tiling.tile(item.tile, head.count_q), thread);
+    source =
+        ThreadSource::of(view, share.b, item.head, head.rows, tiling.tile(item.tile, head.count_q), thread);
     panel_share.fetch(source, 0, columns);
   };
   const auto store = [&](SplitTile<64, D>& tile) {
@@ -431,7 +432,6 @@ template <int D>
 void launch_split_backward(const AttentionCall& call, const Stream& stream) {
   static_assert(sizeof(SplitBackward<D>) <= kHopperSharedBytes);
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitQueryTile::kRows);
-  launch_zero_counters(call, stream);
   launch("split_backward_kernel", split_backward_kernel<D>, call.batch * call.heads_kv * call.lists.key_tiles,
          SplitBackward<D>::kThreads, sizeof(SplitBackward<D>), stream, call, tiling);
 }

@@ -51,8 +51,8 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
 #pragma unroll 1
   for (int row = 0; row < SplitForward<D>::kRows; row += 64) {
     fill_split(shared.query, row,
-               ShareRows::of(call.query, head.b, head.head, head.rows,
-                             {block.rows.begin + row, block.rows.end}, thread),
+               ThreadSource::of(call.query, head.b, head.head, head.rows,
+                                {block.rows.begin + row, block.rows.end}, thread),
                columns, thread);
   }
   shared.query_ring.publish({});
@@ -60,9 +60,10 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
   // Panels of K and then of V, tile after tile: while one is split, the next is on the way.
   constexpr int kPanels = SplitTile<64, D>::kPanels;
   PanelShare share;
-  ShareRows source;
+  ThreadSource source;
   const auto open = [&](const TypedHeadsView& view, std::int32_t tile) {
-    source = ShareRows::of(view, head.b, block.kv, head.key_rows, {tile * kTileKeys, head.count_k}, thread);
+    source =
+        ThreadSource::of(view, head.b, block.kv, head.key_rows, {tile * kTileKeys, head.count_k}, thread);
   };
   RingPosition<SplitForward<D>::kStages> at;
   KeyTiles key_tiles(block.intervals.some, kTileKeys, block.list);
@@ -129,7 +130,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
     } else if (i < block.rows.end && call.sinks != nullptr) {
       softmax.maximum[r] = call.sinks[head.head] * kLog2E;
     }
-    softmax.sum[r] = softmax.maximum[r] == -infinity() || lane % 4 != 0 ? 0.0F : 1.0F;
+    softmax.sum[r] = softmax.maximum[r] == -kInfinity || lane % 4 != 0 ? 0.0F : 1.0F;
   }
   if (call.resume) {
 #pragma unroll
@@ -161,7 +162,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           if (i % 4 / 2 == r && !mask.sees(seen, first_key, i / 4 * 8 + lane % 4 * 2 + i % 2)) {
-            scores[i] = -infinity();
+            scores[i] = -kInfinity;
           }
         }
       }
@@ -195,7 +196,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
     const float inverse = sum > 0 ? 1.0F / sum : 0.0F;
     const std::int32_t i = block.rows.begin + first_row + 8 * r;
     if (i < block.rows.end && lane % 4 == 0) {
-      lse[head.row(i)] = sum > 0 ? softmax.maximum[r] * kLn2 + logf(sum) : -infinity();
+      lse[head.row(i)] = sum > 0 ? softmax.maximum[r] * kLn2 + logf(sum) : -kInfinity;
     }
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {

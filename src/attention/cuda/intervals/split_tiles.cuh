@@ -63,15 +63,15 @@ struct SplitRegisters {
 // ---- tiles from global memory
 
 // Where a thread reads of 64 rows of a list: of every sixteen one, from its eight columns of a panel on.
-struct ShareRows {
+struct ThreadSource {
   const float* row[4];  // null past the end
   bool aligned;
 
-  __device__ static ShareRows of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
-                                 const std::int32_t* list, Range rows, int thread) {
+  __device__ static ThreadSource of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
+                                    const std::int32_t* list, Range rows, int thread) {
     const float* data = static_cast<const float*>(view.data) + b * view.batch_stride +
                         head * view.head_stride + thread % 8 * 8;
-    ShareRows share;
+    ThreadSource share;
     share.aligned = view.aligned;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -87,7 +87,7 @@ struct RowPiece {
   float4 four[2];
 
   // The row has `columns` columns from the thread's first one on.
-  __device__ __forceinline__ void fetch(const ShareRows& from, int n, int panel, int columns) {
+  __device__ __forceinline__ void fetch(const ThreadSource& from, int n, int panel, int columns) {
     four[0] = four[1] = make_float4(0, 0, 0, 0);
     if (from.row[n] == nullptr || panel * kPanel >= columns) return;
     const float* at = from.row[n] + panel * kPanel;
@@ -114,7 +114,7 @@ struct RowPiece {
 struct PanelShare {
   RowPiece piece[4];
 
-  __device__ __forceinline__ void fetch(const ShareRows& from, int panel, int columns) {
+  __device__ __forceinline__ void fetch(const ThreadSource& from, int panel, int columns) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) piece[n].fetch(from, n, panel, columns);
   }
@@ -133,7 +133,7 @@ struct PanelShare {
 
 // 64 rows of a tile from `row` on <- rows of a list, by a warpgroup
 template <int kRows, int D>
-__device__ __forceinline__ void fill_split(SplitTile<kRows, D>& tile, int row, const ShareRows& from,
+__device__ __forceinline__ void fill_split(SplitTile<kRows, D>& tile, int row, const ThreadSource& from,
                                            int columns, int thread) {
 #pragma unroll 1
   for (int panel = 0; panel < D / kPanel; ++panel) {

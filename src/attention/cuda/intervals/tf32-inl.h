@@ -1,12 +1,9 @@
-// The tiles of the rows `tf32x3` and `tf32`, and which of them a call runs on.
+// The tiles of the rows `tf32x3` and `tf32`.
 #pragma once
 
 #include <type_traits>
 
-#include "attention/cuda/intervals/backward-inl.h"
-#include "attention/cuda/intervals/forward-inl.h"
-#include "attention/cuda/intervals/portable.h"
-#include "attention/cuda/intervals/tf32.h"
+#include "attention/cuda/intervals/launches-inl.h"
 #include "attention/cuda/intervals/tf32_product.h"
 
 namespace headroom::cuda {
@@ -25,30 +22,9 @@ struct Tf32Tiles {
   static_assert(Small::kBackwardBytes <= 99 << 10);
 };
 
-// The shared launches are those of `kernels`.
-template <int Terms>
-IntervalKernels make_tf32_kernels(IntervalKernels kernels) {
-  kernels.forward = [](const AttentionCall& call, const Stream& stream) {
-    with_head_dim(call.head_dim, [&]<int D>() {
-      using Tiles = Tf32Tiles<D, Terms>;
-      if (Tiles::Forward::kForwardBytes <= block_shared_bytes(*stream.device)) {
-        launch_forward<typename Tiles::Forward>(call, stream);
-      } else {
-        launch_forward<typename Tiles::Small>(call, stream);
-      }
-    });
-  };
-  kernels.backward = [](const AttentionCall& call, const Stream& stream) {
-    with_head_dim(call.head_dim, [&]<int D>() {
-      using Tiles = Tf32Tiles<D, Terms>;
-      if (Tiles::Backward::kBackwardBytes <= block_shared_bytes(*stream.device)) {
-        launch_backward<typename Tiles::Backward>(call, stream);
-      } else {
-        launch_backward<typename Tiles::Small>(call, stream);
-      }
-    });
-  };
-  return kernels;
-}
+template <int D>
+using Tf32x3Tiles = Tf32Tiles<D, 3>;
+template <int D>
+using Tf32SingleTiles = Tf32Tiles<D, 1>;
 
 }  // namespace headroom::cuda

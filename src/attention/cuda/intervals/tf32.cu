@@ -3,7 +3,7 @@
 namespace headroom::cuda {
 
 const IntervalKernels& tf32x3_kernels() {
-  static const IntervalKernels kKernels = make_tf32_kernels<3>(portable_kernels());
+  static constexpr IntervalKernels kKernels = make_interval_kernels<Tf32x3Tiles>();
   return kKernels;
 }
 

@@ -4,7 +4,7 @@
 namespace headroom::cuda {
 
 const IntervalKernels& tf32_kernels() {
-  static const IntervalKernels kKernels = make_tf32_kernels<1>(portable_kernels());
+  static constexpr IntervalKernels kKernels = make_interval_kernels<Tf32SingleTiles>();
   return kKernels;
 }
 

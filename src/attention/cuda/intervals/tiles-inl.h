@@ -5,9 +5,11 @@
 // the next one arrives while the current one is used.
 #pragma once
 
-#include "attention/cuda/call.h"
-#include "attention/cuda/shared-inl.h"
+#include "attention/cuda/intervals/kernels.h"
 #include "cuda/device_code.h"
+#if defined(__CUDACC__)
+#include "cuda/launch.h"
+#endif
 
 namespace headroom::cuda {
 
@@ -36,7 +38,7 @@ struct Tiling {
 };
 
 // The rows of one head of one sequence, as a list has them.
-struct HeadRows {
+struct TileSource {
   const void* data;
   const std::int32_t* rows;  // null: row i is row i
   std::int64_t stride;
@@ -44,8 +46,8 @@ struct HeadRows {
   bool aligned;
   bool copies;  // f32 rows one after the other: shared memory takes them as they are
 
-  __device__ static HeadRows of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
-                                const std::int32_t* rows) {
+  __device__ static TileSource of(const TypedHeadsView& view, std::int64_t b, std::int64_t head,
+                                  const std::int32_t* rows) {
     const std::int64_t offset = b * view.batch_stride + head * view.head_stride;
     const std::int64_t bytes = view.dtype == DType::f32 ? 4 : 2;
     return {static_cast<const char*>(view.data) + offset * bytes,
@@ -56,7 +58,7 @@ struct HeadRows {
             view.dtype == DType::f32 && view.aligned && rows == nullptr};
   }
   // Field by field: a choice of addresses would put both in local memory.
-  __device__ static HeadRows choose(bool first, const HeadRows& a, const HeadRows& b) {
+  __device__ static TileSource choose(bool first, const TileSource& a, const TileSource& b) {
     return {first ? a.data : b.data,       a.rows,
             first ? a.stride : b.stride,   first ? a.dtype : b.dtype,
             first ? a.aligned : b.aligned, first ? a.copies : b.copies};
@@ -67,7 +69,7 @@ struct HeadRows {
 // Rows that have to be looked up or widened. Kept out of the loops that call it: their code has to stay in
 // the instruction cache.
 template <int Rows, int N, int Stride, int kThreads>
-__device__ __noinline__ void fill_converted(float* to, HeadRows from, std::int32_t first, std::int32_t end,
+__device__ __noinline__ void fill_converted(float* to, TileSource from, std::int32_t first, std::int32_t end,
                                             int column, int head_dim) {
   constexpr int kVectors = N / 4;
   constexpr int kStep = kThreads / kVectors;
@@ -84,7 +86,7 @@ __device__ __noinline__ void fill_converted(float* to, HeadRows from, std::int32
 
 // to <- columns [column, column + N) of rows [first, end), and zeros up to Rows rows and N columns
 template <int Rows, int N, int Stride, int kThreads>
-__device__ __forceinline__ void fill_tile(float* to, const HeadRows& from, std::int32_t first,
+__device__ __forceinline__ void fill_tile(float* to, const TileSource& from, std::int32_t first,
                                           std::int32_t end, int column, int head_dim) {
   if (!from.copies) {
     fill_converted<Rows, N, Stride, kThreads>(to, from, first, end, column, head_dim);
@@ -205,22 +207,6 @@ __device__ __forceinline__ float* shared_words() {
   extern __shared__ float4 shared_memory[];
 #endif
   return reinterpret_cast<float*>(shared_memory);
-}
-
-// body.template operator()<D>() with the smallest tile that holds head_dim.
-template <class Body>
-void with_head_dim(int head_dim, const Body& body) {
-  if (head_dim <= 16) {
-    body.template operator()<16>();
-  } else if (head_dim <= 32) {
-    body.template operator()<32>();
-  } else if (head_dim <= 64) {
-    body.template operator()<64>();
-  } else if (head_dim <= 128) {
-    body.template operator()<128>();
-  } else {
-    body.template operator()<256>();
-  }
 }
 
 }  // namespace headroom::cuda

@@ -11,7 +11,7 @@
 
 #include "attention/cuda/sm90/query_sums.cuh"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct BackwardShape {
@@ -165,7 +165,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
   const int row_in_block = consumer * 64 + thread / 32 * 16 + lane / 4;
   const Element* key = shared.key + consumer * 64 * kTileColumns;
   const Element* value = shared.value + consumer * 64 * kTileColumns;
-  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   // Where this lane's row of an 8 x 8 tile goes: rows are 128 bytes, their 16-byte pieces swapped by the
   // row's last bits.
   const int matrix_row = consumer * 64 + thread / 32 * 16 + lane % 16;
@@ -320,4 +320,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -6,7 +6,7 @@
 #include "attention/cuda/sm90/tiles.h"
 #include "cuda/pipeline.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 // A block's share of keys, and the query tiles it passes over for each head of the group.
 struct KeyTile {
@@ -58,7 +58,7 @@ struct QuerySteps {
 
  private:
   __device__ __forceinline__ int last(const BackwardCall& call, const KeyTile& tile) const {
-    const cuda::Visits& visits = call.visits;
+    const Visits& visits = call.visits;
     if (visits.counts != nullptr) {
       const std::int64_t query_head = tile.batch * call.heads_q + head;
       return visits.last[query_head * visits.key_tiles + tile.index];
@@ -66,7 +66,7 @@ struct QuerySteps {
     return tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1;
   }
   __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
-    const cuda::Visits& visits = call.visits;
+    const Visits& visits = call.visits;
     if (visits.counts != nullptr)
       return visits.before[visits.offset(tile.batch * call.heads_q + head, visit)];
     return visit > tile.first_query_tile ? visit - 1 : -1;
@@ -136,9 +136,8 @@ struct SeenBy {
     for (int r = 0; r < 2; ++r) {
       const int place = row_in_block + 8 * r;
       const int query_head = tile.head * call.group + call.group_begin;
-      const cuda::Range range = place < tile.places
-                                    ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place)
-                                    : cuda::Range{};
+      const Range range =
+          place < tile.places ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place) : Range{};
       first_query[r] = range.begin;
       last_query[r] = range.end;
     }
@@ -165,7 +164,7 @@ __device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const Seen
 // Whether block lists hide a part of what a visit meets.
 __device__ __forceinline__ bool listed_in_part(const BackwardCall& call, const KeyTile& tile, int head,
                                                int visit) {
-  const cuda::Visits& visits = call.visits;
+  const Visits& visits = call.visits;
   if (visits.counts == nullptr) return false;
   return visits.entries[visits.offset(tile.batch * call.heads_q + head, visit)] % 2 == 0;
 }
@@ -176,7 +175,7 @@ __device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], 
                                                       const KeyTile& tile, int head, int m,
                                                       int row_in_block) {
   const int begin = m * Shape::kQueries;
-  const cuda::Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
+  const Range queries{begin, min(begin + Shape::kQueries, call.queries.count)};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = tile.index * Shape::kKeys + row_in_block + 8 * r;
@@ -208,7 +207,7 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Bac
 // A thread's two rows of dK or dV.
 template <class Shape>
 __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
-                                               const cuda::HeadsView& rows, int row_in_block, float scale,
+                                               const HeadsView& rows, int row_in_block, float scale,
                                                const float (&sums)[Shape::kHeadDim / 2]) {
   int row[2];
 #pragma unroll
@@ -313,8 +312,8 @@ __global__ void before_backward_kernel(const BeforeCall call) {
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
   if (lane != 0) return;
   const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
-  call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2e;
+  call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2E;
   call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -6,7 +6,7 @@
 
 #include "attention/cuda/sm90/forward.cuh"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead>
 struct QueriesShape {
@@ -110,7 +110,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
   const Element* query = shared.query + consumer * 64 * kTileColumns;
   const Element* output_gradient = shared.output_gradient + consumer * 64 * kTileColumns;
-  const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
@@ -125,8 +125,8 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
       // Keys a query sees, counted from the first key of the first tile.
       const auto seen = [&](int r) {
         const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const cuda::Range range = call.seen.of(tile.batch, tile.head, place);
-        return cuda::Range{range.begin - tile.first_key, range.end - tile.first_key};
+        const Range range = call.seen.of(tile.batch, tile.head, place);
+        return Range{range.begin - tile.first_key, range.end - tile.first_key};
       };
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(seen(0).begin, seen(1).begin));
       const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end));
@@ -167,7 +167,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
           const int column = tile_begin + thread % 4 * 2;
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const cuda::Range keys = seen(r);  // made anew: there are no registers to keep it in
+            const Range keys = seen(r);  // made anew: there are no registers to keep it in
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += i % 2 == 0 ? 1 : 3) {
               const int key = column + i / 4 * 8 + i % 2;
@@ -227,4 +227,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

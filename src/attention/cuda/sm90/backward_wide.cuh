@@ -8,7 +8,7 @@
 
 #include "attention/cuda/sm90/backward_common.cuh"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape {
@@ -94,7 +94,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
   const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
   const int first_column = thread % 4 * 2;
   const MatrixRow matrix;
-  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
   RingPosition<2> tile_at;
@@ -285,4 +285,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

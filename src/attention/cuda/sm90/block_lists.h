@@ -8,7 +8,7 @@
 
 #include "attention/cuda/tiles.h"
 
-namespace headroom::cuda {
+namespace headroom::cuda::sm90 {
 
 // What lists say of a tile.
 enum class Listed : std::uint8_t { none, some, all };
@@ -130,8 +130,8 @@ struct BlockLists {
 };
 
 // What lists come to in tiles: the key tiles that a query tile visits, rising; and the way back, from the
-// last query tile that visits a key tile to the one before it. A visit is a place in a head's entries: from
-// it follow its query tile, and its turn, its number among that tile's. About as long as the lists.
+// last query tile that visits a key tile to the one before it. A visit is an index into a head's entries:
+// from it follow its query tile, and its turn, its number among that tile's. About as long as the lists.
 struct Visits {
   BlockLists lists;
   std::int32_t* counts = nullptr;   // [heads of all sequences, query_tiles]; null: no lists
@@ -179,4 +179,4 @@ struct Visits {
   }
 };
 
-}  // namespace headroom::cuda
+}  // namespace headroom::cuda::sm90

@@ -9,7 +9,7 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/sm90/block_lists.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 // The rows that take part, one after the other: places. All rows of a sequence; with a dilated pattern that
 // divides evenly, every rate-th of them, from the head's offset; else a list that an earlier kernel wrote.
@@ -46,20 +46,20 @@ struct Intervals {
   int after = 0;    // and after it
   int segment = 0;  // seen from inside the same so many places only; 0: no such limit
 
-  __device__ cuda::Range of(int batch, int head, int place) const {
+  __device__ Range of(int batch, int head, int place) const {
     if (first != nullptr) {
       const std::int64_t at = batch * batch_stride + head * head_stride + place;
-      return cuda::Range{first[at], last[at]};
+      return Range{first[at], last[at]};
     }
     const int position = place + shift;
-    int begin = cuda::most(position - before, 0);
-    int end = cuda::least(position + after + 1, others);
+    int begin = most(position - before, 0);
+    int end = least(position + after + 1, others);
     if (segment > 0) {
       const int start = position / segment * segment;
-      begin = cuda::most(begin, start);
-      end = cuda::least(end, start + segment);
+      begin = most(begin, start);
+      end = least(end, start + segment);
     }
-    return cuda::Range{begin, end};
+    return Range{begin, end};
   }
 };
 
@@ -86,13 +86,11 @@ struct ForwardCall {
   float scale = 1;
   float softcap = 0;
   const float* sinks = nullptr;
-  cuda::HeadsView output;
+  HeadsView output;
   float* output_sums = nullptr;  // instead of output: f32, dense, and the softmax goes on from it and lse
   float* lse = nullptr;
   int* next_tile = nullptr;  // zero at launch
-  cuda::Visits visits;       // with block lists
-
-  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
+  Visits visits;             // with block lists
 };
 
 struct BackwardCall {
@@ -118,13 +116,11 @@ struct BackwardCall {
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time
-  cuda::HeadsView key_gradient;
-  cuda::HeadsView value_gradient;
+  HeadsView key_gradient;
+  HeadsView value_gradient;
   bool add_key_gradients = false;  // to what is there, in f32
   int* next_tile = nullptr;
-  cuda::Visits visits;  // with block lists
-
-  [[nodiscard]] bool general() const { return softcap > 0 || visits.counts != nullptr; }
+  Visits visits;  // with block lists
 };
 
 // dQ alone, from blocks of queries.
@@ -145,15 +141,15 @@ struct QueriesCall {
   const float* lse = nullptr;  // as in BackwardCall
   const float* delta = nullptr;
   int padded_places = 0;
-  cuda::HeadsView query_gradient;
+  HeadsView query_gradient;
   bool add = false;  // to what is there, in f32
   int* next_tile = nullptr;
-  cuda::Visits visits;  // with block lists
+  Visits visits;  // with block lists
 };
 
 struct BeforeCall {
-  cuda::HeadsView output;
-  cuda::HeadsView output_gradient;
+  HeadsView output;
+  HeadsView output_gradient;
   Places queries;
   const float* lse = nullptr;           // [batch, heads, rows]
   const float* lse_gradient = nullptr;  // likewise, or null
@@ -171,7 +167,7 @@ struct AfterCall {
   const float* query_sums = nullptr;
   Places queries;
   Intervals seen;
-  cuda::HeadsView query_gradient;
+  HeadsView query_gradient;
   bool add = false;  // to what is there, in f32
   int batch = 0;
   int heads = 0;
@@ -181,7 +177,7 @@ struct AfterCall {
   int query_tiles = 0;
   int head_dim = 0;
   float scale = 1;
-  cuda::Visits visits;  // with block lists
+  Visits visits;  // with block lists
 };
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -8,11 +8,9 @@
 #include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
-inline constexpr int kTileColumns = 64;       // of 16-bit elements in a 128-byte row of shared memory
-inline constexpr float kLog2e = 1.44269504F;  // exp(x) = 2^(x log2 e)
-inline constexpr float kLn2 = 0.693147181F;
+inline constexpr int kTileColumns = 64;  // of 16-bit elements in a 128-byte row of shared memory
 
 constexpr int pad_columns(int head_dim) {
   return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns;
@@ -61,7 +59,7 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
 // tanh of scores in units of the softcap.
 template <int kScores>
 __device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {
-  const float inner = 2 * kLog2e * scale / softcap;
+  const float inner = 2 * kLog2E * scale / softcap;
 #pragma unroll
   for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
 }
@@ -135,7 +133,7 @@ __device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], cons
 // A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on: added in f32 to what is
 // there, or stored.
 template <class Element, int kColumns>
-__device__ __forceinline__ void write_rows(const cuda::HeadsView& rows, bool add, int batch, int head,
+__device__ __forceinline__ void write_rows(const HeadsView& rows, bool add, int batch, int head,
                                            const int (&row)[2], int first_column, float scale,
                                            const float (&sums)[kColumns / 2], int head_dim) {
   const float factor[2] = {scale, scale};
@@ -156,4 +154,4 @@ __device__ __forceinline__ void write_rows(const cuda::HeadsView& rows, bool add
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -9,7 +9,7 @@
 #include "attention/cuda/softmax.cuh"
 #include "cuda/pipeline.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct ForwardShape {
@@ -58,7 +58,7 @@ struct alignas(1024) ForwardShared {
 template <class Shape, class Call>
 __device__ __forceinline__ int key_entry(const Call& call, const QueryTile& tile, int n) {
   if constexpr (Shape::kGeneral) {
-    const cuda::Visits& visits = call.visits;
+    const Visits& visits = call.visits;
     if (visits.counts == nullptr) return 2 * n + 1;
     const int head = tile.batch * call.heads_q + tile.head;
     return visits.entries[visits.tile(head, tile.first_place / Shape::kRows) * visits.capacity + n];
@@ -180,14 +180,14 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
 
 // ---- consumers
 
-// Consumers take turns with the tensor cores, so that one multiplies while another exponentiates.
+// Consumers issue their products one after the other, so that one multiplies while another exponentiates.
 template <class Shape>
 struct IssueOrder {
   static constexpr int kFirstBarrier = 1;
   int consumer;
 
   __device__ __forceinline__ void begin() const {
-    // The first turn is the first consumer's: the last one gives it.
+    // The first consumer is the first to issue: the last one lets it.
     if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kFirstBarrier, 2 * kWarpgroup);
   }
   __device__ __forceinline__ void wait() const {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim 
 // Finish: the rows' sums, the sink's share, then out.
 template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
-                                       const cuda::Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
+                                       const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
   using Element = typename Shape::Element;
   float factor[2];
   float keep_before[2] = {0, 0};
@@ -249,9 +249,9 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
     // What else the softmax holds: a sink, or all that earlier patterns saw.
     float other = -INFINITY;
     if (call.output_sums != nullptr) {
-      other = inside ? *lse * kLog2e : -INFINITY;
+      other = inside ? *lse * kLog2E : -INFINITY;
     } else if (call.sinks != nullptr) {
-      other = call.sinks[tile.head] * kLog2e;
+      other = call.sinks[tile.head] * kLog2E;
     }
     const float higher = fmaxf(maximum, other);
     const float keep = higher == -INFINITY ? 0 : ptx::exp2_approximate(maximum - higher);
@@ -305,7 +305,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
   const IssueOrder<Shape> issue{consumer};
-  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
+  const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
@@ -318,7 +318,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
     if (tile.none) break;
 
     float output[Shape::kHeadDim / 2] = {};
-    cuda::Softmax softmax;
+    Softmax softmax;
 
     if (tile.key_tiles > 0) {
       // Keys a query sees, counted from the first key of the first tile. Those past the end see what the last
@@ -328,7 +328,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const cuda::Range range = call.seen.of(tile.batch, tile.head, place);
+        const Range range = call.seen.of(tile.batch, tile.head, place);
         first_key[r] = range.begin - tile.first_key;
         last_key[r] = range.end - tile.first_key;
       }
@@ -433,7 +433,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
     shared.tile_ring.release(tile_at);
     tile_at.advance();
   }
-  // The turn that was given last is taken, so that barriers end as they began.
+  // What was passed last is waited for, so that barriers end as they began.
   if (consumer == 0) issue.wait();
 }
 
@@ -461,4 +461,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -1,22 +1,23 @@
 // The compiled Hopper kernels of one dtype and head size, behind plain function pointers.
 #pragma once
 
-#include "attention/cuda/call.h"
 #include "attention/cuda/sm90/calls.h"
 #include "headroom/core/dtype.h"
+#include "headroom/core/stream.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
+// Of two kernels the first is the plain one and the second the general one, as Plan::general counts.
 struct Kernels {
   DType dtype;
   int head_dim;
-  void (*forward)(const ForwardCall&, int blocks, cudaStream_t);
+  void (*forward[2])(const ForwardCall&, int blocks, const Stream&);
   // Null where a larger head's are used.
-  void (*before_backward)(const BeforeCall&, cudaStream_t);
-  void (*backward)(const BackwardCall&, int blocks, cudaStream_t);
+  void (*before_backward)(const BeforeCall&, const Stream&);
+  void (*backward[2])(const BackwardCall&, int blocks, const Stream&);
   // dQ: where it is apart, by a kernel of its own; elsewhere from the sums that backward leaves.
-  void (*backward_queries)(const QueriesCall&, int blocks, cudaStream_t);
-  void (*after_backward)(const AfterCall&, bool general, cudaStream_t);
+  void (*backward_queries)(const QueriesCall&, int blocks, const Stream&);
+  void (*after_backward[2])(const AfterCall&, const Stream&);
 };
 
 // Throws where this build leaves the head size out.
@@ -24,11 +25,11 @@ struct Kernels {
 
 // seen_by <- the queries that see each key place, where intervals are tables; `lists` of them, [lists, ...]
 void write_seen_by(const Intervals& seen, const int* query_counts, int queries, int lists, int capacity,
-                   int* first, int* last, cudaStream_t stream);
+                   int* first, int* last, const Stream& stream);
 
 // to <- the call's block lists, one per query head
-void copy_lists(const cuda::AttentionCall& call, const cuda::BlockLists& to, const Stream& stream);
+void copy_lists(const AttentionCall& call, const BlockLists& to, const Stream& stream);
 // visits <- what those lists come to in tiles
-void write_visits(const cuda::AttentionCall& call, const cuda::Visits& visits, const Stream& stream);
+void write_visits(const AttentionCall& call, const Visits& visits, const Stream& stream);
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -1,32 +1,15 @@
-// Tensor maps and launches of the Hopper kernels: a pass is one launch that multiplies, or two where dQ is
-// apart; with dilation so for every pattern (and in backward for every query head of a group, whose rows
-// differ).
+// The launches of the Hopper kernels, with their tensor maps: a pattern is one launch that multiplies, or two
+// where dQ is apart; in backward with dilation so for every query head of a group, whose rows differ.
 #include <algorithm>
 #include <array>
 
-#include "attention/cuda/intervals/portable.h"
 #include "attention/cuda/sm90/kernels.h"
-#include "attention/cuda/sm90/sm90.h"
-#include "attention/cuda/steps.h"
-#include "attention/implementations.h"
+#include "attention/cuda/sm90/plan.h"
 #include "cuda/check.h"
 #include "headroom/core/checked.h"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 namespace {
-
-cudaStream_t native(const Stream& stream) {
-  return static_cast<cudaStream_t>(stream.native);
-}
-
-cuda::HeadsView rows_of(const TensorView& view) {
-  return {view.raw(), view.stride(0), view.stride(1), view.stride(2)};
-}
-
-// f32 sums in the shape of a tensor.
-cuda::HeadsView sums_rows(float* sums, const TensorView& tensor) {
-  return rows_of(TensorView(sums, DType::f32, tensor.shape()));
-}
 
 // The driver's function, found at run time: no build links the driver.
 decltype(&cuTensorMapEncodeTiled) encode_function() {
@@ -43,39 +26,48 @@ decltype(&cuTensorMapEncodeTiled) encode_function() {
   return kFunction;
 }
 
-// Rows of a tensor in boxes of `box_rows` by 64 columns. Dimensions: columns, offset among `rate` rows, rows
-// in steps of it, heads, batch.
-CUtensorMap tensor_map(const TensorView& view, std::string_view what, std::int64_t rate, int box_rows) {
-  constexpr std::int64_t kUnit = 16;  // bytes the copy engine counts in
-  const std::int64_t element = size_bytes(view.dtype());
-  const auto stride = [&](int dimension, std::int64_t step) {
-    return view.extent(dimension) <= 1 ? kUnit : view.stride(dimension) * step * element;
+// Rows of a [batch, rows, heads, head_dim] tensor in boxes of `box_rows` by 64 columns. Dimensions: columns,
+// offset among `rate` rows, rows in steps of it, heads, batch.
+CUtensorMap tensor_map(const TypedHeadsView& view, const std::array<std::int64_t, 4>& shape,
+                       std::int64_t rate, int box_rows) {
+  const auto [batch, rows, heads, head_dim] = shape;
+  const auto bytes = [&](std::int64_t extent, std::int64_t stride) {
+    return static_cast<cuuint64_t>(extent <= 1 ? kRowAlignmentBytes : stride * size_bytes(view.dtype));
   };
-  const std::array<std::int64_t, 4> strides = {stride(1, 1), stride(1, rate), stride(2, 1), stride(0, 1)};
-  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.raw()));
-  check(address % kUnit == 0 &&
-            std::all_of(strides.begin(), strides.end(), [](std::int64_t s) { return s % kUnit == 0; }),
-        "{} has rows that do not start at multiples of 16 bytes (strides {}, {} and {}); pin attention "
-        "'portable' for it",
-        what, view.stride(0), view.stride(1), view.stride(2));
-  const std::array<cuuint64_t, 5> extents = {
-      static_cast<cuuint64_t>(view.extent(3)), static_cast<cuuint64_t>(rate),
-      static_cast<cuuint64_t>(view.extent(1) / rate), static_cast<cuuint64_t>(view.extent(2)),
-      static_cast<cuuint64_t>(view.extent(0))};
-  const std::array<cuuint64_t, 4> byte_strides = {
-      static_cast<cuuint64_t>(strides[0]), static_cast<cuuint64_t>(strides[1]),
-      static_cast<cuuint64_t>(strides[2]), static_cast<cuuint64_t>(strides[3])};
+  const std::array<cuuint64_t, 5> extents = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(rate),
+                                             static_cast<cuuint64_t>(rows / rate),
+                                             static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
+  const std::array<cuuint64_t, 4> strides = {bytes(rows, view.row_stride),
+                                             bytes(rows, view.row_stride * rate),
+                                             bytes(heads, view.head_stride), bytes(batch, view.batch_stride)};
   const std::array<cuuint32_t, 5> box = {64, 1, static_cast<cuuint32_t>(box_rows), 1, 1};
   const std::array<cuuint32_t, 5> every = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result = encode_function()(
-      &map, view.dtype() == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      5, view.raw(), extents.data(), byte_strides.data(), box.data(), every.data(),
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "{} cannot be described to the copy engine (driver error {})", what,
-        static_cast<int>(result));
+      &map, view.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5,
+      view.data, extents.data(), strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS,
+        "a tensor with strides of {}, {} and {} elements cannot be described to the copy engine (driver "
+        "error {})",
+        view.batch_stride, view.row_stride, view.head_stride, static_cast<int>(result));
   return map;
+}
+
+// Strides are checked when the row is picked; addresses are known in a run only.
+void check_addresses(std::initializer_list<const TensorView*> views) {
+  for (const TensorView* view : views) {
+    check(reinterpret_cast<std::uintptr_t>(view->raw()) % kRowAlignmentBytes == 0,
+          "attention on Hopper was given a tensor whose address is no multiple of {} bytes; pin attention "
+          "'portable' for it",
+          kRowAlignmentBytes);
+  }
+}
+
+void set_to_zero(void* data, std::int64_t bytes, const Stream& stream) {
+  check_cuda(
+      cudaMemsetAsync(data, 0, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.native)),
+      "cudaMemsetAsync");
 }
 
 // One pattern of a problem: its rows and what they see.
@@ -84,93 +76,48 @@ struct Pattern {
   Places keys;
   Intervals seen;
   Intervals seen_by;
-  cuda::Visits visits;
-  cuda::Visits query_visits;  // of dQ's kernel, where it is apart
-  std::int64_t rate = 1;
-  bool listed = false;
 
-  // Rows of a box of the tensor map.
-  [[nodiscard]] int box(int rows) const { return listed ? 1 : rows; }
+  [[nodiscard]] static Pattern of(const AttentionProblem& problem, const Workspace& workspace, int index);
 };
 
-int limited(std::int64_t window, std::int64_t rate) {
-  return static_cast<int>(std::min<std::int64_t>(window / rate, (std::int64_t{1} << 30) - 1));
-}
-
-Pattern make_pattern(const AttentionProblem& problem, const Memory& memory, int index) {
+Pattern Pattern::of(const AttentionProblem& problem, const Workspace& workspace, int index) {
   const Mask& mask = problem.mask;
-  const Source source = source_of(problem);
-  Pattern pattern;
-  pattern.listed = source == Source::lists;
+  const RowLists& lists = workspace.lists;
   Dilation dilation;
-  if (mask.dilation_count > 0 && !pattern.listed) dilation = mask.dilations[static_cast<std::size_t>(index)];
-  pattern.rate = dilation.rate;
-  const auto heads = static_cast<int>(problem.heads_q);
+  if (dilated(problem) && !lists.per_head) dilation = mask.dilations[static_cast<std::size_t>(index)];
   const auto places = [&](std::int64_t rows) {
-    return Places{.rows = memory.lists.rows,
-                  .counts = memory.lists.counts,
-                  .capacity = static_cast<int>(memory.lists.capacity),
-                  .heads = heads,
-                  .count = static_cast<int>(rows / pattern.rate),
-                  .rate = static_cast<int>(pattern.rate)};
+    return Places{.rows = lists.rows,
+                  .counts = lists.counts,
+                  .capacity = static_cast<int>(lists.capacity),
+                  .heads = static_cast<int>(problem.heads_q),
+                  .count = static_cast<int>(rows / dilation.rate),
+                  .rate = static_cast<int>(dilation.rate)};
   };
-  pattern.queries = places(problem.seq_q);
-  pattern.keys = places(problem.seq_k);
-  const auto shift = static_cast<int>(problem.seq_k - problem.seq_q);
-  const int left = limited(mask.window_left, pattern.rate);
-  const int right = mask.causal ? 0 : limited(mask.window_right, pattern.rate);
-  pattern.seen = {.others = pattern.keys.count, .shift = shift, .before = left, .after = right};
-  pattern.seen_by = {.others = pattern.queries.count, .shift = -shift, .before = right, .after = left};
+  const auto limited = [&](std::int64_t window) {
+    return static_cast<int>(std::min<std::int64_t>(window / dilation.rate, (std::int64_t{1} << 30) - 1));
+  };
+  const auto intervals = [&](const std::int32_t* first, const std::int32_t* last, std::int64_t capacity) {
+    return Intervals{.first = first,
+                     .last = last,
+                     .batch_stride = first == nullptr ? 0 : capacity * (lists.per_head ? problem.heads_q : 1),
+                     .head_stride = lists.per_head ? capacity : 0};
+  };
+  Pattern pattern{.queries = places(problem.seq_q),
+                  .keys = places(problem.seq_k),
+                  .seen = intervals(lists.first, lists.last, lists.capacity),
+                  .seen_by = intervals(workspace.seen_by_first, workspace.seen_by_last, lists.key_capacity)};
+  Intervals& seen = pattern.seen;
+  Intervals& seen_by = pattern.seen_by;
+  seen.others = pattern.keys.count;
+  seen_by.others = pattern.queries.count;
+  seen.shift = static_cast<int>(problem.seq_k - problem.seq_q);
+  seen_by.shift = -seen.shift;
+  seen.before = seen_by.after = limited(mask.window_left);
+  seen.after = seen_by.before = mask.causal ? 0 : limited(mask.window_right);
   if (dilation.segment > 0 && dilation.segment < problem.seq_q) {
-    pattern.seen.segment = pattern.seen_by.segment = static_cast<int>(dilation.segment / pattern.rate);
+    seen.segment = seen_by.segment = static_cast<int>(dilation.segment / dilation.rate);
   }
-  if (source != Source::formula) {
-    const std::int64_t query_capacity = memory.lists.capacity;
-    const std::int64_t key_capacity = pattern.listed ? memory.lists.capacity : problem.seq_k;
-    const std::int64_t lists = pattern.listed ? problem.heads_q : 1;
-    pattern.seen.first = memory.lists.first;
-    pattern.seen.last = memory.lists.last;
-    pattern.seen.batch_stride = lists * query_capacity;
-    pattern.seen.head_stride = pattern.listed ? query_capacity : 0;
-    pattern.seen_by.first = memory.seen_by_first;
-    pattern.seen_by.last = memory.seen_by_last;
-    pattern.seen_by.batch_stride = lists * key_capacity;
-    pattern.seen_by.head_stride = pattern.listed ? key_capacity : 0;
-  }
-  pattern.visits = memory.visits;
-  pattern.query_visits = memory.query_visits;
   return pattern;
-}
-
-// What the kernels for lists and rows take, which `portable` shares.
-cuda::AttentionCall shared_call(const AttentionProblem& problem, const AttentionForward& views,
-                                const Memory& memory, int pattern) {
-  cuda::AttentionCall call = cuda::attention_call(problem, views);
-  call.lists = memory.lists;
-  call.pattern = pattern;
-  return call;
-}
-
-// What kernels read of the mask that does not follow from the place.
-void write_lists(const AttentionProblem& problem, const cuda::AttentionCall& call, const Pattern& pattern,
-                 Pass pass, const Stream& stream) {
-  if (pattern.visits.counts != nullptr) {
-    copy_lists(call, pattern.visits.lists, stream);
-    write_visits(call, pattern.visits, stream);
-  }
-  if (pattern.query_visits.counts != nullptr) write_visits(call, pattern.query_visits, stream);
-  if (source_of(problem) == Source::formula) return;
-  cuda::portable_kernels().write_lists(call, stream);
-  if (pass == Pass::forward) return;
-  const bool listed = pattern.listed;
-  const auto lists = static_cast<int>(problem.batch * (listed ? problem.heads_q : 1));
-  Intervals seen = pattern.seen;
-  seen.head_stride = 0;
-  seen.batch_stride = call.lists.capacity;
-  write_seen_by(seen, call.lists.counts, static_cast<int>(problem.seq_q), lists,
-                static_cast<int>(listed ? call.lists.capacity : problem.seq_k),
-                const_cast<int*>(pattern.seen_by.first), const_cast<int*>(pattern.seen_by.last),
-                native(stream));
 }
 
 // As many heads side by side as have their keys and values in half of the L2.
@@ -192,287 +139,203 @@ int backward_section(const AttentionProblem& problem, const DeviceDescription& d
   return static_cast<int>(divide_up(heads, sections));
 }
 
-void zero_counters(const Memory& memory, std::int64_t bytes, const Stream& stream) {
-  check_cuda(cudaMemsetAsync(memory.counters, 0, static_cast<std::size_t>(bytes), native(stream)),
-             "cudaMemsetAsync");
-}
+// What the sequence launches (attention/cuda/sequence.h).
+struct Launches {
+  static constexpr bool kAddsQueryGradient = false;
 
-void run_forward(const AttentionProblem& problem, const AttentionForward& views, const Memory& memory,
-                 const Pattern& pattern, float* output_sums, float* lse, const Stream& stream) {
-  const int head_dim = forward_head_dim(static_cast<int>(problem.head_dim));
-  const ForwardTile tile = forward_tile(head_dim, is_general(problem));
-  const int rows = 64 * tile.consumers;
-  ForwardCall call;
-  call.query = tensor_map(views.query, "query", pattern.rate, pattern.box(rows));
-  call.key = tensor_map(views.key, "key", pattern.rate, pattern.box(tile.keys));
-  call.value = tensor_map(views.value, "value", pattern.rate, pattern.box(tile.keys));
-  call.queries = pattern.queries;
-  call.keys = pattern.keys;
-  call.seen = pattern.seen;
-  const std::int64_t places = pattern.listed ? memory.lists.capacity : pattern.queries.count;
-  call.order = {.tiles_per_head = static_cast<int>(divide_up(places, rows)),
-                .heads = static_cast<int>(problem.batch * problem.heads_q),
-                .heads_per_section = forward_section(problem, *stream.device)};
-  call.heads_q = static_cast<int>(problem.heads_q);
-  call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
-  call.head_dim = static_cast<int>(problem.head_dim);
-  call.rows = static_cast<int>(problem.seq_q);
-  call.scale = score_scale(problem);
-  call.softcap = problem.softcap;
-  call.sinks = problem.sinks ? views.sinks.data<float>() : nullptr;
-  call.output = rows_of(views.output);
-  call.output_sums = output_sums;
-  call.lse = lse;
-  call.next_tile = memory.counters;
-  call.visits = pattern.visits;
-  zero_counters(memory, Memory::kNextTileBytes, stream);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  kernels(problem.dtype, head_dim).forward(call, std::min(stream.device->cores, tiles), native(stream));
-}
+  const AttentionProblem& problem;
+  Workspace workspace;
+  const SharedLaunches& shared;
+  const Stream& stream;
 
-struct BackwardTargets {
-  cuda::HeadsView query_gradient;
-  cuda::HeadsView key_gradient;
-  cuda::HeadsView value_gradient;
-};
-
-void run_before(const AttentionProblem& problem, const AttentionBackward& views, const Memory& memory,
-                const Pattern& pattern, const Stream& stream) {
-  const Kernels& compiled = kernels(problem.dtype, backward_head_dim(static_cast<int>(problem.head_dim)));
-  BeforeCall call;
-  call.output = memory.output == nullptr ? rows_of(views.forward.output)
-                                         : sums_rows(memory.output, views.forward.output);
-  call.output_is_f32 = memory.output != nullptr;
-  call.output_gradient = rows_of(views.output_gradient);
-  call.queries = pattern.queries;
-  call.lse = views.forward.lse.data<float>();
-  call.lse_gradient = views.lse_gradient.elements() > 0 ? views.lse_gradient.data<float>() : nullptr;
-  call.lse_log2 = memory.lse_log2;
-  call.delta = memory.delta;
-  call.batch = static_cast<int>(problem.batch);
-  call.heads = static_cast<int>(problem.heads_q);
-  call.rows = static_cast<int>(problem.seq_q);
-  call.padded_places = static_cast<int>(memory.padded_places);
-  call.head_dim = static_cast<int>(problem.head_dim);
-  compiled.before_backward(call, native(stream));
-}
-
-// dK and dV, and dQ unless it is apart, of some query heads of every group: [first_member, first_member +
-// members).
-void run_backward(const AttentionProblem& problem, const AttentionBackward& views, const Memory& memory,
-                  const Pattern& pattern, const BackwardTargets& targets, std::int64_t group_begin,
-                  std::int64_t group_heads, const Stream& stream) {
-  const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
-  const Kernels& compiled = kernels(problem.dtype, head_dim);
-  const int queries = backward_tile(head_dim, is_general(problem)).queries;
-  const int keys = backward_keys(head_dim);
-  const AttentionForward& inputs = views.forward;
-  BackwardCall call;
-  call.query = tensor_map(inputs.query, "query", pattern.rate, pattern.box(queries));
-  call.key = tensor_map(inputs.key, "key", pattern.rate, pattern.box(keys));
-  call.value = tensor_map(inputs.value, "value", pattern.rate, pattern.box(keys));
-  call.output_gradient =
-      tensor_map(views.output_gradient, "output_gradient", pattern.rate, pattern.box(queries));
-  call.queries = pattern.queries;
-  call.keys = pattern.keys;
-  call.seen = pattern.seen;
-  call.seen_by = pattern.seen_by;
-  const std::int64_t places = pattern.listed ? memory.lists.capacity : pattern.keys.count;
-  const auto tiles_per_head = static_cast<int>(divide_up(places, keys));
-  call.order = {.tiles_per_head = tiles_per_head,
-                .heads = static_cast<int>(problem.batch * problem.heads_kv),
-                .heads_per_section = backward_section(problem, *stream.device, tiles_per_head)};
-  call.heads_q = static_cast<int>(problem.heads_q);
-  call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
-  call.group_begin = static_cast<int>(group_begin);
-  call.group_heads = static_cast<int>(group_heads);
-  call.head_dim = static_cast<int>(problem.head_dim);
-  call.scale = score_scale(problem);
-  call.softcap = problem.softcap;
-  call.lse = memory.lse_log2;
-  call.delta = memory.delta;
-  call.padded_places = static_cast<int>(memory.padded_places);
-  call.query_sums = memory.query_sums;
-  call.next_tile = memory.counters;
-  call.turns = problem.deterministic && !queries_apart(head_dim)
-                   ? memory.counters + Memory::kNextTileBytes / 4
-                   : nullptr;
-  call.key_gradient = targets.key_gradient;
-  call.value_gradient = targets.value_gradient;
-  call.add_key_gradients = memory.adds_key_gradients;
-  call.visits = pattern.visits;
-  zero_counters(memory, memory.counter_bytes, stream);
-  if (!problem.deterministic && memory.query_sums != nullptr) {
-    check_cuda(cudaMemsetAsync(memory.query_sums, 0, static_cast<std::size_t>(memory.query_sums_bytes),
-                               native(stream)),
-               "cudaMemsetAsync");
+  void write_lists(const AttentionCall& call) const {
+    if (workspace.visits.counts != nullptr) {
+      copy_lists(call, workspace.visits.lists, stream);
+      write_visits(call, workspace.visits, stream);
+    }
+    if (workspace.query_visits.counts != nullptr) write_visits(call, workspace.query_visits, stream);
+    if (workspace.plan.source == Source::formula) return;
+    shared.write_lists(call, stream);
+    if (workspace.seen_by_first == nullptr) return;
+    const RowLists& lists = workspace.lists;
+    write_seen_by({.first = lists.first, .last = lists.last, .batch_stride = lists.capacity}, lists.counts,
+                  call.seq_q, static_cast<int>(call.batch * (lists.per_head ? call.heads_q : 1)),
+                  static_cast<int>(lists.key_capacity), workspace.seen_by_first, workspace.seen_by_last,
+                  stream);
   }
-  const int tiles = tiles_per_head * call.order.heads;
-  if (tiles > 0) compiled.backward(call, std::min(stream.device->cores, tiles), native(stream));
-  if (queries_apart(head_dim)) return;
 
-  AfterCall after;
-  after.query_sums = memory.query_sums;
-  after.queries = pattern.queries;
-  after.seen = pattern.seen;
-  after.query_gradient = targets.query_gradient;
-  after.add = memory.adds_query_gradient;
-  after.batch = static_cast<int>(problem.batch);
-  after.heads = call.heads_q;
-  after.group_begin = call.group_begin;
-  after.group_heads = call.group_heads;
-  after.group = call.group;
-  after.query_tiles = static_cast<int>(memory.padded_places / queries);
-  after.head_dim = call.head_dim;
-  after.scale = call.scale;
-  after.visits = call.visits;
-  compiled.after_backward(after, call.general(), native(stream));
-}
+  void forward(const AttentionCall& call) const {
+    const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
+    const ForwardTile& tile = workspace.plan.forward;
+    auto to = described<ForwardCall>(call, pattern, tile.rows(), tile.keys);
+    to.order = order(pattern.queries, tile.rows(), problem.heads_q);
+    to.order.heads_per_section = forward_section(problem, *stream.device);
+    to.rows = call.seq_q;
+    to.sinks = call.sinks;
+    to.output = call.output;
+    to.output_sums = workspace.output;
+    to.lse = call.lse;
+    to.visits = workspace.visits;
+    set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
+    kernels(problem.dtype, tile.head_dim).forward[workspace.plan.general](to, blocks(to.order), stream);
+  }
 
-// dQ of every head, apart.
-void run_backward_queries(const AttentionProblem& problem, const AttentionBackward& views,
-                          const Memory& memory, const Pattern& pattern, const BackwardTargets& targets,
-                          const Stream& stream) {
-  const int head_dim = backward_head_dim(static_cast<int>(problem.head_dim));
-  const AttentionForward& inputs = views.forward;
-  const auto [queries, keys] = kApartTile;
-  QueriesCall call;
-  call.query = tensor_map(inputs.query, "query", pattern.rate, pattern.box(queries));
-  call.key = tensor_map(inputs.key, "key", pattern.rate, pattern.box(keys));
-  call.value = tensor_map(inputs.value, "value", pattern.rate, pattern.box(keys));
-  call.output_gradient =
-      tensor_map(views.output_gradient, "output_gradient", pattern.rate, pattern.box(queries));
-  call.queries = pattern.queries;
-  call.keys = pattern.keys;
-  call.seen = pattern.seen;
-  const std::int64_t places = pattern.listed ? memory.lists.capacity : pattern.queries.count;
-  call.order = {.tiles_per_head = static_cast<int>(divide_up(places, queries)),
-                .heads = static_cast<int>(problem.batch * problem.heads_q),
-                .heads_per_section = forward_section(problem, *stream.device)};
-  call.heads_q = static_cast<int>(problem.heads_q);
-  call.group = static_cast<int>(problem.heads_q / problem.heads_kv);
-  call.head_dim = static_cast<int>(problem.head_dim);
-  call.scale = score_scale(problem);
-  call.softcap = problem.softcap;
-  call.lse = memory.lse_log2;
-  call.delta = memory.delta;
-  call.padded_places = static_cast<int>(memory.padded_places);
-  call.query_gradient = targets.query_gradient;
-  call.add = memory.adds_query_gradient;
-  call.next_tile = memory.counters;
-  call.visits = pattern.query_visits;
-  zero_counters(memory, Memory::kNextTileBytes, stream);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  kernels(problem.dtype, head_dim)
-      .backward_queries(call, std::min(stream.device->cores, tiles), native(stream));
-}
+  void pattern_statistics(const AttentionCall& call) const {
+    BeforeCall to;
+    to.output = call.output;
+    to.output_is_f32 = call.output.dtype == DType::f32;
+    to.output_gradient = call.output_gradient;
+    to.queries = Pattern::of(problem, workspace, call.pattern).queries;
+    to.lse = call.lse;
+    to.lse_gradient = call.lse_gradient;
+    to.lse_log2 = workspace.lse_log2;
+    to.delta = workspace.delta;
+    to.batch = static_cast<int>(call.batch);
+    to.heads = static_cast<int>(call.heads_q);
+    to.rows = call.seq_q;
+    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.head_dim = call.head_dim;
+    backward_kernels().before_backward(to, stream);
+  }
+
+  void backward(const AttentionCall& call) const {
+    const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
+    const BackwardTile& tile = workspace.plan.backward;
+    auto to = described<BackwardCall>(call, pattern, tile.queries, tile.keys);
+    to.output_gradient = query_map(call.output_gradient, pattern, tile.queries);
+    to.seen_by = pattern.seen_by;
+    to.order = order(pattern.keys, tile.keys, problem.heads_kv);
+    to.order.heads_per_section = backward_section(problem, *stream.device, to.order.tiles_per_head);
+    to.group_begin = static_cast<int>(call.group_begin);
+    to.group_heads = static_cast<int>(call.group_end - call.group_begin);
+    to.lse = workspace.lse_log2;
+    to.delta = workspace.delta;
+    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.query_sums = workspace.query_sums;
+    if (problem.deterministic && !workspace.plan.apart)
+      to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
+    to.key_gradient = call.key_gradient;
+    to.value_gradient = call.value_gradient;
+    to.add_key_gradients = call.add_key_gradients;
+    to.visits = workspace.visits;
+    set_to_zero(workspace.counters, workspace.counter_bytes, stream);
+    if (!problem.deterministic && !workspace.plan.apart) {
+      set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
+    }
+    backward_kernels().backward[workspace.plan.general](to, blocks(to.order), stream);
+    if (!workspace.plan.apart) return round_query_sums(call, to);
+    if (call.group_end == call.group()) backward_queries(call, pattern);
+  }
+
+  // Dense rows of the caller by the driver, which is faster.
+  void zero(const AttentionCall& call, const TypedHeadsView& view, std::int64_t rows,
+            std::int64_t heads) const {
+    const std::int64_t width = heads * call.head_dim;
+    const bool dense = (heads <= 1 || view.head_stride == call.head_dim) &&
+                       (rows <= 1 || view.row_stride == width) &&
+                       (call.batch <= 1 || view.batch_stride == rows * width);
+    if (!dense || view.dtype == DType::f32) return shared.zero(call, view, rows, heads, stream);
+    set_to_zero(view.data, call.batch * rows * width * size_bytes(view.dtype), stream);
+  }
+
+ private:
+  // dQ of every head, apart.
+  void backward_queries(const AttentionCall& call, const Pattern& pattern) const {
+    const auto [queries, keys] = kApartTile;
+    auto to = described<QueriesCall>(call, pattern, queries, keys);
+    to.output_gradient = query_map(call.output_gradient, pattern, queries);
+    to.order = order(pattern.queries, queries, problem.heads_q);
+    to.order.heads_per_section = forward_section(problem, *stream.device);
+    to.lse = workspace.lse_log2;
+    to.delta = workspace.delta;
+    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.query_gradient = call.query_gradient;
+    to.add = workspace.query_gradient != nullptr;
+    to.visits = workspace.query_visits;
+    set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
+    backward_kernels().backward_queries(to, blocks(to.order), stream);
+  }
+
+  // dQ from the sums that backward leaves.
+  void round_query_sums(const AttentionCall& call, const BackwardCall& from) const {
+    AfterCall to;
+    to.query_sums = from.query_sums;
+    to.queries = from.queries;
+    to.seen = from.seen;
+    to.query_gradient = call.query_gradient;
+    to.add = workspace.query_gradient != nullptr;
+    to.batch = static_cast<int>(call.batch);
+    to.heads = from.heads_q;
+    to.group_begin = from.group_begin;
+    to.group_heads = from.group_heads;
+    to.group = from.group;
+    to.query_tiles = static_cast<int>(workspace.padded_places / workspace.plan.backward.queries);
+    to.head_dim = from.head_dim;
+    to.scale = from.scale;
+    to.visits = from.visits;
+    backward_kernels().after_backward[workspace.plan.general](to, stream);
+  }
+
+  [[nodiscard]] const Kernels& backward_kernels() const {
+    return kernels(problem.dtype, workspace.plan.backward.head_dim);
+  }
+  // Listed rows are copied one by one.
+  [[nodiscard]] CUtensorMap query_map(const TypedHeadsView& view, const Pattern& pattern, int rows) const {
+    return tensor_map(view, {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim},
+                      pattern.queries.rate, workspace.lists.per_head ? 1 : rows);
+  }
+  [[nodiscard]] CUtensorMap key_map(const TypedHeadsView& view, const Pattern& pattern, int rows) const {
+    return tensor_map(view, {problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim},
+                      pattern.keys.rate, workspace.lists.per_head ? 1 : rows);
+  }
+  [[nodiscard]] TileOrder order(const Places& places, int tile, std::int64_t heads) const {
+    const int most = places.rows == nullptr ? places.count : places.capacity;
+    return {.tiles_per_head = static_cast<int>(divide_up(most, tile)),
+            .heads = static_cast<int>(problem.batch * heads),
+            .heads_per_section = 0};
+  }
+  [[nodiscard]] int blocks(const TileOrder& order) const {
+    return std::min(stream.device->cores, order.tiles_per_head * order.heads);
+  }
+  // What the calls that multiply have in common.
+  template <class Call>
+  [[nodiscard]] Call described(const AttentionCall& call, const Pattern& pattern, int queries,
+                               int keys) const {
+    Call to;
+    to.query = query_map(call.query, pattern, queries);
+    to.key = key_map(call.key, pattern, keys);
+    to.value = key_map(call.value, pattern, keys);
+    to.queries = pattern.queries;
+    to.keys = pattern.keys;
+    to.seen = pattern.seen;
+    to.heads_q = static_cast<int>(call.heads_q);
+    to.group = static_cast<int>(call.group());
+    to.head_dim = call.head_dim;
+    to.scale = call.scale;
+    to.softcap = call.softcap;
+    to.next_tile = workspace.counters;
+    return to;
+  }
+};
 
 }  // namespace
 
 void forward(const AttentionProblem& problem, const AttentionForward& views, const TensorView& workspace,
              const Stream& stream) {
-  if (views.lse.elements() == 0) return;
-  const Memory memory(problem, Pass::forward, static_cast<std::byte*>(workspace.raw()));
-  const cuda::IntervalKernels& shared = cuda::portable_kernels();
-  float* lse = views.lse.data<float>();
-  if (problem.mask.dilation_count > 0 || problem.seq_k == 0) {
-    // Before its first pattern a row has seen nothing, or its sink; rows that take no part stay so.
-    cuda::AttentionCall call = shared_call(problem, views, memory, 0);
-    if (memory.output != nullptr) call.output = cuda::sums_view(memory.output, views.output);
-    shared.start_rows(call, stream);
-  }
-  if (problem.seq_k == 0) return;
-  for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, memory, i);
-    write_lists(problem, shared_call(problem, views, memory, i), pattern, Pass::forward, stream);
-    run_forward(problem, views, memory, pattern, memory.output, lse, stream);
-  }
-  if (memory.output != nullptr) {
-    const cuda::AttentionCall call = shared_call(problem, views, memory, 0);
-    shared.narrow(call, call.output, cuda::sums_view(memory.output, views.output), problem.seq_q,
-                  problem.heads_q, stream);
-  }
+  check_addresses({&views.query, &views.key, &views.value, &views.output});
+  run_forward(problem, views,
+              Launches{problem, workspace_in<Workspace>(workspace, problem, Pass::forward), shared_launches(),
+                       stream});
 }
 
 void backward(const AttentionProblem& problem, const AttentionBackward& views, const TensorView& workspace,
               const Stream& stream) {
-  const Memory memory(problem, Pass::backward, static_cast<std::byte*>(workspace.raw()));
-  const cuda::IntervalKernels& shared = cuda::portable_kernels();
-  const std::int64_t group = problem.heads_q / problem.heads_kv;
-  const bool dilated = problem.mask.dilation_count > 0;
-  cuda::AttentionCall call = shared_call(problem, views.forward, memory, 0);
-  call.output_gradient = cuda::heads_view(views.output_gradient);
-  call.query_gradient = cuda::heads_view(views.query_gradient);
-  call.key_gradient = cuda::heads_view(views.key_gradient);
-  call.value_gradient = cuda::heads_view(views.value_gradient);
-  const cuda::TypedHeadsView query_gradient = call.query_gradient;
-  const cuda::TypedHeadsView key_gradient = call.key_gradient;
-  const cuda::TypedHeadsView value_gradient = call.value_gradient;
-  BackwardTargets targets{rows_of(views.query_gradient), rows_of(views.key_gradient),
-                          rows_of(views.value_gradient)};
-  if (memory.adds_query_gradient) {
-    call.query_gradient = cuda::sums_view(memory.query_gradient, views.query_gradient);
-    targets.query_gradient = sums_rows(memory.query_gradient, views.query_gradient);
-  }
-  if (memory.adds_key_gradients) {
-    call.key_gradient = cuda::sums_view(memory.key_gradient, views.key_gradient);
-    call.value_gradient = cuda::sums_view(memory.value_gradient, views.value_gradient);
-    targets.key_gradient = sums_rows(memory.key_gradient, views.key_gradient);
-    targets.value_gradient = sums_rows(memory.value_gradient, views.value_gradient);
-  }
-  if (problem.sinks) {
-    call.lse_gradient = views.lse_gradient.elements() > 0 ? views.lse_gradient.data<float>() : nullptr;
-    call.sinks_gradient = views.sinks_gradient.data<float>();
-    call.row_shift = memory.row_shift;
-    call.row_dot = memory.row_dot;
-    shared.row_statistics(call, stream);
-    shared.sinks_gradient(call, stream);
-  }
-  const bool nothing_seen = problem.seq_q == 0 || problem.seq_k == 0;
-  if (dilated || nothing_seen) {
-    const auto zero = [&](const TensorView& tensor, const cuda::TypedHeadsView& rows) {
-      if (rows.data != tensor.raw() || !tensor.is_dense()) {
-        shared.zero(call, rows, tensor.extent(1), tensor.extent(2), stream);
-        return;
-      }
-      check_cuda(cudaMemsetAsync(tensor.raw(), 0,
-                                 static_cast<std::size_t>(tensor.elements() * size_bytes(tensor.dtype())),
-                                 native(stream)),
-                 "cudaMemsetAsync");
-    };
-    zero(views.query_gradient, call.query_gradient);
-    zero(views.key_gradient, call.key_gradient);
-    zero(views.value_gradient, call.value_gradient);
-  }
-  if (nothing_seen) return;
-  for (int i = 0; i < problem.mask.patterns_per_head(); ++i) {
-    const Pattern pattern = make_pattern(problem, memory, i);
-    cuda::AttentionCall alone = shared_call(problem, views.forward, memory, i);
-    write_lists(problem, alone, pattern, Pass::backward, stream);
-    if (problem.mask.detach_mixing) {
-      // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
-      // O_pattern), where w P is made from the merged lse.
-      alone.output = cuda::sums_view(memory.output, views.forward.output);
-      alone.lse = memory.pattern_lse;
-      shared.start_rows(alone, stream);
-      run_forward(problem, views.forward, memory, pattern, memory.output, memory.pattern_lse, stream);
-    }
-    run_before(problem, views, memory, pattern, stream);
-    const std::int64_t group_heads = dilated ? 1 : group;
-    for (std::int64_t first = 0; first < group; first += group_heads) {
-      run_backward(problem, views, memory, pattern, targets, first, group_heads, stream);
-    }
-    if (queries_apart(backward_head_dim(static_cast<int>(problem.head_dim)))) {
-      run_backward_queries(problem, views, memory, pattern, targets, stream);
-    }
-  }
-  if (memory.adds_query_gradient) {
-    shared.narrow(call, query_gradient, call.query_gradient, problem.seq_q, problem.heads_q, stream);
-  }
-  if (memory.adds_key_gradients) {
-    shared.narrow(call, key_gradient, call.key_gradient, problem.seq_k, problem.heads_kv, stream);
-    shared.narrow(call, value_gradient, call.value_gradient, problem.seq_k, problem.heads_kv, stream);
-  }
+  check_addresses({&views.forward.query, &views.forward.key, &views.forward.value, &views.forward.output,
+                   &views.output_gradient, &views.query_gradient, &views.key_gradient,
+                   &views.value_gradient});
+  run_backward(problem, views,
+               Launches{problem, workspace_in<Workspace>(workspace, problem, Pass::backward),
+                        shared_launches(), stream});
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -3,7 +3,7 @@
 
 #include "attention/cuda/sm90/backward_common.cuh"
 
-namespace headroom::sm90 {
+namespace headroom::cuda::sm90 {
 
 // A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
 // in the order of the registers that made it: four sums of every thread, then the next four.
@@ -41,11 +41,10 @@ __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& 
 // The keys that the last query of a tile sees; with block lists, any range that is empty where none is
 // visited.
 template <class Shape>
-__device__ __forceinline__ cuda::Range visited_keys(const AfterCall& call, int batch, int head, int m,
-                                                    int count) {
+__device__ __forceinline__ Range visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) {
-      return cuda::Range{0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]};
+      return Range{0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]};
     }
   }
   return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
@@ -59,7 +58,7 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int count = call.queries.count_of(batch, head);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const cuda::Range seen = visited_keys<Shape>(call, batch, head, m, count);
+  const Range seen = visited_keys<Shape>(call, batch, head, m, count);
   float sums[kOwn.columns / 2];
 #pragma unroll
   for (int i = 0; i < kOwn.columns / 8; ++i) {
@@ -86,9 +85,9 @@ template <class Shape>
 __global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const AfterCall call) {
   const int m = static_cast<int>(blockIdx.x % call.query_tiles);
   const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
-  const int member = rest % (call.heads / call.group * call.group_heads);
+  const int index = rest % (call.heads / call.group * call.group_heads);
   const int batch = rest / (call.heads / call.group * call.group_heads);
-  const int head = member / call.group_heads * call.group + call.group_begin + member % call.group_heads;
+  const int head = index / call.group_heads * call.group + call.group_begin + index % call.group_heads;
   if (m * Shape::kQueries >= call.queries.count_of(batch, head)) return;
   const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
   const float* sums = call.query_sums + tile * (Shape::kQueries * Shape::kHeadDim);
@@ -99,4 +98,4 @@ __global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const
   }
 }
 
-}  // namespace headroom::sm90
+}  // namespace headroom::cuda::sm90

@@ -1,11 +1,11 @@
-// Tile shapes of the Hopper kernels, one row per head size, with reasons; and how head sizes between are
-// padded.
+// Tile shapes of the Hopper kernels, one row per head size, with reasons. Head sizes between are padded to
+// the next.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
-namespace headroom {
+namespace headroom::cuda::sm90 {
 
 // Forward: a block of query rows (64 per consumer warpgroup) passes over key tiles. A thread of a consumer
 // holds keys / 2 scores, head_dim / 2 outputs and keys / 4 packed probabilities: at most about 200 of its
@@ -15,6 +15,9 @@ struct ForwardTile {
   int consumers;  // warpgroups of 64 query rows
   int keys;
   int stages;  // of keys and of values, in shared memory
+
+  [[nodiscard]] constexpr int rows() const { return 64 * consumers; }
+  bool operator==(const ForwardTile&) const = default;
 };
 inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
     {64, 3, 128, 2},   // exponentials take as long as products: they hide behind another consumer
@@ -43,10 +46,15 @@ constexpr ForwardTile forward_tile(int head_dim, bool general) {
 struct BackwardTile {
   int head_dim;
   int queries;
+  int keys;
+
+  bool operator==(const BackwardTile&) const = default;
 };
-inline constexpr std::array<BackwardTile, 2> kBackwardTiles = {{
-    {64, 128},
-    {128, 64},
+inline constexpr std::array<BackwardTile, 4> kBackwardTiles = {{
+    {64, 128, 128},
+    {128, 64, 128},
+    {192, 64, 64},
+    {256, 64, 64},
 }};
 
 constexpr BackwardTile backward_tile(int head_dim, bool general) {
@@ -55,21 +63,12 @@ constexpr BackwardTile backward_tile(int head_dim, bool general) {
     if (general) tile.queries = 64;
     return tile;
   }
-  return {head_dim, 64};
+  return {};
 }
 
-// The head size whose kernels serve a problem; columns past its own are zeros.
-constexpr int forward_head_dim(int head_dim) {
-  return forward_tile(head_dim, false).head_dim;
-}
-constexpr int backward_head_dim(int head_dim) {
-  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256;
-}
+// Whether a head size has backward kernels; columns past a problem's own are zeros.
 constexpr bool has_backward(int head_dim) {
-  return backward_head_dim(head_dim) == head_dim;
-}
-constexpr int backward_keys(int head_dim) {
-  return head_dim <= 128 ? 128 : 64;
+  return backward_tile(head_dim, false).head_dim == head_dim;
 }
 
 // Those larger heads have dQ from a kernel of its own, whose blocks keep queries and pass over keys.
@@ -82,4 +81,4 @@ constexpr bool queries_apart(int head_dim) {
   return head_dim > 128;
 }
 
-}  // namespace headroom
+}  // namespace headroom::cuda::sm90

@@ -8,13 +8,10 @@
 #include "cuda/launch.h"
 #endif
 
-namespace headroom::cuda {
-
-inline constexpr int kVisitThreads = 256;
-inline constexpr int kVisitWarp = 32;
+namespace headroom::cuda::sm90 {
 
 __device__ __forceinline__ std::int64_t warp_index() {
-  return (static_cast<std::int64_t>(blockIdx.x) * kVisitThreads + threadIdx.x) / kVisitWarp;
+  return (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
 }
 
 __device__ __forceinline__ int highest_bit(std::uint32_t bits) {
@@ -23,7 +20,7 @@ __device__ __forceinline__ int highest_bit(std::uint32_t bits) {
 
 // to <- the call's lists, one per query head; one thread per entry
 static __global__ void copy_lists_kernel(AttentionCall call, BlockLists to) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kVisitThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i >= call.batch * call.heads_q * to.lists_per_head * to.stride) return;
   const std::int64_t list = i / to.stride;
   const std::int64_t head = list / to.lists_per_head;
@@ -36,7 +33,7 @@ static __global__ void copy_lists_kernel(AttentionCall call, BlockLists to) {
 static __global__ void visits_kernel(AttentionCall call, Visits visits) {
   const std::int64_t tile = warp_index();
   if (tile >= call.batch * call.heads_q * visits.query_tiles) return;
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % kVisitWarp);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
   const std::int64_t head = tile / visits.query_tiles;
   const auto first_row = static_cast<std::int32_t>(tile % visits.query_tiles) * visits.tile_rows;
   const Range rows{first_row, least(first_row + visits.tile_rows, call.seq_q)};
@@ -46,7 +43,7 @@ static __global__ void visits_kernel(AttentionCall call, Visits visits) {
   std::int32_t* to = visits.entries + tile * visits.capacity;
   std::int32_t count = 0;
   for (std::int32_t first = seen.begin / visits.tile_keys; first * visits.tile_keys < seen.end;
-       first += kVisitWarp) {
+       first += kWarp) {
     const std::int32_t key_tile = first + lane;
     const std::int32_t key = key_tile * visits.tile_keys;
     Listed listed = Listed::none;
@@ -67,11 +64,11 @@ static __global__ void visits_kernel(AttentionCall call, Visits visits) {
 static __global__ void visits_to_key_tiles_kernel(std::int64_t heads, Visits visits) {
   const std::int64_t tile = warp_index();
   if (tile >= heads * visits.key_tiles) return;
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % kVisitWarp);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
   const std::int64_t head = tile / visits.key_tiles;
   const auto key_tile = static_cast<std::int32_t>(tile % visits.key_tiles);
   std::int32_t last = -1;
-  for (std::int32_t first = 0; first < visits.query_tiles; first += kVisitWarp) {
+  for (std::int32_t first = 0; first < visits.query_tiles; first += kWarp) {
     const std::int32_t query_tile = first + lane;
     const std::int32_t visit = query_tile < visits.query_tiles ? visits.find(head, query_tile, key_tile) : -1;
     const std::uint32_t found = __ballot_sync(0xFFFFFFFF, visit >= 0);
@@ -86,18 +83,18 @@ static __global__ void visits_to_key_tiles_kernel(std::int64_t heads, Visits vis
 
 inline void launch_copy_lists(const AttentionCall& call, const BlockLists& to, const Stream& stream) {
   launch("copy_lists_kernel", copy_lists_kernel,
-         ceil_div(call.batch * call.heads_q * to.lists_per_head * to.stride, kVisitThreads), kVisitThreads, 0,
+         ceil_div(call.batch * call.heads_q * to.lists_per_head * to.stride, kRowThreads), kRowThreads, 0,
          stream, call, to);
 }
 
 inline void launch_visits(const AttentionCall& call, const Visits& visits, const Stream& stream) {
   const std::int64_t heads = call.batch * call.heads_q;
-  const auto blocks = [](std::int64_t warps) { return ceil_div(warps * kVisitWarp, kVisitThreads); };
-  launch("visits_kernel", visits_kernel, blocks(heads * visits.query_tiles), kVisitThreads, 0, stream, call,
+  const auto blocks = [](std::int64_t warps) { return ceil_div(warps * kWarp, kRowThreads); };
+  launch("visits_kernel", visits_kernel, blocks(heads * visits.query_tiles), kRowThreads, 0, stream, call,
          visits);
   if (visits.last == nullptr) return;
   launch("visitors_of_tiles_kernel", visits_to_key_tiles_kernel, blocks(heads * visits.key_tiles),
-         kVisitThreads, 0, stream, heads, visits);
+         kRowThreads, 0, stream, heads, visits);
 }
 
-}  // namespace headroom::cuda
+}  // namespace headroom::cuda::sm90

@@ -1,0 +1,178 @@
+#include "attention/cuda/sm90/plan.h"
+
+#include <algorithm>
+
+#include "attention/implementations.h"
+#include "core/pieces.h"
+
+namespace headroom {
+namespace cuda::sm90 {
+namespace {
+
+// Every rate-th row from a head's offset on, segment after segment without a gap.
+bool divides_evenly(const AttentionProblem& problem) {
+  const Mask& mask = problem.mask;
+  if (mask.max_documents > 0 || (mask.dilation_count > 1 && !mask.mix_dilations)) return false;
+  return std::all_of(mask.dilations.begin(), mask.dilations.begin() + mask.dilation_count,
+                     [&](const Dilation& dilation) {
+                       return problem.seq_q % dilation.rate == 0 &&
+                              (dilation.segment % dilation.rate == 0 || dilation.segment >= problem.seq_q);
+                     });
+}
+
+// Block lists in tiles, without memory. What they take is bounded by the lists, not by the square of the
+// length.
+Visits plan_visits(const AttentionProblem& problem, int tile_rows, int tile_keys) {
+  Visits visits;
+  visits.tile_rows = tile_rows;
+  visits.tile_keys = tile_keys;
+  visits.lists = BlockLists::of(problem.mask, problem.seq_q, problem.seq_k);
+  visits.query_tiles = static_cast<std::int32_t>(divide_up(problem.seq_q, tile_rows));
+  visits.key_tiles = static_cast<std::int32_t>(divide_up(problem.seq_k, tile_keys));
+  visits.capacity = visits.most_visits();
+  return visits;
+}
+
+// The way back, from key tiles to queries, is for blocks that keep keys.
+Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys, std::int32_t* lists,
+                   bool way_back, Pieces& pieces) {
+  Visits visits = plan_visits(problem, tile_rows, tile_keys);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t tiles = checked_multiply(heads, visits.query_tiles);
+  visits.lists.blocks = lists;
+  visits.counts = pieces.take<std::int32_t>(tiles);
+  visits.entries = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
+  if (way_back) {
+    visits.last = pieces.take<std::int32_t>(checked_multiply(heads, visits.key_tiles));
+    visits.before = pieces.take<std::int32_t>(checked_multiply(tiles, visits.capacity));
+  }
+  return visits;
+}
+
+}  // namespace
+
+Plan Plan::of(const AttentionProblem& problem) {
+  const auto head_dim = static_cast<int>(problem.head_dim);
+  Plan plan;
+  if (dilated(problem) && !divides_evenly(problem)) {
+    plan.source = Source::lists;
+  } else if (problem.mask.max_documents > 0) {
+    plan.source = Source::tables;
+  }
+  plan.general = problem.softcap > 0 || problem.mask.block_rows > 0;
+  plan.forward = forward_tile(head_dim, plan.general);
+  plan.backward = backward_tile(head_dim, plan.general);
+  plan.apart = queries_apart(plan.backward.head_dim);
+  return plan;
+}
+
+Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base) : plan(Plan::of(problem)) {
+  Pieces pieces(base);
+  take(problem, pass,
+       {.intervals = plan.source != Source::formula,
+        .row_statistics = problem.sinks,
+        .query_gradient = problem.mask.patterns_per_head() > 1},
+       pieces);
+  const bool blocks = problem.mask.block_rows > 0;
+  std::int32_t* block_lists = nullptr;
+  if (blocks) {
+    const BlockLists of = BlockLists::of(problem.mask, problem.seq_q, problem.seq_k);
+    block_lists = pieces.take<std::int32_t>(
+        checked_multiply(checked_multiply(problem.batch * problem.heads_q, of.lists_per_head), of.stride));
+  }
+  counter_bytes = kNextTileBytes;
+  if (pass == Pass::forward) {
+    if (blocks) {
+      visits = take_visits(problem, plan.forward.rows(), plan.forward.keys, block_lists, false, pieces);
+    }
+    counters = pieces.take<std::int32_t>(counter_bytes / 4);
+    bytes = pieces.bytes();
+    return;
+  }
+
+  const std::int64_t places =
+      dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;
+  padded_places = round_up(places, plan.backward.queries);
+  if (plan.source != Source::formula) {
+    const std::int64_t count = problem.batch * (lists.per_head ? problem.heads_q : 1);
+    seen_by_first = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
+    seen_by_last = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
+  }
+  if (blocks) {
+    visits = take_visits(problem, plan.backward.queries, plan.backward.keys, block_lists, true, pieces);
+  }
+  if (blocks && plan.apart) {
+    query_visits = take_visits(problem, kApartTile.queries, kApartTile.keys, block_lists, false, pieces);
+  }
+  const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
+  if (problem.deterministic && !plan.apart) counter_bytes += 4 * (padded / plan.backward.queries);
+  counters = pieces.take<std::int32_t>(counter_bytes / 4);
+  lse_log2 = pieces.take<float>(padded);
+  delta = pieces.take<float>(padded);
+  if (!plan.apart) {
+    query_sums_bytes = checked_multiply(checked_multiply(padded, plan.backward.head_dim), 4);
+    query_sums = pieces.take<float>(query_sums_bytes / 4);
+  }
+  bytes = pieces.bytes();
+}
+
+}  // namespace cuda::sm90
+
+namespace {
+
+Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
+  if (Support support = cuda::supports_on_gpu(problem, device); !support) return support;
+  if (device.compute_major != 9 || device.compute_minor != 0) {
+    return Support::no(fmt::format("needs compute capability 9.0, this is {}.{}", device.compute_major,
+                                   device.compute_minor));
+  }
+  if (problem.dtype == DType::f32) return Support::no("multiplies 16-bit elements, this is f32");
+  if (problem.dtype_of_output() != problem.dtype) {
+    return Support::no(fmt::format("writes its output as {}, not as {}", name(problem.dtype),
+                                   name(problem.dtype_of_output())));
+  }
+  if (problem.row_alignment_bytes < cuda::sm90::kRowAlignmentBytes) {
+    return Support::no(
+        fmt::format("copies rows that start at multiples of {} bytes, these start at multiples of {}",
+                    cuda::sm90::kRowAlignmentBytes, problem.row_alignment_bytes));
+  }
+  if (problem.chunk) return Support::no("takes whole sequences, not chunks");
+  if (problem.resume) return Support::no("does not resume from an earlier result");
+  if ((problem.mask.max_documents > 0 || problem.mask.dilation_count > 0) && !problem.same_positions()) {
+    return Support::no(fmt::format("documents and dilation need seq_q {} and seq_k {} to be equal",
+                                   problem.seq_q, problem.seq_k));
+  }
+  constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;
+  if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
+    return Support::no(
+        fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
+  }
+  if (problem.mask.block_rows > 0) {
+    const cuda::sm90::BackwardTile tile = cuda::sm90::Plan::of(problem).backward;
+    const cuda::sm90::Visits visits = cuda::sm90::plan_visits(problem, tile.queries, tile.keys);
+    constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
+    if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {
+      return Support::no(fmt::format("block lists may come to {} visits for each of {} tiles, over {} in all",
+                                     visits.capacity, visits.query_tiles, kMaxVisits));
+    }
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+const AttentionImplementation& sm90_attention() {
+  static constexpr AttentionImplementation kRow{
+      .name = "sm90",
+      .supports = supports,
+      .workspace_bytes = [](const AttentionProblem& problem, const DeviceDescription&,
+                            Pass pass) { return cuda::sm90::Workspace(problem, pass, nullptr).bytes; },
+      .saved_bytes = [](const AttentionProblem&) -> std::int64_t { return 0; },
+      .forward = [](const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
+                    const Stream& stream) { cuda::sm90::forward(problem, views, workspace, stream); },
+      .backward = [](const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
+                     const Stream& stream) { cuda::sm90::backward(problem, views, workspace, stream); }};
+  return kRow;
+}
+
+}  // namespace headroom

@@ -1,0 +1,58 @@
+// Attention on Hopper's tensor cores, the row `sm90`: the parts that need no CUDA, so that a machine without
+// a GPU plans the same launches.
+#pragma once
+
+#include "attention/cuda/sequence.h"
+#include "attention/cuda/sm90/block_lists.h"
+#include "attention/cuda/sm90/tiles.h"
+
+namespace headroom::cuda::sm90 {
+
+// Where every row of a tensor has to start: the copy engine's unit, and that of the stores of results.
+inline constexpr std::int64_t kRowAlignmentBytes = 16;
+
+// Where the rows and intervals of a call come from.
+enum class Source : std::uint8_t {
+  formula,  // all rows, or every rate-th; intervals follow from the place
+  tables,   // all rows; intervals are read
+  lists,    // rows and intervals are read
+};
+
+// Which kernels run a problem. It is decided here alone; the workspace and the launches read it.
+struct Plan {
+  [[nodiscard]] static Plan of(const AttentionProblem& problem);
+
+  Source source = Source::formula;
+  bool general = false;  // the kernels with a softcap and block lists, which have tiles of their own
+  ForwardTile forward{};
+  BackwardTile backward{};
+  bool apart = false;  // dQ has a kernel of its own
+
+  bool operator==(const Plan&) const = default;
+};
+
+struct Workspace : cuda::Workspace {
+  Workspace(const AttentionProblem& problem, Pass pass, std::byte* base);
+
+  Plan plan;
+  Visits visits;                          // with block lists
+  Visits query_visits;                    // of dQ's kernel, where it is apart
+  std::int32_t* seen_by_first = nullptr;  // backward with tables or lists
+  std::int32_t* seen_by_last = nullptr;
+  static constexpr std::int64_t kNextTileBytes = 16;
+  std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns
+  std::int64_t counter_bytes = 0;
+  std::int64_t padded_places = 0;
+  float* lse_log2 = nullptr;
+  float* delta = nullptr;
+  float* query_sums = nullptr;  // unless dQ is apart
+  std::int64_t query_sums_bytes = 0;
+};
+
+// Compiled with CUDA.
+void forward(const AttentionProblem& problem, const AttentionForward& views, const TensorView& workspace,
+             const Stream& stream);
+void backward(const AttentionProblem& problem, const AttentionBackward& views, const TensorView& workspace,
+              const Stream& stream);
+
+}  // namespace headroom::cuda::sm90
