@@ -282,7 +282,7 @@ std::vector<std::string_view> picked_rows(std::int64_t width, std::string_view p
   AttentionProblem problem{.seq_q = 100, .seq_k = 100, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
   problem.dtype = DType::bf16;
   Context context(gpu);
-  context.phase("step", [&] {
+  context.phase(Phase::step, [&] {
     const Tensor dense = context.allocate({.name = "x", .dtype = DType::bf16, .shape = {1, 100, 2, 64}});
     const Tensor wide = context.allocate({.name = "q", .dtype = DType::bf16, .shape = {1, 100, 2, width}});
     const Tensor lse = context.allocate({.name = "lse", .shape = {1, 2, 100}});
@@ -309,7 +309,7 @@ std::vector<std::string_view> picked_rows(std::int64_t width, std::string_view p
     attention_backward(context, problem, backward, pinned);
   });
   std::vector<std::string_view> rows;
-  for (const WorkRecord& record : context.work("step")) rows.push_back(record.work.row);
+  for (const WorkRecord& record : context.work(Phase::step)) rows.push_back(record.work.row);
   return rows;
 }
 
