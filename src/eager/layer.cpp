@@ -71,14 +71,14 @@ Tensor EagerRmsNorm::backward(Tensor gradient) {
   return narrow("grad.to(dtype)");
 }
 
-EagerLayer::EagerLayer(const EagerStepShared& shared)
+EagerLayer::EagerLayer(const EagerStepShared& shared, const LayerSpec& spec)
     : shared_(shared),
       queries_(shared.config.heads_q * shared.config.head_dim),
       keys_(shared.config.heads_kv * shared.config.head_dim),
       norm1_(shared, shared.tokens(), shared.config.hidden),
       norm2_(shared, shared.tokens(), shared.config.hidden) {
   const ModelConfig& config = shared.config;
-  if (config.qk_norm) {
+  if (spec.norm == NormKind::pre_and_heads) {
     query_norm_.emplace(shared, shared.tokens() * config.heads_q, config.head_dim);
     key_norm_.emplace(shared, shared.tokens() * config.heads_kv, config.head_dim);
   }

@@ -65,7 +65,7 @@ class EagerRmsNorm {
 
 class EagerLayer {
  public:
-  explicit EagerLayer(const EagerStepShared& shared);
+  EagerLayer(const EagerStepShared& shared, const LayerSpec& spec);
 
   // How forward runs: under no_grad as checkpoint() does the first time, saving for backward, or saving and
   // stopping with the last tensor that backward needs, as checkpoint() does the second time.

@@ -118,7 +118,7 @@ class EagerStep {
     rope();
     for (std::int64_t layer = 0; layer < layers(); ++layer) {
       const auto stage = program_.context().stage(StageKind::layer, layer);
-      graphs_.emplace_back(shared_);
+      graphs_.emplace_back(shared_, layer_spec(shared_.config, layer));
       input(layer) = std::move(x);
       x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph
                                              : EagerLayer::Mode::with_graph);

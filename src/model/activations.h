@@ -1,35 +1,13 @@
-// The one table of what a layer makes: name, shape, dtype, and which ways of keeping keep it for backward.
-// What is not kept is made again there, by the same kernels, so every way gives the same bits.
+// The activations of a layer while they exist, and which ways of keeping keep them for backward. What is not
+// kept is made again there, by the same kernels, so every way gives the same bits.
 #pragma once
 
 #include <array>
-#include <string_view>
 
 #include "headroom/memory/context.h"
-#include "headroom/model/decoder.h"
+#include "model/layer_table.h"
 
 namespace headroom {
-
-enum class Activation : std::uint8_t {
-  input,
-  norm1,
-  norm1_rstd,
-  query_raw,
-  query_rstd,
-  key_raw,
-  key_rstd,
-  query,
-  key,
-  value,
-  output,
-  lse,
-  middle,
-  norm2,
-  norm2_rstd,
-  gate,
-  up,
-};
-inline constexpr std::size_t kActivations = 17;
 
 // What a layer leaves for backward.
 enum class Keeping : std::uint8_t {
@@ -38,16 +16,6 @@ enum class Keeping : std::uint8_t {
   input,
   nothing,  // its input is made again from an earlier layer's
   rebuild,  // backward's own: all but what the MLP makes tile by tile
-};
-
-struct ActivationRow {
-  Activation activation;
-  std::string_view name;
-  Category category;
-  bool statistics;  // f32; otherwise in the dtype that the model computes in
-  Shape (*shape)(const ModelConfig&, const StepSizes&);
-  bool attention;  // kept by Keeping::attention
-  bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP
 };
 
 [[nodiscard]] bool keeps(Keeping keeping, Activation activation);

@@ -15,7 +15,8 @@ constexpr std::array<std::string_view, 9> kNames = {"demo",      "qwen3-0.6b", "
 // What the Qwen3 dense models have in common; sizes by name.
 ModelConfig qwen3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_q, std::int64_t mlp,
                   bool tied) {
-  return {.vocab = 151'936,
+  return {.family = ModelFamily::qwen3,
+          .vocab = 151'936,
           .hidden = hidden,
           .layers = layers,
           .heads_q = heads_q,
@@ -24,7 +25,6 @@ ModelConfig qwen3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_q
           .mlp = mlp,
           .rms_epsilon = 1e-6,
           .tied_embeddings = tied,
-          .qk_norm = true,
           .max_positions = 40'960,
           .rope = {.theta = 1e6}};
 }
@@ -42,7 +42,8 @@ ModelConfig demo() {
 
 // Llama 3.1: trained at 8,192 positions, stretched to 131,072.
 ModelConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_q, std::int64_t mlp) {
-  return {.vocab = 128'256,
+  return {.family = ModelFamily::llama,
+          .vocab = 128'256,
           .hidden = hidden,
           .layers = layers,
           .heads_q = heads_q,
@@ -51,7 +52,6 @@ ModelConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads_
           .mlp = mlp,
           .rms_epsilon = 1e-5,
           .tied_embeddings = false,
-          .qk_norm = false,
           .max_positions = 131'072,
           .rope = {.theta = 500'000,
                    .kind = RopeKind::llama3,

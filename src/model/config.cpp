@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headroom/core/error.h"
+#include "model/family.h"
 #include "model/json.h"
 #include "model/parse_config.h"
 
@@ -66,19 +67,24 @@ void validate_rope(const RopeSettings& rope) {
   }
 }
 
+// The first layer that slides; the number of layers where none does.
+std::int64_t first_sliding(const ModelConfig& config) {
+  return std::ranges::find(config.layer_attention, AttentionKind::sliding) - config.layer_attention.begin();
+}
+
 void validate_window(const ModelConfig& config) {
   check_range("sliding_window", config.sliding_window, 0, kMaxPositions);
   if (config.sliding_window == 0) {
-    check_key(config.sliding_layers.empty(), "sliding_window",
-              "is 0 and {} layers are listed; accepted: none", config.sliding_layers.size());
+    check_key(config.layer_attention.empty(), "sliding_window",
+              "is 0 and {} layers are listed; accepted: none", config.layer_attention.size());
     return;
   }
-  check_key(config.qk_norm, "sliding_window", "is {}; accepted: a llama model has none",
+  check_key(family_row(config.family).slides, "sliding_window", "is {}; accepted: a {} model has none",
+            config.sliding_window, name(config.family));
+  check_key(std::ssize(config.layer_attention) == config.layers, "layer_types",
+            "has {} entries; accepted: {}, one a layer", config.layer_attention.size(), config.layers);
+  check_key(first_sliding(config) < config.layers, "sliding_window", "is {} and no layer slides; accepted: 0",
             config.sliding_window);
-  check_key(std::ssize(config.sliding_layers) == config.layers, "layer_types",
-            "has {} entries; accepted: {}, one a layer", config.sliding_layers.size(), config.layers);
-  check_key(std::ranges::find(config.sliding_layers, true) != config.sliding_layers.end(), "sliding_window",
-            "is {} and no layer slides; accepted: 0", config.sliding_window);
 }
 
 nlohmann::ordered_json rope_settings(const RopeSettings& rope) {
@@ -96,6 +102,13 @@ nlohmann::ordered_json rope_settings(const RopeSettings& rope) {
     if (rope.attention_factor) json["attention_factor"] = *rope.attention_factor;
   }
   return json;
+}
+
+std::string_view activation_name(MlpKind kind) {
+  switch (kind) {
+    case MlpKind::swiglu: return "silu";
+  }
+  return "unknown";
 }
 
 std::string_view torch_name(DType dtype) {
@@ -132,9 +145,9 @@ void validate(const ModelConfig& config) {
             "is {}; accepted: a multiple of 8 from 8 to 256", config.head_dim);
   check_key(config.heads_q % config.heads_kv == 0, "num_key_value_heads",
             "is {}; accepted: what divides num_attention_heads, {}", config.heads_kv, config.heads_q);
-  // transformers refuses such a llama even where head_dim is given.
-  check_key(config.qk_norm || config.hidden % config.heads_q == 0, "num_attention_heads",
-            "is {}; accepted in a llama: what divides hidden_size, {}", config.heads_q, config.hidden);
+  check_key(!family_row(config.family).heads_divide_hidden || config.hidden % config.heads_q == 0,
+            "num_attention_heads", "is {}; accepted in a {}: what divides hidden_size, {}", config.heads_q,
+            name(config.family), config.hidden);
   check_range("rms_norm_eps", config.rms_epsilon, 0.0, 1.0);
   if (config.pad_token) check_range("pad_token_id", *config.pad_token, 0, config.vocab - 1);
   validate_rope(config.rope);
@@ -143,9 +156,10 @@ void validate(const ModelConfig& config) {
 
 std::string to_json(const ModelConfig& config, DType weights) {
   validate(config);
+  const FamilyRow& family = family_row(config.family);
   nlohmann::ordered_json json = {
-      {"architectures", {config.qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
-      {"model_type", config.qk_norm ? "qwen3" : "llama"},
+      {"architectures", {family.architecture}},
+      {"model_type", family.model_type},
       {"torch_dtype", torch_name(weights)},
       {"vocab_size", config.vocab},
       {"hidden_size", config.hidden},
@@ -154,7 +168,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
       {"num_key_value_heads", config.heads_kv},
       {"head_dim", config.head_dim},
       {"intermediate_size", config.mlp},
-      {"hidden_act", "silu"},
+      {"hidden_act", activation_name(family.mlp)},
       {"rms_norm_eps", config.rms_epsilon},
       {"tie_word_embeddings", config.tied_embeddings},
       {"pad_token_id", nullptr},
@@ -167,13 +181,12 @@ std::string to_json(const ModelConfig& config, DType weights) {
   if (config.rope.kind != RopeKind::none) json["rope_scaling"] = rope_settings(config.rope);
   json["rope_parameters"] = rope_settings(config.rope);
   json["rope_parameters"]["rope_theta"] = config.rope.theta;
-  if (config.qk_norm) json["use_sliding_window"] = config.sliding_window > 0;
+  if (family.slides) json["use_sliding_window"] = config.sliding_window > 0;
   if (config.sliding_window > 0) {
     json["sliding_window"] = config.sliding_window;
-    const auto first = std::ranges::find(config.sliding_layers, true);
-    json["max_window_layers"] = first - config.sliding_layers.begin();
-    for (const bool slides : config.sliding_layers) {
-      json["layer_types"].push_back(slides ? "sliding_attention" : "full_attention");
+    json["max_window_layers"] = first_sliding(config);
+    for (const AttentionKind kind : config.layer_attention) {
+      json["layer_types"].push_back(kind == AttentionKind::sliding ? "sliding_attention" : "full_attention");
     }
   }
   return to_text(json, "config.json");

@@ -13,9 +13,11 @@ namespace {
 using enum KeyRole;
 using namespace json_type;
 
-constexpr std::uint8_t kQwen3 = 1;
-constexpr std::uint8_t kLlama = 2;
-constexpr std::uint8_t kBoth = 3;
+constexpr std::uint8_t family_bit(ModelFamily family) {
+  return static_cast<std::uint8_t>(1u << static_cast<unsigned>(family));
+}
+constexpr std::uint8_t kQwen3 = family_bit(ModelFamily::qwen3);
+constexpr std::uint8_t kLlama = family_bit(ModelFamily::llama);
 constexpr std::string_view kNone = "[null]";
 constexpr std::string_view kNowhere = "[]";  // the key must not be there
 constexpr std::string_view kFloatTypes =
@@ -52,7 +54,7 @@ constexpr std::array kKeys = {
     ConfigKey{"sliding_window", used, whole | null, {}, kQwen3},
     ConfigKey{"sliding_window", does_not_change_training, whole | null, {}, kLlama},
     ConfigKey{"max_window_layers", used, whole, {}, kQwen3},
-    ConfigKey{"layer_types", used, text_list | null, {}, kBoth},
+    ConfigKey{"layer_types", used, text_list | null},
     ConfigKey{"attention_chunk_size", does_not_change_training, whole | null, {}, kLlama},
 
     // Arithmetic that is not there.
@@ -66,14 +68,15 @@ constexpr std::array kKeys = {
     ConfigKey{"mlp_layer_types", must_have_value, any, kNone},
     ConfigKey{"num_kv_shared_layers", must_have_value, any, "[null, 0]"},
     ConfigKey{"is_encoder_decoder", must_have_value, any, "[null, false]"},
-    ConfigKey{"quantization_config", must_have_value, any, kNone, kBoth,
+    ConfigKey{"quantization_config", must_have_value, any, kNone, kEveryFamily,
               "the weights have to be F32, BF16, F16 or F64"},
     ConfigKey{"fusion_config", must_have_value, any, kNone},
 
     // Another file, or another part of this one, in its place.
-    ConfigKey{"transformers_weights", must_have_value, any, kNone, kBoth,
+    ConfigKey{"transformers_weights", must_have_value, any, kNone, kEveryFamily,
               "weights are read from model.safetensors or model.safetensors.index.json"},
-    ConfigKey{"configuration_files", must_have_value, any, kNowhere, kBoth, "config.json alone is read"},
+    ConfigKey{"configuration_files", must_have_value, any, kNowhere, kEveryFamily,
+              "config.json alone is read"},
     ConfigKey{"text_config", must_have_value, any, kNone},
     ConfigKey{"decoder", must_have_value, any, kNone},
     ConfigKey{"generator", must_have_value, any, kNone},
@@ -278,7 +281,7 @@ std::span<const RopeKey> rope_keys() {
 
 const ConfigKey* find_config_key(std::string_view name, ModelFamily family) {
   const auto found = std::ranges::find_if(kKeys, [&](const ConfigKey& key) {
-    return key.name == name && (key.families & static_cast<std::uint8_t>(family)) != 0;
+    return key.name == name && (key.families & family_bit(family)) != 0;
   });
   return found == kKeys.end() ? nullptr : &*found;
 }

@@ -1,4 +1,4 @@
-// The one table of the keys that transformers' Qwen3Config and LlamaConfig read from a config.json, and of
+// The one table of the keys that transformers' configuration classes read from a config.json, and of
 // what each means to training here. A key of theirs is used, has to have a certain value, or does not change
 // training; a key that they do not read is ignored, as there, and named in a note.
 // tests/model/transformers_keys.json lists their keys, types and defaults; a test holds this table to the
@@ -11,12 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "headroom/ops/rope_frequencies.h"
+#include "headroom/model/config.h"
 #include "model/json.h"
 
 namespace headroom {
-
-enum class ModelFamily : std::uint8_t { qwen3 = 1, llama = 2 };
 
 enum class KeyRole : std::uint8_t { used, must_have_value, does_not_change_training };
 
@@ -36,13 +34,15 @@ inline constexpr JsonTypes null = 256;
 inline constexpr JsonTypes any = 511;
 }  // namespace json_type
 
+inline constexpr std::uint8_t kEveryFamily = 0xFF;
+
 struct ConfigKey {
   std::string_view name;
   KeyRole role = KeyRole::used;
   JsonTypes types = json_type::any;
   std::string_view accepted = {};  // of must_have_value: a JSON list; an empty one: the key must not be there
-  std::uint8_t families = 3;       // that read it: bits of ModelFamily
-  std::string_view why = {};       // added to a refusal
+  std::uint8_t families = kEveryFamily;  // that read it: bits 1 << ModelFamily
+  std::string_view why = {};             // added to a refusal
 };
 
 [[nodiscard]] std::span<const ConfigKey> config_keys();

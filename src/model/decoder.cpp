@@ -72,7 +72,7 @@ class Step {
       start_return(layer - 1);
       rebuild(layer);
       with_layer(layer, [&](const Layer& run) {
-        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, config(), layer));
+        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, layer));
       });
     }
     if (std::any_of(offloaded_.begin(), offloaded_.end(),
@@ -82,8 +82,8 @@ class Step {
     for (Offloaded& input : offloaded_) {
       if (input.host.view().elements() > 0) input.host.free();
     }
-    embedding_backward(context_, tokens(), gradient,
-                       parameter("model.embed_tokens.weight", buffers_.gradients), config().pad_token);
+    embedding_backward(context_, tokens(), gradient, gradient_of(parameters().embedding()),
+                       config().pad_token);
   }
 
   void evaluate(const TensorView& loss, const Decoder::Inspect& inspect) {
@@ -110,13 +110,13 @@ class Step {
   [[nodiscard]] const ParameterTable& parameters() const { return decoder_.parameters(); }
   [[nodiscard]] std::int64_t layers() const { return config().layers; }
   [[nodiscard]] LayerActivations& kept(std::int64_t layer) { return kept_[static_cast<std::size_t>(layer)]; }
-  [[nodiscard]] TensorView parameter(std::string_view name, const TensorView& flat) const {
-    return parameters().view(flat, parameters().at(name));
+  [[nodiscard]] TensorView weight_of(const Parameter& parameter) const {
+    return parameters().view(buffers_.weights, parameter);
+  }
+  [[nodiscard]] TensorView gradient_of(const Parameter& parameter) const {
+    return parameters().view(buffers_.gradients, parameter);
   }
   [[nodiscard]] TensorView tokens() const { return shared_.batch.tokens.reshape({shared_.tokens()}); }
-  [[nodiscard]] std::string_view output_name() const {
-    return config().tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-  }
   [[nodiscard]] Tensor hidden_tensor(std::string_view name) const {
     return context_.allocate({.name = name,
                               .category = Category::activations,
@@ -130,15 +130,15 @@ class Step {
   [[nodiscard]] Tensor embed() const {
     const auto stage = context_.stage(StageKind::embedding);
     Tensor x = hidden_tensor("layer input");
-    embedding_forward(context_, parameter("model.embed_tokens.weight", buffers_.weights), tokens(), x);
+    embedding_forward(context_, weight_of(parameters().embedding()), tokens(), x);
     return x;
   }
 
   template <class Body>
   void with_layer(std::int64_t layer, const Body& body) const {
-    const LayerWeights weights(parameters(), buffers_.weights, config(), layer);
+    const LayerWeights weights(parameters(), buffers_.weights, layer);
     const Mask mask = decoder_.layer_mask(layer);
-    body(Layer(context_, shared_, weights, mask));
+    body(Layer(context_, shared_, layer_spec(config(), layer), weights, mask));
   }
 
   // From the layer's input to the next one's.
@@ -167,10 +167,9 @@ class Step {
 
   Tensor final_norm(const Tensor& x, const Tensor& rstd) const {
     Tensor normed = hidden_tensor("final norm");
-    rms_norm_forward(
-        context_,
-        {.x = x, .weight = parameter("model.norm.weight", buffers_.weights), .y = normed, .rstd = rstd},
-        static_cast<float>(config().rms_epsilon));
+    rms_norm_forward(context_,
+                     {.x = x, .weight = weight_of(parameters().final_norm()), .y = normed, .rstd = rstd},
+                     static_cast<float>(config().rms_epsilon));
     return normed;
   }
 
@@ -184,14 +183,14 @@ class Step {
                   {.forward = loss_views(normed, loss),
                    .loss_gradient = loss_gradient,
                    .hidden_gradient = gradient,
-                   .weight_gradient = parameter(output_name(), buffers_.gradients)});
+                   .weight_gradient = gradient_of(parameters().output())});
     rms_norm_backward(context_,
                       {.x = x,
-                       .weight = parameter("model.norm.weight", buffers_.weights),
+                       .weight = weight_of(parameters().final_norm()),
                        .rstd = rstd,
                        .y_gradient = gradient,
                        .x_gradient = gradient,
-                       .weight_gradient = parameter("model.norm.weight", buffers_.gradients)},
+                       .weight_gradient = gradient_of(parameters().final_norm())},
                       Store::overwrite);
   }
 
@@ -205,7 +204,7 @@ class Step {
   }
   [[nodiscard]] LossForward loss_views(const Tensor& normed, const TensorView& loss) const {
     return {.hidden = normed,
-            .weight = parameter(output_name(), buffers_.weights),
+            .weight = weight_of(parameters().output()),
             .labels = shared_.batch.labels.reshape({shared_.tokens()}),
             .token_weights = {},
             .loss = loss,
@@ -305,8 +304,9 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
 
 Mask Decoder::layer_mask(std::int64_t layer) const {
   Mask mask = mask_;
-  const bool slides = config_.sliding_window > 0 && config_.sliding_layers[static_cast<std::size_t>(layer)];
-  if (slides) mask.window_left = std::min(mask.window_left, config_.sliding_window - 1);
+  if (layer_spec(config_, layer).attention == AttentionKind::sliding) {
+    mask.window_left = std::min(mask.window_left, config_.sliding_window - 1);
+  }
   return mask;
 }
 

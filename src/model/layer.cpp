@@ -1,27 +1,18 @@
 #include "model/layer.h"
 
-#include <fmt/format.h>
-
 #include "headroom/ops.h"
 
 namespace headroom {
 
-LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, const ModelConfig& config,
-                           std::int64_t layer) {
-  const auto at = [&](std::string_view name) {
-    return table.view(flat, table.at(fmt::format("model.layers.{}.{}.weight", layer, name)));
-  };
-  norm1 = at("input_layernorm");
-  query = at("self_attn.q_proj");
-  key = at("self_attn.k_proj");
-  value = at("self_attn.v_proj");
-  if (config.qk_norm) {
-    query_norm = at("self_attn.q_norm");
-    key_norm = at("self_attn.k_norm");
+LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, std::int64_t layer) {
+  for (const WeightRow& row : layer_weights()) {
+    const Parameter* parameter = table.find(layer, row.weight);
+    if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = table.view(flat, *parameter);
   }
-  output = at("self_attn.o_proj");
-  norm2 = at("post_attention_layernorm");
-  mlp = {.gate = at("mlp.gate_proj"), .up = at("mlp.up_proj"), .down = at("mlp.down_proj")};
+}
+
+MlpWeights LayerWeights::mlp() const {
+  return {.gate = (*this)[Weight::gate], .up = (*this)[Weight::up], .down = (*this)[Weight::down]};
 }
 
 Tensor Layer::temporary(std::string_view name, Category category, const Shape& shape) const {
@@ -60,11 +51,11 @@ AttentionForward Layer::attention_views(const LayerActivations& acts) const {
           .saved = {}};
 }
 
-// result <- rope(norm(norm1 weight^T)); without QK-norm there is no raw tensor.
+// result <- rope(norm(norm1 weight^T)); a layer without norms of heads has no raw tensor.
 void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Activation result,
                     const TensorView& weight, const TensorView& norm) const {
   const Tensor& rotated = make(acts, result);
-  const bool normed = step_.config.qk_norm;
+  const bool normed = activation_row(raw).exists(spec_);
   const Tensor& projected = normed ? make(acts, raw) : rotated;
   matmul(context_, acts[Activation::norm1], weight.transpose(0, 1), rows(projected));
   if (normed) {
@@ -78,15 +69,17 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
   const auto stage = context_.stage(StageKind::attention);
   const auto epsilon = static_cast<float>(step_.config.rms_epsilon);
-  rms_norm_forward(
-      context_,
-      {.x = acts[input], .weight = weights_.norm1, .y = make(acts, norm1), .rstd = make(acts, norm1_rstd)},
-      epsilon);
-  project(acts, query_raw, query_rstd, query, weights_.query, weights_.query_norm);
+  rms_norm_forward(context_,
+                   {.x = acts[input],
+                    .weight = weights_[Weight::norm1],
+                    .y = make(acts, norm1),
+                    .rstd = make(acts, norm1_rstd)},
+                   epsilon);
+  project(acts, query_raw, query_rstd, query, weights_[Weight::query], weights_[Weight::query_norm]);
   acts.drop_unless_kept({query_raw, query_rstd}, keeping);
-  project(acts, key_raw, key_rstd, key, weights_.key, weights_.key_norm);
+  project(acts, key_raw, key_rstd, key, weights_[Weight::key], weights_[Weight::key_norm]);
   acts.drop_unless_kept({key_raw, key_rstd}, keeping);
-  matmul(context_, acts[norm1], weights_.value.transpose(0, 1), rows(make(acts, value)));
+  matmul(context_, acts[norm1], weights_[Weight::value].transpose(0, 1), rows(make(acts, value)));
   acts.drop_unless_kept({norm1, norm1_rstd}, keeping);
   if (!acts.has(output)) {
     make(acts, output);
@@ -96,12 +89,12 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   acts.drop_unless_kept({query, key, value, lse}, keeping);
   // middle <- input + output Wo^T
   const Tensor& after = make(acts, middle);
-  matmul(context_, rows(acts[output]), weights_.output.transpose(0, 1), after);
+  matmul(context_, rows(acts[output]), weights_[Weight::output].transpose(0, 1), after);
   add(context_, acts[input], after, after);
   acts.drop_unless_kept({output}, keeping);
   rms_norm_forward(
       context_,
-      {.x = after, .weight = weights_.norm2, .y = make(acts, norm2), .rstd = make(acts, norm2_rstd)},
+      {.x = after, .weight = weights_[Weight::norm2], .y = make(acts, norm2), .rstd = make(acts, norm2_rstd)},
       epsilon);
 }
 
@@ -109,7 +102,7 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
   const auto stage = context_.stage(StageKind::mlp);
   acts.drop_unless_kept({norm2_rstd}, keeping);
-  MlpForward views{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
+  MlpForward views{.x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}};
   if (keeps(keeping, gate)) {
     views.gate = make(acts, gate);
     views.up = make(acts, up);
@@ -128,7 +121,7 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
 void Layer::project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
                              const TensorView& norm, const TensorView& norm_gradient) const {
   rope(context_, gradient, step_.batch.positions.reshape({step_.tokens()}), step_.rope, Pass::backward);
-  if (!step_.config.qk_norm) return;
+  if (!activation_row(raw).exists(spec_)) return;
   rms_norm_backward(context_,
                     {.x = acts[raw],
                      .weight = norm,
@@ -148,7 +141,7 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
   {
     const auto stage = context_.stage(StageKind::mlp);
     const Tensor norm2_gradient = temporary("norm 2 gradient", Category::activations, hidden_shape);
-    MlpForward forward{.x = acts[norm2], .weights = weights_.mlp, .y = {}, .gate = {}, .up = {}};
+    MlpForward forward{.x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}};
     if (acts.has(gate)) {
       forward.gate = acts[gate];
       forward.up = acts[up];
@@ -157,27 +150,27 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
                  {.forward = forward,
                   .y_gradient = gradient,
                   .x_gradient = norm2_gradient,
-                  .gradients = gradients.mlp},
+                  .gradients = gradients.mlp()},
                  step_.strategy.mlp_tile_tokens);
     acts.drop(gate);
     acts.drop(up);
     acts.drop(norm2);
     rms_norm_backward(context_,
                       {.x = acts[middle],
-                       .weight = weights_.norm2,
+                       .weight = weights_[Weight::norm2],
                        .rstd = acts[norm2_rstd],
                        .y_gradient = norm2_gradient,
                        .x_gradient = gradient,
-                       .weight_gradient = gradients.norm2},
+                       .weight_gradient = gradients[Weight::norm2]},
                       Store::add);
     acts.drop(middle);
     acts.drop(norm2_rstd);
   }
   const auto stage = context_.stage(StageKind::attention);
   // dWo <- dWo + gradient^T output, and what of it is the output's
-  matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients.output, true);
+  matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients[Weight::output], true);
   Tensor output_gradient = temporary("output gradient", Category::attention, acts[output].view().shape());
-  matmul(context_, gradient, weights_.output, rows(output_gradient));
+  matmul(context_, gradient, weights_[Weight::output], rows(output_gradient));
   Tensor query_gradient = temporary("query gradient", Category::attention, acts[query].view().shape());
   Tensor key_gradient = temporary("key gradient", Category::attention, acts[key].view().shape());
   Tensor value_gradient = temporary("value gradient", Category::attention, acts[key].view().shape());
@@ -191,8 +184,10 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
                       .sinks_gradient = {}});
   output_gradient.free();
   for (const Activation used : {query, key, value, output, lse}) acts.drop(used);
-  project_backward(acts, query_raw, query_rstd, query_gradient, weights_.query_norm, gradients.query_norm);
-  project_backward(acts, key_raw, key_rstd, key_gradient, weights_.key_norm, gradients.key_norm);
+  project_backward(acts, query_raw, query_rstd, query_gradient, weights_[Weight::query_norm],
+                   gradients[Weight::query_norm]);
+  project_backward(acts, key_raw, key_rstd, key_gradient, weights_[Weight::key_norm],
+                   gradients[Weight::key_norm]);
 
   Tensor norm1_gradient = temporary("norm 1 gradient", Category::activations, hidden_shape);
   const auto through = [&](Tensor& projected, const TensorView& weight, const TensorView& weight_gradient,
@@ -201,17 +196,17 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
     matmul(context_, rows(projected), weight, norm1_gradient, add);
     projected.free();
   };
-  through(query_gradient, weights_.query, gradients.query, false);
-  through(key_gradient, weights_.key, gradients.key, true);
-  through(value_gradient, weights_.value, gradients.value, true);
+  through(query_gradient, weights_[Weight::query], gradients[Weight::query], false);
+  through(key_gradient, weights_[Weight::key], gradients[Weight::key], true);
+  through(value_gradient, weights_[Weight::value], gradients[Weight::value], true);
   acts.drop(norm1);
   rms_norm_backward(context_,
                     {.x = acts[input],
-                     .weight = weights_.norm1,
+                     .weight = weights_[Weight::norm1],
                      .rstd = acts[norm1_rstd],
                      .y_gradient = norm1_gradient,
                      .x_gradient = gradient,
-                     .weight_gradient = gradients.norm1},
+                     .weight_gradient = gradients[Weight::norm1]},
                     Store::add);
   acts.drop(norm1_rstd);
   acts.drop(input);

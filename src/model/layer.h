@@ -11,16 +11,18 @@
 namespace headroom {
 
 // A layer's parameters in one flat buffer: its weights, or their gradients.
-struct LayerWeights {
-  LayerWeights(const ParameterTable& table, const TensorView& flat, const ModelConfig& config,
-               std::int64_t layer);
+class LayerWeights {
+ public:
+  LayerWeights(const ParameterTable& table, const TensorView& flat, std::int64_t layer);
 
-  TensorView norm1;                 // [hidden]
-  TensorView query, key, value;     // [heads * head_dim, hidden]
-  TensorView query_norm, key_norm;  // [head_dim], where the model has them
-  TensorView output;                // [hidden, heads_q * head_dim]
-  TensorView norm2;                 // [hidden]
-  MlpWeights mlp;
+  // Empty where the layer does not have the weight.
+  [[nodiscard]] const TensorView& operator[](Weight weight) const {
+    return views_[static_cast<std::size_t>(weight)];
+  }
+  [[nodiscard]] MlpWeights mlp() const;
+
+ private:
+  std::array<TensorView, kLayerWeights> views_;
 };
 
 // What all layers of a step share.
@@ -36,8 +38,9 @@ struct LayerStep {
 
 class Layer {
  public:
-  Layer(Context& context, const LayerStep& step, const LayerWeights& weights, const Mask& mask)
-      : context_(context), step_(step), weights_(weights), mask_(mask) {}
+  Layer(Context& context, const LayerStep& step, const LayerSpec& spec, const LayerWeights& weights,
+        const Mask& mask)
+      : context_(context), step_(step), spec_(spec), weights_(weights), mask_(mask) {}
 
   // From the input to norm2. Attention itself is left out where its output is there. Drops on the way what
   // the way of keeping does not keep and nothing later needs.
@@ -66,6 +69,7 @@ class Layer {
 
   Context& context_;
   const LayerStep& step_;
+  LayerSpec spec_;
   const LayerWeights& weights_;
   const Mask& mask_;
 };

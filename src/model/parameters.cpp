@@ -3,47 +3,41 @@
 #include <cstring>
 
 #include "headroom/core/checked.h"
+#include "model/layer_table.h"
 
 namespace headroom {
 
 ParameterTable::ParameterTable(const ModelConfig& config) {
   validate(config);
-  const std::int64_t hidden = config.hidden;
-  const std::int64_t queries = config.heads_q * config.head_dim;
-  const std::int64_t keys = config.heads_kv * config.head_dim;
-  const auto matrix = [&](std::string name, std::int64_t outputs, std::int64_t inputs) {
-    add(std::move(name), {outputs, inputs}, true);
-  };
-  const auto norm = [&](std::string name, std::int64_t width) { add(std::move(name), {width}, false); };
-
-  matrix("model.embed_tokens.weight", config.vocab, hidden);
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    const auto named = [i](std::string_view part) {
-      return fmt::format("model.layers.{}.{}.weight", i, part);
-    };
-    norm(named("input_layernorm"), hidden);
-    matrix(named("self_attn.q_proj"), queries, hidden);
-    matrix(named("self_attn.k_proj"), keys, hidden);
-    matrix(named("self_attn.v_proj"), keys, hidden);
-    matrix(named("self_attn.o_proj"), hidden, queries);
-    if (config.qk_norm) {
-      norm(named("self_attn.q_norm"), config.head_dim);
-      norm(named("self_attn.k_norm"), config.head_dim);
+  add("model.embed_tokens.weight", {config.vocab, config.hidden}, true);
+  by_layer_.resize(static_cast<std::size_t>(config.layers));
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const LayerSpec spec = layer_spec(config, layer);
+    for (const WeightRow& row : layer_weights()) {
+      if (!row.exists(spec)) continue;
+      by_layer_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(row.weight)] =
+          add(fmt::format("model.layers.{}.{}.weight", layer, row.name), row.shape(config), row.decays);
     }
-    norm(named("post_attention_layernorm"), hidden);
-    matrix(named("mlp.gate_proj"), config.mlp, hidden);
-    matrix(named("mlp.up_proj"), config.mlp, hidden);
-    matrix(named("mlp.down_proj"), hidden, config.mlp);
   }
-  norm("model.norm.weight", hidden);
-  if (!config.tied_embeddings) matrix("lm_head.weight", config.vocab, hidden);
+  final_norm_ = add("model.norm.weight", {config.hidden}, false);
+  if (!config.tied_embeddings) add("lm_head.weight", {config.vocab, config.hidden}, true);
 }
 
-void ParameterTable::add(std::string name, const Shape& shape, bool decays) {
+std::size_t ParameterTable::add(std::string name, const Shape& shape, bool decays) {
   by_name_.emplace(name, entries_.size());
   entries_.push_back({.name = std::move(name), .shape = shape, .offset = elements_, .decays = decays});
   parameters_ = checked_add(parameters_, shape.elements());
   elements_ = round_up(checked_add(elements_, shape.elements()), kAlignment);
+  return entries_.size() - 1;
+}
+
+const Parameter& ParameterTable::output() const {
+  return final_norm_ + 1 == entries_.size() ? embedding() : entries_.back();
+}
+
+const Parameter* ParameterTable::find(std::int64_t layer, Weight weight) const {
+  const std::size_t place = by_layer_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(weight)];
+  return place == 0 ? nullptr : &entries_[place];
 }
 
 const Parameter* ParameterTable::find(std::string_view name) const {

@@ -26,7 +26,7 @@ LayerPolicy uniform(LayerKind kind, std::int64_t layers) {
 TrainingProblem one_layer(TrainingProblem problem) {
   problem.config.layers = 1;
   problem.config.sliding_window = 0;
-  problem.config.sliding_layers.clear();
+  problem.config.layer_attention.clear();
   return problem;
 }
 
@@ -64,12 +64,12 @@ TrainingProblem micro_step_of(const PlanRequest& request, const Strategy& cut) {
 
 LayerSample sample_layers(const ModelConfig& config) {
   LayerSample sample{.config = config, .of_layer = {}};
-  sample.config.sliding_layers.clear();
-  std::array<std::int64_t, 2> inner = {-1, -1};  // the one that stands for those between; [slides]
+  sample.config.layer_attention.clear();
+  std::array<std::int64_t, 2> inner = {-1, -1};  // the one that stands for those between; [AttentionKind]
   std::int64_t taken = 0;
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    const bool slides = config.sliding_window > 0 && config.sliding_layers[at(i)];
-    std::int64_t& known = inner[slides ? 1 : 0];
+    const AttentionKind attention = layer_spec(config, i).attention;
+    std::int64_t& known = inner[static_cast<std::size_t>(attention)];
     const bool between = i > 0 && i + 1 < config.layers;
     if (between && known >= 0) {
       sample.of_layer.push_back(known);
@@ -77,7 +77,7 @@ LayerSample sample_layers(const ModelConfig& config) {
     }
     if (between) known = taken;
     sample.of_layer.push_back(taken++);
-    if (config.sliding_window > 0) sample.config.sliding_layers.push_back(slides);
+    if (config.sliding_window > 0) sample.config.layer_attention.push_back(attention);
   }
   sample.config.layers = taken;
   return sample;

@@ -77,7 +77,7 @@ TEST(ConfigKeys, EveryLineIsAKeyOfTransformers) {
     for (const Json& key : list[name]["read"]) known.insert(key.get<std::string>());
     std::set<std::string_view> seen;
     for (const ConfigKey& key : config_keys()) {
-      if ((key.families & static_cast<std::uint8_t>(family)) == 0) continue;
+      if ((key.families & (1u << static_cast<unsigned>(family))) == 0) continue;
       EXPECT_TRUE(known.contains(std::string(key.name))) << name << ": " << key.name;
       EXPECT_TRUE(seen.insert(key.name).second) << name << ": " << key.name << " is there twice";
       EXPECT_EQ(key.role == KeyRole::must_have_value, !key.accepted.empty()) << key.name;

@@ -85,18 +85,19 @@ TEST(ModelConfig, ReadsTheFilesOfTheBuiltInModels) {
 
 TEST(ModelConfig, TakesTransformersDefaultsForWhatIsMissing) {
   const ModelConfig qwen = parse({{"model_type", "qwen3"}});
-  EXPECT_EQ(qwen, (ModelConfig{.vocab = 151'936,
+  EXPECT_EQ(qwen, (ModelConfig{.family = ModelFamily::qwen3,
+                               .vocab = 151'936,
                                .hidden = 4096,
                                .layers = 32,
                                .heads_q = 32,
                                .heads_kv = 32,
                                .head_dim = 128,
                                .mlp = 22'016,
-                               .qk_norm = true,
                                .max_positions = 32'768,
                                .rope = {}}));
   const ModelConfig llama = parse({{"model_type", "llama"}});
-  EXPECT_EQ(llama, (ModelConfig{.vocab = 32'000,
+  EXPECT_EQ(llama, (ModelConfig{.family = ModelFamily::llama,
+                                .vocab = 32'000,
                                 .hidden = 4096,
                                 .layers = 32,
                                 .heads_q = 32,
@@ -199,6 +200,7 @@ TEST(ModelConfig, ReadsYarnAsTransformersDoes) {
 }
 
 TEST(ModelConfig, ReadsWindows) {
+  using enum AttentionKind;
   json file = qwen_file();
   file["num_hidden_layers"] = 4;
   file["sliding_window"] = 512;
@@ -206,23 +208,23 @@ TEST(ModelConfig, ReadsWindows) {
   EXPECT_EQ(parse(file).sliding_window, 0);  // not in use
   file["use_sliding_window"] = true;
   EXPECT_EQ(parse(file).sliding_window, 512);
-  EXPECT_EQ(parse(file).sliding_layers, (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(parse(file).layer_attention, (std::vector{full, full, full, sliding}));
   file.erase("sliding_window");
   EXPECT_EQ(parse(file).sliding_window, 4096);  // the default, where null is none
   file["sliding_window"] = nullptr;
   EXPECT_EQ(parse(file).sliding_window, 0);
   file["sliding_window"] = 512;
   file["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention", "attention"};
-  EXPECT_EQ(parse(file).sliding_layers, (std::vector<bool>{true, false, true, false}));
+  EXPECT_EQ(parse(file).layer_attention, (std::vector{sliding, full, sliding, full}));
   file.erase("layer_types");
   file["max_window_layers"] = -3;
-  EXPECT_EQ(parse(file).sliding_layers, (std::vector<bool>{true, true, true, true}));
+  EXPECT_EQ(parse(file).layer_attention, std::vector(4, sliding));
   file["max_window_layers"] = 4;
   EXPECT_EQ(parse(file).sliding_window, 0);  // in use by no layer
   file.erase("max_window_layers");
   EXPECT_EQ(parse(file).sliding_window, 0);  // from layer 28 on
   file["num_hidden_layers"] = 30;
-  EXPECT_EQ(std::ranges::count(parse(file).sliding_layers, true), 2);
+  EXPECT_EQ(std::ranges::count(parse(file).layer_attention, sliding), 2);
 
   json llama = llama_file();
   llama["sliding_window"] = 4096;  // which no llama looks at
@@ -275,7 +277,7 @@ std::vector<ModelConfig> round_trip_models() {
                 .truncate = false};
   model.layers = 2;
   model.sliding_window = 100;
-  model.sliding_layers = {true, false};
+  model.layer_attention = {AttentionKind::sliding, AttentionKind::full};
   models.push_back(model);
   return models;
 }
@@ -501,14 +503,15 @@ TEST(ModelConfig, ValidatesWhatNoFileCouldSay) {
       [](auto& c) { c.rope.theta = std::nan(""); },
       [](auto& c) { c.rms_epsilon = std::nan(""); },
       [](auto& c) {
-        c.sliding_layers = {true, false};
+        c.layer_attention = {AttentionKind::sliding, AttentionKind::full};
       },
       [](auto& c) { c.sliding_window = 5; },
       [](auto& c) {
-        c.sliding_window = 5, c.sliding_layers = {false, false};
+        c.sliding_window = 5, c.layer_attention = {AttentionKind::full, AttentionKind::full};
       },
       [](auto& c) {
-        c.sliding_window = 5, c.sliding_layers = {true, true}, c.qk_norm = false;
+        c.sliding_window = 5, c.layer_attention = std::vector(1, AttentionKind::sliding);
+        c.family = ModelFamily::llama;
       },
       [](auto& c) { c.sliding_window = -1; },
       [](auto& c) { c.pad_token = -1; },

@@ -50,14 +50,14 @@ std::string to_text(const LayerPolicy& policy) {
 
 struct Kind {
   bool tied;
-  bool qk_norm;
+  bool qwen3;
 };
 
 class DecoderBits : public testing::TestWithParam<Kind> {
  protected:
   DecoderBits() { step_.strategy.layers = kKeepAll; }
 
-  ModelConfig config_ = small_model(GetParam().tied, GetParam().qk_norm);
+  ModelConfig config_ = small_model(GetParam().tied, GetParam().qwen3);
   std::vector<float> weights_ = random_weights(config_);
   SmallStep step_{.config = config_};
   HostBatch batch_ = random_batch(config_, step_.sizes);
@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Models, DecoderBits,
                                          Kind{false, false}),
                          [](const auto& kind) {
                            return fmt::format("{}{}", kind.param.tied ? "Tied" : "Untied",
-                                              kind.param.qk_norm ? "QkNorm" : "");
+                                              kind.param.qwen3 ? "QkNorm" : "");
                          });
 
 TEST_P(DecoderBits, EveryPolicy) {
@@ -133,8 +133,8 @@ TEST(Decoder, ChunksOfTheVocabularyGiveTheSameBits) {
 // bf16 has 8 bits: one rounding is 2^-9 of a value. Those of many tokens cancel in the loss (bound: 5e-4 of
 // it); a gradient has been through some tens (bound: 8 % of a parameter's, in the Euclidean norm).
 TEST(Decoder, Bf16GivesTheSameBitsAlwaysAndIsNearF32) {
-  for (const bool qk_norm : {true, false}) {
-    const ModelConfig config = small_model(!qk_norm, qk_norm);
+  for (const bool qwen3 : {true, false}) {
+    const ModelConfig config = small_model(!qwen3, qwen3);
     SmallStep step{.config = config, .strategy = {.layers = kKeepAll}};
     // Both begin with the same weights.
     std::vector<float> weights = random_weights(config);
@@ -247,7 +247,7 @@ TEST(Decoder, ALayerThatSlidesSeesItsWindow) {
   SmallStep sliding = masked;
   sliding.mask.window_left = Mask::kUnlimited;
   sliding.config.sliding_window = 20;
-  sliding.config.sliding_layers = {true, true, true, true, true};
+  sliding.config.layer_attention = std::vector(5, AttentionKind::sliding);
   expect_same_bits(sliding.run(weights, batch), expected, "all layers slide");
   // The narrower of the two holds.
   sliding.config.sliding_window = 40;
@@ -264,8 +264,8 @@ TEST(Decoder, ALayerThatSlidesSeesItsWindow) {
   other.tokens[0] = (other.tokens[0] + 1) % 211;
   EXPECT_EQ(sliding.run(weights, batch).loss, sliding.run(weights, other).loss);
   for (std::size_t layer = 0; layer < 5; layer += 2) {
-    sliding.config.sliding_layers = {true, true, true, true, true};
-    sliding.config.sliding_layers[layer] = false;
+    sliding.config.layer_attention = std::vector(5, AttentionKind::sliding);
+    sliding.config.layer_attention[layer] = AttentionKind::full;
     EXPECT_NE(sliding.run(weights, batch).loss, sliding.run(weights, other).loss) << "layer " << layer;
   }
 }
@@ -354,8 +354,8 @@ TEST(Decoder, GradientsAreAddedUp) {
 // Rope is relative: a rank's slice that begins far out has the loss of one that begins at 0. Angles are made
 // in double, so a million positions cost a few roundings of f32 more.
 TEST(Decoder, ADistantSliceHasTheSameLoss) {
-  for (const bool qk_norm : {true, false}) {
-    const ModelConfig config = small_model(true, qk_norm);
+  for (const bool qwen3 : {true, false}) {
+    const ModelConfig config = small_model(true, qwen3);
     const std::vector<float> weights = random_weights(config);
     const SmallStep step{.config = config, .strategy = {.layers = kKeepAll}};
     HostBatch batch = random_batch(config, step.sizes);
@@ -428,8 +428,8 @@ void check_derivatives(SmallStep step, const HostBatch& batch) {
 }
 
 TEST(Decoder, GradientsAreTheLosssDerivatives) {
-  for (const bool qk_norm : {true, false}) {
-    ModelConfig config = small_model(qk_norm, qk_norm);
+  for (const bool qwen3 : {true, false}) {
+    ModelConfig config = small_model(qwen3, qwen3);
     config.layers = 2;
     const SmallStep step{.config = config, .sizes = {.batch = 1, .seq = 41}};
     check_derivatives(step, random_batch(config, step.sizes));

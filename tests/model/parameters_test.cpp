@@ -45,7 +45,7 @@ TEST(ParameterTable, HasHuggingFacesNames) {
   EXPECT_FALSE(tied.at("model.layers.0.self_attn.q_norm.weight").decays);
 
   config.tied_embeddings = false;
-  config.qk_norm = false;
+  config.family = ModelFamily::llama;
   const ParameterTable untied(config);
   EXPECT_EQ(untied.at("lm_head.weight").shape, (Shape{512, 128}));
   EXPECT_EQ(untied.find("model.layers.0.self_attn.q_norm.weight"), nullptr);

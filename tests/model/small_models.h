@@ -18,9 +18,10 @@
 
 namespace headroom {
 
-// Five layers; sizes that no tile divides.
-inline ModelConfig small_model(bool tied, bool qk_norm) {
-  return {.vocab = 211,
+// Five layers of a Qwen3, or of a Llama; sizes that no tile divides.
+inline ModelConfig small_model(bool tied, bool qwen3) {
+  return {.family = qwen3 ? ModelFamily::qwen3 : ModelFamily::llama,
+          .vocab = 211,
           .hidden = 48,
           .layers = 5,
           .heads_q = 4,
@@ -29,7 +30,6 @@ inline ModelConfig small_model(bool tied, bool qk_norm) {
           .mlp = 72,
           .rms_epsilon = 1e-6,
           .tied_embeddings = tied,
-          .qk_norm = qk_norm,
           .max_positions = 1 << 20,
           .rope = {.theta = 10'000}};
 }

@@ -31,7 +31,7 @@ std::vector<ModelConfig> models() {
   models[4].layers = 4;
   models[5].layers = 3;
   models[5].sliding_window = 24;
-  models[5].sliding_layers = {true, false, true};
+  models[5].layer_attention = {AttentionKind::sliding, AttentionKind::full, AttentionKind::sliding};
   return models;
 }
 

@@ -409,7 +409,7 @@ TEST(Plan, ALayersBackwardByCategory) {
   PlanRequest request = small_request(2);
   request.pins.layers = LayerPolicy{.keep_all = 2};
   const ModelConfig& config = request.problem.config;
-  ASSERT_TRUE(config.qk_norm);
+  ASSERT_EQ(layer_spec(config, 0).norm, NormKind::pre_and_heads);
   const std::int64_t tokens = request.problem.sizes.seq;
   const std::int64_t query = 4 * tokens * config.heads_q * config.head_dim;
   const std::int64_t key = 4 * tokens * config.heads_kv * config.head_dim;

@@ -12,13 +12,15 @@
 namespace headroom {
 namespace {
 
+using enum AttentionKind;
+
 struct Sums {
   std::int64_t layers = 0;
   std::int64_t seq = 0;
   std::int64_t vocab = 0;
   std::int64_t mlp_tile = 0;
   const char* device = "";  // of the catalogue
-  std::vector<bool> sliding = {};
+  std::vector<AttentionKind> attention = {};
 };
 
 class LayerCostsOf : public testing::TestWithParam<Sums> {};
@@ -29,8 +31,8 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   request.problem.config = find_model("demo");
   request.problem.config.layers = sums.layers;
   request.problem.config.vocab = sums.vocab;
-  request.problem.config.sliding_layers = sums.sliding;
-  request.problem.config.sliding_window = sums.sliding.empty() ? 0 : 40;
+  request.problem.config.layer_attention = sums.attention;
+  request.problem.config.sliding_window = sums.attention.empty() ? 0 : 40;
   request.problem.sizes = {.batch = 2, .seq = sums.seq};
   request.problem.mask = parse_mask("causal");
   request.budget_bytes = kGiB;
@@ -65,7 +67,8 @@ INSTANTIATE_TEST_SUITE_P(Models, LayerCostsOf,
                                               97,
                                               64,
                                               "h200",  // two sorts of layers
-                                              {false, true, true, false, true, true, false, true, true}}));
+                                              {full, sliding, sliding, full, sliding, sliding, full, sliding,
+                                               sliding}}));
 
 // Layers of a deep model that stand for the others.
 TEST(LayerSample, HasEverySortOfLayer) {
@@ -77,10 +80,10 @@ TEST(LayerSample, HasEverySortOfLayer) {
   EXPECT_EQ(sample_layers(config).config.layers, 3);
   EXPECT_EQ(sample_layers(config).of_layer, (std::vector<std::int64_t>{0, 1, 1, 1, 1, 1, 2}));
   config.sliding_window = 5;
-  config.sliding_layers = {true, true, false, true, false, false, false};
+  config.layer_attention = {sliding, sliding, full, sliding, full, full, full};
   const LayerSample sample = sample_layers(config);
   validate(sample.config);
-  EXPECT_EQ(sample.config.sliding_layers, (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(sample.config.layer_attention, (std::vector{sliding, sliding, full, full}));
   EXPECT_EQ(sample.of_layer, (std::vector<std::int64_t>{0, 1, 2, 1, 2, 2, 3}));
 }
 

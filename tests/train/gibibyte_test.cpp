@@ -30,7 +30,7 @@ std::vector<ModelConfig> models() {
   words.tied_embeddings = false;
   ModelConfig& wide = models[kWide];
   wide.mlp = 16'000;
-  wide.qk_norm = false;
+  wide.family = ModelFamily::llama;
   ModelConfig& deep = models[kDeep];
   deep.hidden = 128;
   deep.mlp = 4'000;

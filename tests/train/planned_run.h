@@ -29,10 +29,10 @@ struct Combination {
 inline std::string to_string(const Combination& c) {
   const ModelConfig& m = c.config;
   return fmt::format(
-      "{} layers, hidden {}, heads {}/{} of {}, mlp {}, vocab {}{}{}; keep {} attention {} recompute {} "
+      "{}, {} layers, hidden {}, heads {}/{} of {}, mlp {}, vocab {}{}; keep {} attention {} recompute {} "
       "every {} offload {}; batch {} x {} tokens x {}, documents {}; {} {}; loss {}, MLP {}{}",
-      m.layers, m.hidden, m.heads_q, m.heads_kv, m.head_dim, m.mlp, m.vocab, m.tied_embeddings ? " tied" : "",
-      m.qk_norm ? " qk-norm" : "", c.layers.keep_all, c.layers.keep_attention, c.layers.recompute,
+      name(m.family), m.layers, m.hidden, m.heads_q, m.heads_kv, m.head_dim, m.mlp, m.vocab,
+      m.tied_embeddings ? " tied" : "", c.layers.keep_all, c.layers.keep_attention, c.layers.recompute,
       c.layers.input_every, c.layers.offload, c.sizes.batch, c.sizes.seq, c.accumulation,
       c.sizes.max_documents, c.mask, name(c.dtype), c.loss_chunk, c.mlp_tile,
       c.offload_optimizer ? ", optimizer on the host" : "");

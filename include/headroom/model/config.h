@@ -1,4 +1,4 @@
-// What a decoder of the Qwen3 / Llama family is made of, read from and written to Hugging Face's config.json.
+// What a decoder is made of, read from and written to Hugging Face's config.json.
 // A value: what is not used by a kind of rope or window stands at its default, so equal models compare equal.
 #pragma once
 
@@ -18,7 +18,30 @@ namespace headroom {
 // As Hugging Face calls it: default, linear, ...
 [[nodiscard]] std::string_view name(RopeKind kind);
 
+// How transformers names, reads and writes a model; src/model/family.h has one row for each.
+enum class ModelFamily : std::uint8_t { qwen3, llama };
+
+// model_type in config.json: qwen3, llama.
+[[nodiscard]] std::string_view name(ModelFamily family);
+
+// What a layer is made of. Whatever depends on the kind of a layer asks these, never the family.
+enum class AttentionKind : std::uint8_t { full, sliding };
+enum class NormKind : std::uint8_t {
+  pre,            // RMS norms before attention and before the MLP
+  pre_and_heads,  // also over each head of queries and keys, before rope
+};
+enum class MlpKind : std::uint8_t { swiglu };
+
+struct LayerSpec {
+  AttentionKind attention = AttentionKind::full;
+  NormKind norm = NormKind::pre;
+  MlpKind mlp = MlpKind::swiglu;
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
 struct ModelConfig {
+  ModelFamily family = ModelFamily::qwen3;
   std::int64_t vocab = 0;
   std::int64_t hidden = 0;
   std::int64_t layers = 0;
@@ -28,16 +51,18 @@ struct ModelConfig {
   std::int64_t mlp = 0;  // width between up and down projection
   double rms_epsilon = 1e-6;
   bool tied_embeddings = false;  // the embedding is also the output projection
-  bool qk_norm = false;          // queries and keys are normalised per head: Qwen3 does, Llama does not
   // The embedding's row of this token gets no gradient from lookups; as an output it gets its gradient.
   std::optional<std::int64_t> pad_token = {};
   std::int64_t max_positions = 0;
   RopeSettings rope;
-  std::int64_t sliding_window = 0;        // tokens a sliding layer sees, itself included; 0: no layer slides
-  std::vector<bool> sliding_layers = {};  // [layers], empty where no layer slides; Qwen3 only
+  std::int64_t sliding_window = 0;  // tokens a sliding layer sees, itself included; 0: no layer slides
+  std::vector<AttentionKind> layer_attention = {};  // [layers], empty where no layer slides
 
   bool operator==(const ModelConfig&) const = default;
 };
+
+// What layer `layer` is made of: its attention is the configuration's, the rest the family's.
+[[nodiscard]] LayerSpec layer_spec(const ModelConfig& config, std::int64_t layer);
 
 // Throws with the key (as config.json calls it), its value, and what is accepted.
 void validate(const ModelConfig& config);
@@ -47,7 +72,7 @@ struct ParsedConfig {
   std::vector<std::string> ignored;  // keys of the file that transformers does not read either
 };
 
-// Hugging Face's config.json, of model_type qwen3 or llama, as the newest transformers reads it: the same
+// Hugging Face's config.json, of one of the families, as the newest transformers reads it: the same
 // defaults for what is missing, the same types, the same precedence where something is said twice. What it
 // raises for is refused, and so is what it computes and Headroom does not. `source` opens every message.
 [[nodiscard]] ParsedConfig parse_config_file(std::string_view json, std::string_view source = "config.json");

@@ -4,6 +4,7 @@
 // is kept zero.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -15,6 +16,23 @@
 #include "headroom/model/config.h"
 
 namespace headroom {
+
+// The weights of a layer, in the order in which they lie in the flat buffer. Which of them a layer has
+// follows from its LayerSpec; src/model/layer_table.h has their names and shapes.
+enum class Weight : std::uint8_t {
+  norm1,
+  query,
+  key,
+  value,
+  output,
+  query_norm,
+  key_norm,
+  norm2,
+  gate,
+  up,
+  down,
+};
+inline constexpr std::size_t kLayerWeights = 11;
 
 struct Parameter {
   std::string name;         // Hugging Face's
@@ -35,6 +53,13 @@ class ParameterTable {
   [[nodiscard]] const Parameter* find(std::string_view name) const;      // null where there is none
   [[nodiscard]] const Parameter& at(std::string_view name) const;        // throws where there is none
 
+  [[nodiscard]] const Parameter& embedding() const { return entries_.front(); }
+  [[nodiscard]] const Parameter& final_norm() const { return entries_[final_norm_]; }
+  // The projection to the vocabulary: the embedding where the model ties them.
+  [[nodiscard]] const Parameter& output() const;
+  // Null where the layer does not have the weight.
+  [[nodiscard]] const Parameter* find(std::int64_t layer, Weight weight) const;
+
   // A parameter's part of a flat buffer [elements()] of any dtype; phantoms too.
   [[nodiscard]] TensorView view(const TensorView& flat, const Parameter& parameter) const;
 
@@ -42,11 +67,14 @@ class ParameterTable {
   void clear_padding(const TensorView& flat) const;
 
  private:
-  void add(std::string name, const Shape& shape, bool decays);
+  // Returns its place in entries().
+  std::size_t add(std::string name, const Shape& shape, bool decays);
   void check_flat(const TensorView& flat) const;
 
   std::vector<Parameter> entries_;
   std::unordered_map<std::string, std::size_t> by_name_;
+  std::vector<std::array<std::size_t, kLayerWeights>> by_layer_;  // [layers]; 0, the embedding's: not there
+  std::size_t final_norm_ = 0;
   std::int64_t elements_ = 0;
   std::int64_t parameters_ = 0;
 };

@@ -1,0 +1,61 @@
+// The one table of a layer: the weights that it reads and the activations that it makes, each with its name,
+// its shape, and the layers that have it. Loading, the flat buffers, the step and its memory all follow from
+// it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "headroom/memory/ledger.h"
+#include "headroom/model/decoder.h"
+
+namespace headroom {
+
+struct WeightRow {
+  Weight weight;
+  std::string_view name;  // Hugging Face's, between "model.layers.N." and ".weight"
+  Shape (*shape)(const ModelConfig&);
+  bool decays;
+  bool (*exists)(const LayerSpec&);
+};
+
+// In the order of Weight.
+[[nodiscard]] std::span<const WeightRow> layer_weights();
+
+enum class Activation : std::uint8_t {
+  input,
+  norm1,
+  norm1_rstd,
+  query_raw,
+  query_rstd,
+  key_raw,
+  key_rstd,
+  query,
+  key,
+  value,
+  output,
+  lse,
+  middle,
+  norm2,
+  norm2_rstd,
+  gate,
+  up,
+};
+inline constexpr std::size_t kActivations = 17;
+
+struct ActivationRow {
+  Activation activation;
+  std::string_view name;
+  Category category;
+  bool statistics;  // f32; otherwise in the dtype that the model computes in
+  Shape (*shape)(const ModelConfig&, const StepSizes&);
+  bool (*exists)(const LayerSpec&);
+  bool attention;  // kept by Keeping::attention
+  bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP
+};
+
+// In the order of Activation, which is the order in which a layer makes them.
+[[nodiscard]] const ActivationRow& activation_row(Activation activation);
+
+}  // namespace headroom
