@@ -35,7 +35,7 @@ fi
 
 # fmt's 128-bit floats are the host's. What Clang does not unroll is no error.
 clang++-16 -x cuda --cuda-path="$toolkit" --cuda-gpu-arch=sm_60 --cuda-device-only -S -std=c++20 -O3 -DNDEBUG \
-  -Wno-unknown-cuda-version -Wno-pass-failed -DFMT_USE_CONSTEXPR=1 -DFMT_USE_FLOAT128=0 -DHEADROOM_WITH_CUDA -Iinclude -Isrc \
+  -Wno-unknown-cuda-version -Wno-pass-failed -DFMT_USE_CONSTEXPR=1 -DFMT_USE_FLOAT128=0 -Iinclude -Isrc \
   src/attention/cuda/intervals/portable.cu -o build/cuda12/portable.ptx >"$log" 2>&1 || fail "portable.cu does not compile for sm_60"
 for architecture in sm_60 sm_61; do
   "$toolkit/bin/ptxas" -v -O3 -arch=$architecture build/cuda12/portable.ptx -o build/cuda12/portable.$architecture.cubin \

@@ -6,3 +6,4 @@
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
 #include "headroom/plan/plan.h"
+#include "headroom/plan/question.h"

@@ -25,7 +25,7 @@ struct IntervalMemory {
       spans = pieces.take<cpu::KeySpan>(checked_multiply(lists, problem.mask.max_blocks_per_row));
       span_starts = pieces.take<std::int64_t>(lists + 1);
     }
-    kernel = pieces.take_bytes(kernel_bytes(sizes, device, pass));
+    kernel = pieces.take_bytes(kernel_bytes(sizes, pass));
     bytes = pieces.bytes();
   }
 
@@ -120,8 +120,7 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, Ten
   check_workspace(problem, *stream.device, Pass::forward, workspace);
   if (problem.mask.dilation_count > 0) return dilated_forward(problem, views, base, stream);
   const IntervalMemory memory(problem, *stream.device, Pass::forward, base);
-  cpu::attention_forward(interval_call(problem, views, memory, stream),
-                         cpu::attention_kernels(stream.device->simd), memory.kernel, stream);
+  cpu::attention_forward(interval_call(problem, views, memory, stream), memory.kernel, stream);
 }
 
 void backward(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
@@ -137,7 +136,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
                            .key_gradient = heads_view(views.key_gradient),
                            .value_gradient = heads_view(views.value_gradient),
                            .sinks_gradient = problem.sinks ? views.sinks_gradient.data<float>() : nullptr},
-                          cpu::attention_kernels(stream.device->simd), memory.kernel, stream);
+                          memory.kernel, stream);
 }
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
@@ -164,13 +163,12 @@ cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem, const DeviceDe
           .output_gradient_dtype = problem.dtype_of_output(),
           .query_gradient_dtype = problem.dtype,
           .key_gradient_dtype = problem.dtype,
-          .threads = device.cores};
+          .threads = device.cores,
+          .vectors = cpu::vector_shape(device.simd)};
 }
 
-std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, const DeviceDescription& device, Pass pass) {
-  const cpu::AttentionKernels& kernels = cpu::attention_kernels(device.simd);
-  return pass == Pass::forward ? cpu::forward_workspace_bytes(sizes, kernels)
-                               : cpu::backward_workspace_bytes(sizes, kernels);
+std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, Pass pass) {
+  return pass == Pass::forward ? cpu::forward_workspace_bytes(sizes) : cpu::backward_workspace_bytes(sizes);
 }
 
 cpu::HeadsView heads_view(const TensorView& view) {

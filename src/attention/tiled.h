@@ -9,8 +9,7 @@ namespace headroom {
 
 [[nodiscard]] cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem,
                                                const DeviceDescription& device);
-[[nodiscard]] std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, const DeviceDescription& device,
-                                        Pass pass);
+[[nodiscard]] std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, Pass pass);
 [[nodiscard]] cpu::HeadsView heads_view(const TensorView& view);
 [[nodiscard]] cpu::StatisticsView statistics_view(const TensorView& view);
 

@@ -43,7 +43,7 @@ struct DilatedMemory {
     counts = pieces.take<std::int32_t>(heads);
     key_rows = problem.same_positions() ? rows : pieces.take<std::int32_t>(heads * sizes.seq_k);
     key_counts = problem.same_positions() ? counts : pieces.take<std::int32_t>(heads);
-    std::int64_t kernel = kernel_bytes(sizes, device, pass);
+    std::int64_t kernel = kernel_bytes(sizes, pass);
     if (pass == Pass::forward && mixes && problem.dtype_of_output() != DType::f32) {
       output = pieces.take<float>(q_elements);
     }
@@ -57,7 +57,7 @@ struct DilatedMemory {
     if (pass == Pass::backward && problem.mask.detach_mixing) {
       pattern_output = pieces.take<float>(k_elements);
       pattern_lse = pieces.take<float>(heads * problem.seq_q);
-      kernel = std::max(kernel, kernel_bytes(sizes, device, Pass::forward));
+      kernel = std::max(kernel, kernel_bytes(sizes, Pass::forward));
     }
     kernels = pieces.take_bytes(kernel);
     bytes = pieces.bytes();
@@ -254,15 +254,13 @@ void dilated_forward(const AttentionProblem& problem, const AttentionForward& vi
     });
   }
   for_each_part(problem, [&](const Part& part) {
-    cpu::attention_forward(part_call(problem, views, output, memory, part, stream),
-                           cpu::attention_kernels(stream.device->simd), memory.kernels, stream);
+    cpu::attention_forward(part_call(problem, views, output, memory, part, stream), memory.kernels, stream);
   });
   if (memory.output != nullptr) narrow(output, views.output, stream);
 }
 
 void dilated_backward(const AttentionProblem& problem, const AttentionBackward& views, std::byte* workspace,
                       const Stream& stream) {
-  const cpu::AttentionKernels& kernels = cpu::attention_kernels(stream.device->simd);
   const DilatedMemory memory(problem, *stream.device, Pass::backward, workspace);
   const TensorView query_gradient = sums_of(memory.query_gradient, views.query_gradient);
   const TensorView key_gradient = sums_of(memory.key_gradient, views.key_gradient);
@@ -277,7 +275,7 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
       // With the weights constant, a pattern's gradient is that of its own softmax: dS <- w P (dP - dO .
       // O_pattern), where w P is made from the merged lse.
       const cpu::AttentionForwardCall alone = pattern_alone(problem, memory, call);
-      cpu::attention_forward(alone, kernels, memory.kernels, stream);
+      cpu::attention_forward(alone, memory.kernels, stream);
       call.output = alone.output;
       call.sizes.output_dtype = alone.sizes.output_dtype;
     }
@@ -288,7 +286,7 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
                              .key_gradient = heads_view(key_gradient),
                              .value_gradient = heads_view(value_gradient),
                              .sinks_gradient = nullptr},
-                            kernels, memory.kernels, stream);
+                            memory.kernels, stream);
   });
   if (memory.query_gradient != nullptr) narrow(query_gradient, views.query_gradient, stream);
   if (memory.key_gradient != nullptr) {

@@ -12,7 +12,7 @@ inline constexpr int kPanel = Vec::kColumns * Vec::kLanes;
 
 template <class Vec>
 [[gnu::always_inline]] constexpr Columns columns_of(int elements) {
-  return Columns::of(elements, Vec::kLanes, Vec::kColumns);
+  return Columns::of(elements, {Vec::kLanes, Vec::kColumns});
 }
 
 template <class T>

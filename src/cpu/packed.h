@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cpu/levels.h"
 #include "headroom/core/dtype.h"
 
 namespace headroom::cpu {
@@ -33,11 +34,11 @@ struct Columns {
   int width = 0;
   int count = 0;
 
-  // Of vectors of `lanes` floats, at most `vectors` to a panel.
-  [[nodiscard, gnu::always_inline]] static constexpr Columns of(int elements, int lanes, int vectors) {
-    const int needed = (elements + lanes - 1) / lanes;
-    const int count = (needed + vectors - 1) / vectors;
-    return {.width = (needed + count - 1) / count * lanes, .count = count};
+  // Of whole vectors, at most a register tile's to a panel.
+  [[nodiscard, gnu::always_inline]] static constexpr Columns of(int elements, VectorShape vectors) {
+    const int needed = (elements + vectors.lanes - 1) / vectors.lanes;
+    const int count = (needed + vectors.columns - 1) / vectors.columns;
+    return {.width = (needed + count - 1) / count * vectors.lanes, .count = count};
   }
   [[nodiscard, gnu::always_inline]] constexpr std::int64_t padded() const {
     return std::int64_t{width} * count;

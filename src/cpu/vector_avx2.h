@@ -5,11 +5,13 @@
 
 #include <cstdint>
 
+#include "cpu/levels.h"
+
 namespace headroom::cpu::avx2 {
 
 struct Vec {
-  static constexpr int kLanes = 8;
-  static constexpr int kColumns = 2;
+  static constexpr int kLanes = vector_shape(SimdLevel::avx2).lanes;
+  static constexpr int kColumns = vector_shape(SimdLevel::avx2).columns;
   __m256 v;
 
   [[gnu::always_inline]] static Vec zero() { return {_mm256_setzero_ps()}; }

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 
+#include "cpu/levels.h"
+
 namespace headroom::cpu::avx512 {
 
 struct Vec {
-  static constexpr int kLanes = 16;
-  static constexpr int kColumns = 4;  // vectors across a register tile
+  static constexpr int kLanes = vector_shape(SimdLevel::avx512).lanes;
+  static constexpr int kColumns = vector_shape(SimdLevel::avx512).columns;
   __m512 v;
 
   [[gnu::always_inline]] static Vec zero() { return {_mm512_setzero_ps()}; }

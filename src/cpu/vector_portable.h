@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
+#include "cpu/levels.h"
 #include "headroom/core/dtype.h"
 
 namespace headroom::cpu::portable {
 
 struct Vec {
-  static constexpr int kLanes = 4;
-  static constexpr int kColumns = 2;
+  static constexpr int kLanes = vector_shape(SimdLevel::portable).lanes;
+  static constexpr int kColumns = vector_shape(SimdLevel::portable).columns;
   using Floats = float __attribute__((vector_size(16)));
   using Words = std::int32_t __attribute__((vector_size(16)));
   Floats v;

@@ -12,7 +12,7 @@
 #include "headroom/device.h"
 #include "headroom/jobs/rates.h"
 #include "headroom/jobs/step_program.h"
-#include "jobs/causal_mask.h"
+#include "plan/causal_mask.h"
 #include "report/json.h"
 
 namespace headroom {

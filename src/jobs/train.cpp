@@ -9,9 +9,9 @@
 #include "headroom/core/parse.h"
 #include "headroom/device.h"
 #include "headroom/jobs/rates.h"
-#include "jobs/causal_mask.h"
 #include "jobs/metrics.h"
 #include "jobs/training_run.h"
+#include "plan/causal_mask.h"
 #include "report/json.h"
 
 namespace headroom {

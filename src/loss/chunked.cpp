@@ -11,21 +11,12 @@
 #include <limits>
 
 #include "core/pieces.h"
-#include "cpu/levels.h"
 #include "headroom/cpu/thread_pool.h"
 #include "loss/cpu/kernels.h"
 #include "loss/implementations.h"
 #include "ops/matmul.h"
 
 namespace headroom {
-
-namespace cpu {
-
-const LossKernels& loss_kernels(SimdLevel level) {
-  return at_level(level, loss_kernels_avx512, loss_kernels_avx2, loss_kernels_portable)();
-}
-
-}  // namespace cpu
 
 namespace {
 

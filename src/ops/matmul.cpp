@@ -16,14 +16,6 @@
 
 namespace headroom {
 
-namespace cpu {
-
-const MatmulKernels& matmul_kernels(SimdLevel level) {
-  return at_level(level, matmul_kernels_avx512, matmul_kernels_avx2, matmul_kernels_portable)();
-}
-
-}  // namespace cpu
-
 namespace {
 
 using cpu::kGroupColumns;
@@ -118,13 +110,14 @@ struct DepthPass {
 
 void run_pass(const DepthPass& pass, const MatmulPieces& pieces, int threads, const Stream& stream) {
   const cpu::MatmulKernels& kernels = cpu::matmul_kernels(stream.device->simd);
+  const int panel_columns = cpu::vector_shape(stream.device->simd).panel();
   const std::int64_t rows = pass.left.extent(0);
   const std::int64_t depth = pass.left.extent(1);
   const std::int64_t columns = pass.right.extent(1);
-  parallel_for(stream, divide_up(columns, kernels.panel), [&](std::int64_t panel) {
-    const std::int64_t column = panel * kernels.panel;
+  parallel_for(stream, divide_up(columns, panel_columns), [&](std::int64_t panel) {
+    const std::int64_t column = panel * panel_columns;
     kernels.pack_panel(matrix(pass.right, 0, column), depth,
-                       static_cast<int>(std::min<std::int64_t>(kernels.panel, columns - column)),
+                       static_cast<int>(std::min<std::int64_t>(panel_columns, columns - column)),
                        pieces.packed + column * depth);
   });
   // Wide items pack the left operand less often; several for each thread end together.

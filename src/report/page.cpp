@@ -6,7 +6,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "headroom/core/files.h"
 #include "report/page_text.h"
 #include "report/thin.h"
 
@@ -200,10 +199,6 @@ std::string html(const Page& page) {
       "</body>\n"
       "</html>\n",
       escaped(page.title), kPageStyle, script_json(json), kPageScript);
-}
-
-void write_html(const std::filesystem::path& path, const Page& page) {
-  write_file(path, html(page));
 }
 
 }  // namespace headroom

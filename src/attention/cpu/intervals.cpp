@@ -14,14 +14,9 @@
 #include <thread>
 
 #include "core/pieces.h"
-#include "cpu/levels.h"
 #include "cpu/workers.h"
 
 namespace headroom::cpu {
-
-const AttentionKernels& attention_kernels(SimdLevel level) {
-  return at_level(level, attention_kernels_avx512, attention_kernels_avx2, attention_kernels_portable)();
-}
 
 namespace {
 
@@ -148,17 +143,17 @@ class QueryTile {
   KeySpan hull_;
 };
 
-std::int64_t padded_columns(const AttentionSizes& sizes, const AttentionKernels& kernels) {
-  return Columns::of(sizes.head_dim, kernels.lanes, kernels.vectors).padded();
+std::int64_t padded_columns(const AttentionSizes& sizes) {
+  return Columns::of(sizes.head_dim, sizes.vectors).padded();
 }
 
 struct ForwardPieces {
-  ForwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
+  ForwardPieces(const AttentionSizes& sizes, std::byte* base) {
     Pieces pieces(base);
     heads = wave_heads(sizes, sizes.heads_q / sizes.heads_kv * sizes.q_tiles(), kForwardWave);
     keys_floats = sizes.k_tiles() * kTileK * sizes.head_dim;
-    values_floats = sizes.k_tiles() * kTileK * padded_columns(sizes, kernels);
-    scratch_floats = divide_up(forward_scratch(kernels, sizes.head_dim), kAlignFloats) * kAlignFloats;
+    values_floats = sizes.k_tiles() * kTileK * padded_columns(sizes);
+    scratch_floats = divide_up(forward_scratch(sizes.vectors, sizes.head_dim), kAlignFloats) * kAlignFloats;
     keys = pieces.take<float>(heads * keys_floats);
     values = pieces.take<float>(heads * values_floats);
     scratch = pieces.take<float>(sizes.threads * scratch_floats);
@@ -186,10 +181,10 @@ struct Turns {
 };
 
 struct BackwardPieces {
-  BackwardPieces(const AttentionSizes& sizes, const AttentionKernels& kernels, std::byte* base) {
+  BackwardPieces(const AttentionSizes& sizes, std::byte* base) {
     Pieces pieces(base);
     const std::int64_t group = sizes.heads_q / sizes.heads_kv;
-    const std::int64_t padded = padded_columns(sizes, kernels);
+    const std::int64_t padded = padded_columns(sizes);
     heads = wave_heads(sizes, sizes.k_tiles(), kBackwardWave);
     key_tile_floats = kTileK * padded;
     key_panel_floats = std::int64_t{kTileK} * sizes.head_dim;
@@ -242,22 +237,23 @@ void wait_for_turn(std::int32_t* turn, std::int32_t mine, const Worker& worker) 
 
 }  // namespace
 
-std::int64_t forward_workspace_bytes(const AttentionSizes& sizes, const AttentionKernels& kernels) {
-  return ForwardPieces(sizes, kernels, nullptr).bytes;
+std::int64_t forward_workspace_bytes(const AttentionSizes& sizes) {
+  return ForwardPieces(sizes, nullptr).bytes;
 }
 
-std::int64_t backward_workspace_bytes(const AttentionSizes& sizes, const AttentionKernels& kernels) {
-  return BackwardPieces(sizes, kernels, nullptr).bytes;
+std::int64_t backward_workspace_bytes(const AttentionSizes& sizes) {
+  return BackwardPieces(sizes, nullptr).bytes;
 }
 
-void attention_forward(const AttentionForwardCall& call, const AttentionKernels& kernels,
-                       std::span<std::byte> workspace, const Stream& stream) {
+void attention_forward(const AttentionForwardCall& call, std::span<std::byte> workspace,
+                       const Stream& stream) {
+  const AttentionKernels& kernels = attention_kernels(stream.device->simd);
   const AttentionSizes& sizes = call.sizes;
-  const ForwardPieces pieces(sizes, kernels, workspace.data());
+  const ForwardPieces pieces(sizes, workspace.data());
   check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
         "attention forward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
   const std::int64_t group = sizes.heads_q / sizes.heads_kv;
-  const std::int64_t padded = padded_columns(sizes, kernels);
+  const std::int64_t padded = padded_columns(sizes);
   const std::int64_t kv_heads = sizes.batch * sizes.heads_kv;
 
   for (std::int64_t wave = 0; wave < kv_heads; wave += pieces.heads) {
@@ -310,12 +306,12 @@ namespace {
 // The backward of one wave of K/V heads.
 class BackwardWave {
  public:
-  BackwardWave(const AttentionBackwardCall& call, const AttentionKernels& kernels,
-               const BackwardPieces& pieces, const Stream& stream, std::int64_t first_head)
+  BackwardWave(const AttentionBackwardCall& call, const BackwardPieces& pieces, const Stream& stream,
+               std::int64_t first_head)
       : call_(call),
         forward_(call.forward),
         sizes_(call.forward.sizes),
-        kernels_(kernels),
+        kernels_(attention_kernels(stream.device->simd)),
         pieces_(pieces),
         stream_(stream),
         first_head_(first_head),
@@ -522,14 +518,14 @@ class BackwardWave {
 
 }  // namespace
 
-void attention_backward(const AttentionBackwardCall& call, const AttentionKernels& kernels,
-                        std::span<std::byte> workspace, const Stream& stream) {
+void attention_backward(const AttentionBackwardCall& call, std::span<std::byte> workspace,
+                        const Stream& stream) {
   const AttentionSizes& sizes = call.forward.sizes;
-  const BackwardPieces pieces(sizes, kernels, workspace.data());
+  const BackwardPieces pieces(sizes, workspace.data());
   check(pieces.bytes <= static_cast<std::int64_t>(workspace.size()),
         "attention backward needs a workspace of {} bytes, not {}", pieces.bytes, workspace.size());
   for (std::int64_t head = 0; head < sizes.batch * sizes.heads_kv; head += pieces.heads) {
-    BackwardWave(call, kernels, pieces, stream, head).run();
+    BackwardWave(call, pieces, stream, head).run();
   }
   if (call.forward.sinks == nullptr) return;
   // dSink <- the sum over batch and query tiles, in that order

@@ -42,7 +42,8 @@ struct AttentionSizes {
   DType key_gradient_dtype = DType::f32;     // of dK and dV
   bool add_query_gradient = false;           // to what is there, f32, instead of writing it
   bool add_key_gradients = false;
-  int threads = 1;  // of the pool the call will run on
+  int threads = 1;           // of the pool the call will run on
+  VectorShape vectors = {};  // of the device it will run on
 
   // Query tiles are equal parts of a block, or kTileQ rows.
   [[nodiscard]] std::int64_t parts() const { return block_rows == 0 ? 1 : divide_up(block_rows, kTileQ); }
@@ -104,15 +105,13 @@ struct AttentionBackwardCall {
   float* sinks_gradient = nullptr;  // [heads_q], where there are sinks; summed over the batch
 };
 
-[[nodiscard]] std::int64_t forward_workspace_bytes(const AttentionSizes& sizes,
-                                                   const AttentionKernels& kernels);
-[[nodiscard]] std::int64_t backward_workspace_bytes(const AttentionSizes& sizes,
-                                                    const AttentionKernels& kernels);
+[[nodiscard]] std::int64_t forward_workspace_bytes(const AttentionSizes& sizes);
+[[nodiscard]] std::int64_t backward_workspace_bytes(const AttentionSizes& sizes);
 
 // The workspace is 64-byte aligned.
-void attention_forward(const AttentionForwardCall& call, const AttentionKernels& kernels,
-                       std::span<std::byte> workspace, const Stream& stream);
-void attention_backward(const AttentionBackwardCall& call, const AttentionKernels& kernels,
-                        std::span<std::byte> workspace, const Stream& stream);
+void attention_forward(const AttentionForwardCall& call, std::span<std::byte> workspace,
+                       const Stream& stream);
+void attention_backward(const AttentionBackwardCall& call, std::span<std::byte> workspace,
+                        const Stream& stream);
 
 }  // namespace headroom::cpu

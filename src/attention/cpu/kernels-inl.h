@@ -8,9 +8,7 @@ namespace headroom::cpu {
 
 template <class Vec>
 constexpr AttentionKernels make_attention_kernels() {
-  return {.lanes = Vec::kLanes,
-          .vectors = Vec::kColumns,
-          .pack_rows = pack_rows<Vec>,
+  return {.pack_rows = pack_rows<Vec>,
           .pack_transposed = pack_transposed<Vec>,
           .store_rows = store_tile<Vec>,
           .row_statistics = row_statistics<Vec>,

@@ -90,8 +90,6 @@ struct RowStatistics {
 };
 
 struct AttentionKernels {
-  int lanes;    // floats of a vector
-  int vectors;  // across a register tile
   // count <= tile_rows rows of src into one tile; the tile is filled up with zeros.
   void (*pack_rows)(const RowsView& src, int count, int tile_rows, int head_dim, float* dst);
   // count rows of src into ceil(count / panel) panels; the last one is filled up with zeros.
@@ -108,9 +106,9 @@ struct AttentionKernels {
 };
 
 // What a tile needs to work in, in floats.
-[[nodiscard]] inline std::int64_t forward_scratch(const AttentionKernels& kernels, int head_dim) {
-  const std::int64_t padded = Columns::of(head_dim, kernels.lanes, kernels.vectors).padded();
-  return padded * 2 * kTileQ + kTileScores + kTileQ * (std::int64_t{kernels.lanes} + 2);
+[[nodiscard]] inline std::int64_t forward_scratch(VectorShape vectors, int head_dim) {
+  const std::int64_t padded = Columns::of(head_dim, vectors).padded();
+  return padded * 2 * kTileQ + kTileScores + kTileQ * (std::int64_t{vectors.lanes} + 2);
 }
 inline constexpr std::int64_t kBackwardScratch = 2 * kTileScores;
 

@@ -62,10 +62,7 @@ void logit_gradient(float* logits, std::int64_t rows, std::int64_t stride, float
 
 template <class Vec>
 constexpr LossKernels make_loss_kernels() {
-  return {.lanes = Vec::kLanes,
-          .statistics = logit_statistics<Vec>,
-          .cap = cap_logits<Vec>,
-          .gradient = logit_gradient<Vec>};
+  return {.statistics = logit_statistics<Vec>, .cap = cap_logits<Vec>, .gradient = logit_gradient<Vec>};
 }
 
 }  // namespace headroom::cpu

@@ -22,8 +22,8 @@ struct LogitGradient {
   const float* smoothing;
 };
 
+// Strides are multiples of the lanes of a vector.
 struct LossKernels {
-  int lanes;  // strides are multiples of it
   // The statistics of `rows` rows; with a softcap the logits become capped ones first, in place.
   void (*statistics)(float* logits, std::int64_t rows, std::int64_t stride, float softcap,
                      const LogitStatistics& result);

@@ -130,8 +130,6 @@ struct OpKernels {
 [[nodiscard]] const OpKernels& op_kernels_avx512();
 
 // Those of a level; the description of a CPU says which it has.
-[[nodiscard]] inline const OpKernels& op_kernels(SimdLevel level) {
-  return at_level(level, op_kernels_avx512, op_kernels_avx2, op_kernels_portable)();
-}
+[[nodiscard]] const OpKernels& op_kernels(SimdLevel level);
 
 }  // namespace headroom::cpu

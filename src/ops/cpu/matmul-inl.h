@@ -129,7 +129,7 @@ void multiply(const MatmulItem& item) {
 
 template <class Vec>
 constexpr MatmulKernels make_matmul_kernels() {
-  return {.panel = kPanel<Vec>, .pack_panel = pack_panel<Vec>, .multiply = multiply<Vec>};
+  return {.pack_panel = pack_panel<Vec>, .multiply = multiply<Vec>};
 }
 
 }  // namespace headroom::cpu

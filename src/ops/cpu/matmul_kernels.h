@@ -37,7 +37,7 @@ struct MatmulItem {
 inline constexpr std::int64_t kMatmulScratch = std::int64_t{kTileM} * (kGroupColumns + kStepK);
 
 struct MatmulKernels {
-  int panel;  // columns of a register tile
+  // A panel is as wide as a register tile.
   // depth x columns of src into one panel, filled up with zeros; columns <= panel.
   void (*pack_panel)(const Matrix& src, std::int64_t depth, int columns, float* dst);
   void (*multiply)(const MatmulItem& item);

@@ -1,0 +1,43 @@
+// What is asked of a plan, from the names that people type to the question that answer_plan takes. Nothing
+// here depends on this machine: jobs/plan.h adds its CPU, its rates and the folders of models.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "headroom/plan/answer.h"
+
+namespace headroom {
+
+struct PlanOptions {
+  std::string model;                                // a built-in name, or a Hugging Face folder
+  std::int64_t context = 0;                         // tokens of a sequence
+  std::int64_t batch = 1;                           // sequences of an update
+  std::string device = "cpu";                       // this machine's, or a name of the catalogue
+  std::optional<std::int64_t> budget_bytes{};       // without it: what the device has
+  std::optional<std::int64_t> host_budget_bytes{};  // for what is offloaded; without it nothing is
+  std::string attention = "causal";                 // as parse_mask() reads it
+  std::optional<std::string> dtype{};               // without it: what is fast on the device
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  StrategyPins pins{};
+  bool compare = false;
+};
+
+// A device by the name that people type. Without a budget it is what the device has left for a program.
+struct PlannedDevice {
+  DeviceDescription description;
+  std::int64_t budget_bytes = 0;
+};
+[[nodiscard]] PlannedDevice find_catalogue_device(std::string_view name,
+                                                  std::optional<std::int64_t> budget_bytes);
+
+// The options' names of model and device are repeated in the answer, and not looked up. Throws where
+// attention is not causal.
+[[nodiscard]] PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model,
+                                         const PlannedDevice& device);
+// The rates of the catalogue.
+[[nodiscard]] PlanCosts catalogue_costs(const PlanQuestion& question);
+
+}  // namespace headroom
