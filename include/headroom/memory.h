@@ -11,6 +11,7 @@
 #include "headroom/memory/ledger.h"
 #include "headroom/memory/packer.h"
 #include "headroom/memory/stage.h"
+#include "headroom/memory/staging.h"
 #include "headroom/memory/stream_order.h"
 #include "headroom/memory/tensor.h"
 #include "headroom/memory/usage.h"

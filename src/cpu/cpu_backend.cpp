@@ -191,6 +191,11 @@ void CpuBackend::wait(StreamId waiter, std::uint32_t number) {
   }
 }
 
+// The host is the thread that main runs on.
+void CpuBackend::wait_on_host(std::uint32_t number) {
+  wait(StreamId::main, number);
+}
+
 void CpuBackend::synchronize() {
   std::exception_ptr first_failure;
   for (std::unique_ptr<SideStream>& side : sides_) {

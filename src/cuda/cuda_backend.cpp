@@ -1,6 +1,7 @@
 #include "cuda/cuda_backend.h"
 
 #include "cuda/check.h"
+#include "cuda/vendor_libraries.h"
 
 namespace headroom {
 
@@ -9,6 +10,7 @@ CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(
   for (CUstream_st*& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   }
+  libraries_ = std::make_unique<VendorLibraries>();
 }
 
 CudaBackend::~CudaBackend() {
@@ -39,8 +41,11 @@ void CudaBackend::release_memory(Space space, void* data, std::int64_t) noexcept
 Stream CudaBackend::stream(StreamId id) {
   // Whoever asks is about to launch: on this device, whichever was current before.
   check_cuda(cudaSetDevice(index_), "cudaSetDevice");
-  return {
-      .device = &description_, .pool = nullptr, .poll = {}, .native = streams_[static_cast<std::size_t>(id)]};
+  return {.device = &description_,
+          .pool = nullptr,
+          .poll = {},
+          .native = streams_[static_cast<std::size_t>(id)],
+          .libraries = libraries_.get()};
 }
 
 void CudaBackend::submit(StreamId id, const Task& task) {
@@ -72,6 +77,10 @@ void CudaBackend::record(StreamId id, std::uint32_t number) {
 void CudaBackend::wait(StreamId waiter, std::uint32_t number) {
   check_cuda(cudaStreamWaitEvent(streams_[static_cast<std::size_t>(waiter)], events_.at(number), 0),
              "cudaStreamWaitEvent");
+}
+
+void CudaBackend::wait_on_host(std::uint32_t number) {
+  check_cuda(cudaEventSynchronize(events_.at(number)), "cudaEventSynchronize");
 }
 
 void CudaBackend::synchronize() {

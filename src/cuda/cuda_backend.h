@@ -1,9 +1,10 @@
 // A CUDA GPU as a device: the arena is one cudaMalloc, host staging is pinned, streams and records are the
-// driver's.
+// driver's. It owns the handles of NVIDIA's libraries, which kernels reach through their Stream.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ class CudaBackend final : public Backend {
   void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) override;
   void record(StreamId id, std::uint32_t number) override;
   void wait(StreamId waiter, std::uint32_t number) override;
+  void wait_on_host(std::uint32_t number) override;
   void synchronize() override;
   void start_timer() override;
   [[nodiscard]] double stop_timer() override;
@@ -50,6 +52,7 @@ class CudaBackend final : public Backend {
   std::array<CUstream_st*, kStreamCount> streams_{};
   std::vector<CUevent_st*> events_;     // one per record number, made at its first use
   std::array<CUevent_st*, 2> timer_{};  // made at its first use
+  std::unique_ptr<VendorLibraries> libraries_;
 };
 
 }  // namespace headroom

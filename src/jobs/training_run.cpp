@@ -105,48 +105,38 @@ class TrainingRun {
 
  private:
   void start() {
-    trainer_.load(context_, [&] {
-      if (const auto& checkpoint = plan_.checkpoint) return go_on(*checkpoint);
-      if (const auto& weights = plan_.weights) return read_weights(*weights);
+    trainer_.load(context_, [&](Staging& staging) {
+      if (const auto& checkpoint = plan_.checkpoint) return go_on(*checkpoint, staging);
+      if (const auto& weights = plan_.weights) return read_weights(*weights, staging);
       trainer_.initialize(context_, options_.seed);
     });
   }
 
-  void go_on(const fs::path& checkpoint) {
-    TrainState saved;
-    context_.run(
-        [&](const Stream&) { saved = read_checkpoint(checkpoint, problem_.config, trainer_.buffers()); });
+  void go_on(const fs::path& checkpoint, Staging& staging) {
+    const TrainState saved = read_checkpoint(checkpoint, problem_.config, trainer_.buffers(), staging);
     state_.step = saved.step;
     state_.tokens = saved.tokens;
     state_.samples = saved.samples;
     saved_step_ = saved.step;
   }
 
-  void read_weights(const fs::path& weights) {
+  void read_weights(const fs::path& weights, Staging& staging) {
     const TrainBuffers buffers = trainer_.buffers();
-    for (const TensorView& flat : {buffers.weights, buffers.master}) {
-      if (flat.elements() == 0) continue;
-      std::string broken;
-      context_.run([&](const Stream&) {
-        load_weights(weights, trainer_.decoder().parameters(), flat);
-        broken = broken_parameter(flat);
-      });
+    for (const Tensor* flat : {&buffers.weights, &buffers.master}) {
+      if (flat->view().elements() == 0) continue;
+      load_weights(weights, trainer_.decoder().parameters(), *flat, staging);
+      const std::string broken = broken_parameter(*flat, staging);
       check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
-            name(flat.dtype()));
+            name(flat->view().dtype()));
     }
   }
 
   // The batch that begins with the sample.
   [[nodiscard]] Trainer::FillBatch batch_from(std::int64_t sample) const {
-    return [this, sample](const StepBatch& batch) {
+    return [this, sample](const Samples& batch) {
       for (std::int64_t i = 0; i < problem_.sizes.batch; ++i) {
         try {
-          plan_.data.fill(sample + i, {.tokens = batch.tokens.select(0, i),
-                                       .labels = batch.labels.select(0, i),
-                                       .positions = batch.positions.select(0, i),
-                                       .document_starts = problem_.sizes.max_documents > 0
-                                                              ? batch.document_starts.select(0, i)
-                                                              : TensorView()});
+          plan_.data.fill(sample + i, batch.sample(i, problem_.sizes.batch));
         } catch (const Error& error) {
           throw UnreadableSamples(error.kind(), error.what(), error.where());
         }
@@ -197,13 +187,27 @@ class TrainingRun {
                       .live_peak_bytes = usage.peak_bytes};
   }
 
-  // The first parameter of a flat buffer that is not finite; empty where all are.
-  [[nodiscard]] std::string broken_parameter(const TensorView& flat) const {
+  [[nodiscard]] static bool is_finite(const TensorPart& part, Staging& staging) {
+    bool finite = true;
+    staging.download(part, [&](std::span<const std::byte> piece, std::int64_t) {
+      finite = finite && all_finite(piece, part.tensor.view().dtype());
+    });
+    return finite;
+  }
+
+  // The first parameter of a flat tensor that is not finite; empty where all are.
+  [[nodiscard]] std::string broken_parameter(const Tensor& flat, Staging& staging) const {
     const ParameterTable& table = trainer_.decoder().parameters();
     for (const Parameter& parameter : table.entries()) {
-      if (!all_finite(table.view(flat, parameter))) return parameter.name;
+      if (!is_finite(table.part(flat, parameter), staging)) return parameter.name;
     }
     return {};
+  }
+  // The same, in a phase of its own.
+  [[nodiscard]] std::string broken_parameter(const Tensor& flat) {
+    std::string name;
+    trainer_.save(context_, [&](Staging& staging) { name = broken_parameter(flat, staging); });
+    return name;
   }
 
   // For the end of an error's message, which must not become another error.
@@ -237,8 +241,8 @@ class TrainingRun {
     }
     std::string first = "the loss itself";
     bool found = false;
-    trainer_.evaluate(context_, fill, [&](std::string_view name, const TensorView& view) {
-      if (found || all_finite(view)) return;
+    trainer_.evaluate(context_, fill, [&](std::string_view name, const Tensor& result, Staging& staging) {
+      if (found || is_finite({result, 0, result.view().elements()}, staging)) return;
       found = true;
       first = fmt::format("the result of {}", name);
     });
@@ -260,8 +264,9 @@ class TrainingRun {
   fs::path save() {
     fs::path checkpoint;
     try {
-      trainer_.save(context_, [&] {
-        checkpoint = write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), files_);
+      trainer_.save(context_, [&](Staging& staging) {
+        checkpoint =
+            write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), staging, files_);
         for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
           if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
         }

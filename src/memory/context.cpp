@@ -63,11 +63,15 @@ void Context::begin_phase(Phase phase) {
   if (work_.size() <= phase_) work_.resize(phase_ + 1);
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
-  order_.reset();
-  for (Block& block : run_blocks_)
-    block.stamp = order_.allocate();  // a side stream waits for main in every phase
+  restart_order();
   phase_blocks_.clear();
   deferred_.reset();
+}
+
+// Nothing is under way. A side stream waits for main in every phase.
+void Context::restart_order() {
+  order_.reset();
+  for (Block& block : run_blocks_) block.stamp = order_.allocate();
 }
 
 void Context::end_phase() {
@@ -84,6 +88,12 @@ void Context::end_phase() {
     if (!order_.joined()) {
       fail(ErrorKind::runtime, "phase '{}' ends while another stream may still work; let main wait for it",
            phase);
+    }
+    for (const Block& block : run_blocks_) {  // between phases the host's memory is the host's own
+      if (block.event.space == Space::device || order_.known_to_host(block.stamp)) continue;
+      fail(ErrorKind::runtime,
+           "phase '{}' ends while a stream may still work on '{}' in host memory; let the host wait for it",
+           phase, ledger_.text(block.event.name));
     }
     if (script_ != nullptr) {
       const std::vector<Event>& events = script_->phases()[script_phase_].events;
@@ -119,6 +129,7 @@ void Context::abandon_phase() {
   std::ranges::for_each(phase_blocks_, close);
   std::ranges::for_each(std::span(run_blocks_).subspan(run_blocks_before_), close);
   run_blocks_.resize(run_blocks_before_);
+  restart_order();
   ledger_.abandon_phase();
   leave_phase();
 }
@@ -140,11 +151,7 @@ void Context::end_stage() noexcept {
   if (!in_phase_) return;
   const std::uint32_t stage = ledger_.stage();
   ledger_.close_stage();
-  try {
-    note({.kind = EventKind::stage_end, .stage = stage});
-  } catch (const Error& error) {
-    if (!deferred_) deferred_ = error;
-  }
+  quietly([&] { note({.kind = EventKind::stage_end, .stage = stage}); });
 }
 
 double Context::seconds_since_made() const {
@@ -229,7 +236,7 @@ void Context::release(const Tensor& tensor) {
     if (!order_.may_free(block->stamp, block->event.space)) {
       fail(ErrorKind::runtime, "'{}' is freed while a stream may still work on it; {} first",
            ledger_.text(block->event.name),
-           block->event.space == Space::host ? "synchronize" : "let main wait for that");
+           block->event.space == Space::host ? "let the host wait for that" : "let main wait for that");
     }
     Event event = block->event;
     event.kind = EventKind::free;
@@ -243,11 +250,7 @@ void Context::release(const Tensor& tensor) {
 }
 
 void Context::release_quietly(const Tensor& tensor) noexcept {
-  try {
-    release(tensor);
-  } catch (const Error& error) {
-    if (!deferred_) deferred_ = error;
-  }
+  quietly([&] { release(tensor); });
 }
 
 void Context::touch(StreamId id, const Tensor& tensor) {
@@ -273,11 +276,8 @@ void Context::copy(StreamId id, const Tensor& to, const Tensor& from) {
 
 void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
   check_in_phase("copy");
-  const auto view_of = [](const TensorPart& part) {
-    return part.tensor.view().reshape({part.tensor.view().elements()}).slice(0, part.begin, part.elements);
-  };
-  const TensorView target = view_of(to);
-  const TensorView source = view_of(from);
+  const TensorView target = to.view();
+  const TensorView source = from.view();
   check(target.bytes() == source.bytes(),
         "copy of {} elements of {} to {} of {}: both have to be of one size", source.elements(),
         name(source.dtype()), target.elements(), name(target.dtype()));
@@ -301,6 +301,10 @@ double Context::all_reduce(double value) {
   return phantom() ? value * ranks_.count : communicator_->all_reduce(value);
 }
 
+TensorView TensorPart::view() const {
+  return tensor.view().reshape({tensor.view().elements()}).slice(0, begin, elements);
+}
+
 Ticket Context::record(StreamId id) {
   check_in_phase("record");
   note({.kind = EventKind::record, .stream = id, .stage = ledger_.stage(), .id = order_.records()});
@@ -309,9 +313,13 @@ Ticket Context::record(StreamId id) {
   return ticket;
 }
 
+bool Context::is_of_this_phase(Ticket ticket) const {
+  return ticket.phase_run == phase_run_ && ticket.number < order_.records();
+}
+
 void Context::wait(StreamId waiter, Ticket ticket) {
   check_in_phase("wait");
-  if (ticket.phase_run != phase_run_ || ticket.number >= order_.records()) {
+  if (!is_of_this_phase(ticket)) {
     fail(ErrorKind::runtime, "stream {} waits for a record of another phase", headroom::name(waiter));
   }
   note({.kind = EventKind::wait, .stream = waiter, .stage = ledger_.stage(), .id = ticket.number});
@@ -319,10 +327,35 @@ void Context::wait(StreamId waiter, Ticket ticket) {
   if (!phantom()) backend_->wait(waiter, ticket.number);
 }
 
+void Context::wait_on_host(Ticket ticket) {
+  check_in_phase("wait_on_host");
+  if (!is_of_this_phase(ticket)) fail(ErrorKind::runtime, "the host waits for a record of another phase");
+  note({.kind = EventKind::wait_on_host, .stage = ledger_.stage(), .id = ticket.number});
+  order_.wait_on_host(ticket.number);
+  if (!phantom()) backend_->wait_on_host(ticket.number);
+}
+
+void Context::check_host_access(const Tensor& tensor) {
+  const Block* block = find(tensor);
+  if (block == nullptr) fail(ErrorKind::runtime, "the host is given a tensor that was freed");
+  const std::string_view name = ledger_.text(block->event.name);
+  if (block->event.space != Space::host) {
+    fail(ErrorKind::runtime,
+         "the host reads or writes '{}', which is in device memory; download or upload it", name);
+  }
+  if (!order_.known_to_host(block->stamp)) {
+    fail(
+        ErrorKind::runtime,
+        "the host reads or writes '{}' while a stream may still work on it; let the host wait for that first",
+        name);
+  }
+}
+
 void Context::synchronize() {
-  check_in_phase("synchronize");
-  note({.kind = EventKind::synchronize, .stage = ledger_.stage()});
-  order_.synchronize();
+  if (in_phase_) {
+    fail(ErrorKind::runtime, "synchronize is called in phase '{}'; there the host waits for a ticket",
+         name(ledger_.phases()[phase_].phase));
+  }
   if (!phantom()) backend_->synchronize();
 }
 

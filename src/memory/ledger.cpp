@@ -126,8 +126,8 @@ std::string Ledger::describe(const Event& event) const {
       return fmt::format("touch {} (block {}) on stream {}{}", text(event.name), event.id, stream, stage);
     case EventKind::all_reduce: return fmt::format("all-reduce {} bytes{}", format_count(event.bytes), stage);
     case EventKind::record: return fmt::format("record {} on stream {}{}", event.id, stream, stage);
-    case EventKind::synchronize: return fmt::format("synchronize{}", stage);
     case EventKind::wait: return fmt::format("stream {} waits for record {}{}", stream, event.id, stage);
+    case EventKind::wait_on_host: return fmt::format("the host waits for record {}{}", event.id, stage);
   }
   return {};
 }

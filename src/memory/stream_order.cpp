@@ -11,6 +11,10 @@ constexpr std::size_t index(StreamId stream) {
 }
 constexpr std::size_t kMain = index(StreamId::main);
 
+void learn(StreamTimes& known, const StreamTimes& news) {
+  for (std::size_t s = 0; s < kStreamCount; ++s) known[s] = std::max(known[s], news[s]);
+}
+
 }  // namespace
 
 void StreamOrder::reset() {
@@ -35,18 +39,24 @@ std::uint32_t StreamOrder::record(StreamId stream) {
   return static_cast<std::uint32_t>(records_.size() - 1);
 }
 
+void StreamOrder::record_again(std::uint32_t record, StreamId stream) {
+  records_[record] = known_[index(stream)];
+}
+
 void StreamOrder::wait(StreamId waiter, std::uint32_t record) {
-  StreamTimes& known = known_[index(waiter)];
-  for (std::size_t s = 0; s < kStreamCount; ++s) known[s] = std::max(known[s], records_[record][s]);
+  learn(known_[index(waiter)], records_[record]);
 }
 
-void StreamOrder::synchronize() {
-  for (std::size_t s = 0; s < kStreamCount; ++s) known_to_host_[s] = known_[s][s];
+void StreamOrder::wait_on_host(std::uint32_t record) {
+  learn(known_to_host_, records_[record]);
 }
 
-bool StreamOrder::may_free(const Stamp& block, Space space) const {
-  const StreamTimes& known = space == Space::host ? known_to_host_ : known_[kMain];
-  return std::ranges::equal(block.touched, known, std::less_equal{});
+bool StreamOrder::known_to_main(const Stamp& block) const {
+  return std::ranges::equal(block.touched, known_[kMain], std::less_equal{});
+}
+
+bool StreamOrder::known_to_host(const Stamp& block) const {
+  return std::ranges::equal(block.touched, known_to_host_, std::less_equal{});
 }
 
 bool StreamOrder::joined() const {

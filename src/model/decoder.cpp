@@ -75,20 +75,14 @@ class Step {
         run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, layer));
       });
     }
-    if (std::any_of(offloaded_.begin(), offloaded_.end(),
-                    [](const auto& o) { return o.host.view().elements() > 0; })) {
-      context_.synchronize();  // host memory is freed when the streams are done with it
-    }
-    for (Offloaded& input : offloaded_) {
-      if (input.host.view().elements() > 0) input.host.free();
-    }
     embedding_backward(context_, tokens(), gradient, gradient_of(parameters().embedding()),
                        config().pad_token);
+    free_offloaded();
   }
 
   void evaluate(const TensorView& loss, const Decoder::Inspect& inspect) {
-    const auto look = [&](std::string_view name, const TensorView& view) {
-      if (inspect) context_.run([&](const Stream&) { inspect(name, view); });
+    const auto look = [&](std::string_view name, const Tensor& result) {
+      if (inspect && !context_.phantom()) inspect(name, result);
     };
     kept_.resize(static_cast<std::size_t>(layers()));
     const auto stage = context_.stage(StageKind::forward);
@@ -241,6 +235,15 @@ class Step {
     Offloaded& input = offloaded_[static_cast<std::size_t>(layer)];
     context_.wait(StreamId::main, input.copied);
     kept(layer).put(Activation::input, std::move(input.device));
+  }
+  // The host frees its memory when it knows that the copies are done. The first layer's came last.
+  void free_offloaded() {
+    bool waited = false;
+    for (Offloaded& input : offloaded_) {
+      if (input.host.view().elements() == 0) continue;
+      if (!std::exchange(waited, true)) context_.wait_on_host(input.copied);
+      input.host.free();
+    }
   }
   void copy(const Tensor& to, const Tensor& from, Offloaded& input) {
     context_.wait(StreamId::copy, context_.record(StreamId::main));

@@ -65,8 +65,12 @@ class WeightFiles {
 
   [[nodiscard]] bool has(std::string_view name) const { return files_.contains(name); }
 
-  void read_into(std::string_view name, const TensorView& destination) const {
-    file_of(name, destination.shape()).read_into(name, destination);
+  void upload(std::string_view name, const Shape& shape, const TensorPart& to, Staging& staging) const {
+    const SafetensorsFile& file = file_of(name, shape);
+    const SafetensorsEntry& entry = file.at(name, shape);
+    staging.upload(to, [&](std::span<std::byte> piece, std::int64_t first) {
+      file.read(entry, to.tensor.view().dtype(), first, piece);
+    });
   }
 
   [[nodiscard]] bool equal(std::string_view name, std::string_view other, const Shape& expected) const {
@@ -104,7 +108,8 @@ bool has_own_output(const fs::path& directory, const Shape& embedding) {
   return has_weights(directory) && has_own_output(WeightFiles(directory), embedding);
 }
 
-void load_weights(const fs::path& directory, const ParameterTable& table, const TensorView& flat) {
+void load_weights(const fs::path& directory, const ParameterTable& table, const Tensor& flat,
+                  Staging& staging) {
   const WeightFiles files(directory);
   const bool tied = table.find(kOutput) == nullptr;
   check(!tied || !has_own_output(files, table.at(kEmbedding).shape),
@@ -113,9 +118,9 @@ void load_weights(const fs::path& directory, const ParameterTable& table, const 
   for (const Parameter& parameter : table.entries()) {
     const bool by_output =
         tied && parameter.name == kEmbedding && !files.has(kEmbedding) && files.has(kOutput);
-    files.read_into(by_output ? kOutput : parameter.name, table.view(flat, parameter));
+    files.upload(by_output ? kOutput : parameter.name, parameter.shape, table.part(flat, parameter), staging);
   }
-  table.clear_padding(flat);
+  table.clear_padding(flat, staging);
 }
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "headroom/core/checked.h"
+#include "headroom/memory/staging.h"
 #include "model/layer_table.h"
 
 namespace headroom {
@@ -61,13 +62,19 @@ TensorView ParameterTable::view(const TensorView& flat, const Parameter& paramet
   return flat.slice(0, parameter.offset, parameter.shape.elements()).reshape(parameter.shape);
 }
 
-void ParameterTable::clear_padding(const TensorView& flat) const {
+TensorPart ParameterTable::part(const Tensor& flat, const Parameter& parameter) const {
+  check_flat(flat);
+  return {flat, parameter.offset, parameter.shape.elements()};
+}
+
+void ParameterTable::clear_padding(const Tensor& flat, Staging& staging) const {
   check_flat(flat);
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const std::int64_t begin = entries_[i].offset + entries_[i].shape.elements();
     const std::int64_t end = i + 1 < entries_.size() ? entries_[i + 1].offset : elements_;
-    const TensorView padding = flat.slice(0, begin, end - begin);
-    if (end > begin) std::memset(padding.raw(), 0, static_cast<std::size_t>(padding.bytes()));
+    staging.upload({flat, begin, end - begin}, [](std::span<std::byte> piece, std::int64_t) {
+      std::memset(piece.data(), 0, piece.size());
+    });
   }
 }
 

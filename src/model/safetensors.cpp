@@ -1,7 +1,6 @@
 #include "headroom/model/safetensors.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <future>
 #include <set>
@@ -38,18 +37,16 @@ void convert_from(DType from, const std::byte* source, To* to, std::int64_t coun
   }
 }
 
-// Elements [first, first + count) of a dense view.
-void convert_piece(DType from, const std::byte* source, const TensorView& to, std::int64_t first,
-                   std::int64_t count) {
-  if (from == to.dtype()) {
-    std::memcpy(static_cast<std::byte*>(to.raw()) + first * size_bytes(from), source,
-                static_cast<std::size_t>(count * size_bytes(from)));
+// `count` elements of the stored type become elements of the other.
+void convert_piece(DType stored, const std::byte* source, DType dtype, std::byte* to, std::int64_t count) {
+  if (stored == dtype) {
+    std::memcpy(to, source, static_cast<std::size_t>(count * size_bytes(stored)));
     return;
   }
-  switch (to.dtype()) {
-    case DType::f32: return convert_from(from, source, to.data<float>() + first, count);
-    case DType::bf16: return convert_from(from, source, to.data<BFloat16>() + first, count);
-    default: return convert_from(from, source, to.data<Float16>() + first, count);
+  switch (dtype) {
+    case DType::f32: return convert_from(stored, source, reinterpret_cast<float*>(to), count);
+    case DType::bf16: return convert_from(stored, source, reinterpret_cast<BFloat16*>(to), count);
+    default: return convert_from(stored, source, reinterpret_cast<Float16*>(to), count);
   }
 }
 
@@ -70,21 +67,18 @@ std::string_view file_type(DType dtype) {
 }
 
 // The length and the JSON, padded so that the data begins at a multiple of eight bytes.
-std::string header_text(std::span<const NamedView> tensors) {
+std::string header_text(std::span<const NamedShape> tensors) {
   nlohmann::ordered_json json = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for the format
   std::int64_t begin = 0;
   std::set<std::string_view> names = {"__metadata__"};
-  for (const auto& [name, view] : tensors) {
+  for (const auto& [name, dtype, shape] : tensors) {
     check(names.insert(name).second, "tensor {} is given twice to be written", in_quotes(name));
-    check(view.is_dense(), "tensor {} of shape {} is strided; only a dense one is written", in_quotes(name),
-          view.shape());
     // Torch maps the file and needs every element where its type may lie.
-    check(begin % size_bytes(view.dtype()) == 0,
-          "tensor {} of {} would begin at byte {}; write wider types first", in_quotes(name),
-          headroom::name(view.dtype()), begin);
-    const std::int64_t end = checked_add(begin, view.bytes());
-    json[name] = {{"dtype", file_type(view.dtype())},
-                  {"shape", std::vector(view.shape().extents().begin(), view.shape().extents().end())},
+    check(begin % size_bytes(dtype) == 0, "tensor {} of {} would begin at byte {}; write wider types first",
+          in_quotes(name), headroom::name(dtype), begin);
+    const std::int64_t end = checked_add(begin, dense_bytes(dtype, shape));
+    json[name] = {{"dtype", file_type(dtype)},
+                  {"shape", std::vector(shape.extents().begin(), shape.extents().end())},
                   {"data_offsets", {begin, end}}};
     begin = end;
   }
@@ -100,49 +94,6 @@ std::string header_text(std::span<const NamedView> tensors) {
   std::memcpy(header.data(), &length, sizeof(length));
   return header + text;
 }
-
-std::span<const std::byte> bytes_of(const TensorView& view) {
-  return {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())};
-}
-
-// The checksums of tensors while they are written, on a thread of its own where there is one: both only read
-// them, and a file system takes longer.
-class Checksums {
- public:
-  Checksums(std::span<const NamedView> tensors, AllowedValues values)
-      : made_(std::async([this, tensors, values] {
-          std::vector<std::uint32_t> checksums;
-          for (const NamedView& tensor : tensors) checksums.push_back(make(tensor, values));
-          return checksums;
-        })) {}
-  Checksums(const Checksums&) = delete;
-  Checksums& operator=(const Checksums&) = delete;
-  ~Checksums() { given_up_ = true; }
-
-  // Whether get() will throw: what is still to be written would be in vain.
-  [[nodiscard]] bool failed() const { return failed_; }
-  // Throws where a tensor is not finite that has to be.
-  std::vector<std::uint32_t> get() { return made_.get(); }
-
- private:
-  [[nodiscard]] std::uint32_t make(const NamedView& tensor, AllowedValues values) {
-    std::uint32_t checksum = 0;
-    for (auto rest = bytes_of(tensor.view); !rest.empty() && !given_up_;) {
-      const auto piece = rest.first(std::min(rest.size(), kCachedBytes));
-      if (values == AllowedValues::finite && !all_finite(piece, tensor.view.dtype())) {
-        failed_ = true;
-        fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved", in_quotes(tensor.name));
-      }
-      checksum = crc32c(piece, checksum);
-      rest = rest.subspan(piece.size());
-    }
-    return checksum;
-  }
-
-  std::atomic<bool> given_up_ = false;
-  std::atomic<bool> failed_ = false;
-  std::future<std::vector<std::uint32_t>> made_;  // its destructor waits
-};
 
 }  // namespace
 
@@ -164,31 +115,33 @@ void SafetensorsFile::check_weight(const SafetensorsEntry& entry) const {
         entry.type);
 }
 
-void SafetensorsFile::read_into(const SafetensorsEntry& entry, const TensorView& destination) const {
-  const std::string source = file_.path().string();
-  check(entry.shape == destination.shape(), "{}: tensor {} has shape {}, expected {}", source,
-        in_quotes(entry.name), entry.shape, destination.shape());
+const SafetensorsEntry& SafetensorsFile::at(std::string_view name, const Shape& shape) const {
+  const SafetensorsEntry* entry = find(name);
+  check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", file_.path().string(),
+        in_quotes(name), shape);
+  check(entry->shape == shape, "{}: tensor {} has shape {}, expected {}", file_.path().string(),
+        in_quotes(name), entry->shape, shape);
+  return *entry;
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, DType dtype, std::int64_t first,
+                           std::span<std::byte> to) const {
   check_weight(entry);
-  check(is_weight(destination.dtype()) && destination.is_dense(),
-        "{}: tensor {} is read into {}; accepted: a dense view of f32, bf16 or f16", source,
-        in_quotes(entry.name), name(destination.dtype()));
+  check(is_weight(dtype), "{}: tensor {} is read into {}; accepted: f32, bf16 or f16", file_.path().string(),
+        in_quotes(entry.name), name(dtype));
+  const std::int64_t end = first + std::ssize(to) / size_bytes(dtype);
+  check(first >= 0 && end <= entry.shape.elements(), "{}: tensor {} has elements 0 to {}, not {} to {}",
+        file_.path().string(), in_quotes(entry.name), entry.shape.elements(), first, end);
   const std::span<const std::byte> data = bytes(entry);
   const DType stored = entry.dtype.value_or(DType::f32);  // known: it was just checked
   const std::int64_t element_bytes = size_bytes(stored);
-  for (std::int64_t first = 0; first < entry.shape.elements(); first += kPieceElements) {
-    const std::int64_t count = std::min(kPieceElements, entry.shape.elements() - first);
-    const auto piece = data.subspan(static_cast<std::size_t>(first * element_bytes),
+  for (std::int64_t i = first; i < end; i += kPieceElements) {
+    const std::int64_t count = std::min(kPieceElements, end - i);
+    const auto piece = data.subspan(static_cast<std::size_t>(i * element_bytes),
                                     static_cast<std::size_t>(count * element_bytes));
-    convert_piece(stored, piece.data(), destination, first, count);
+    convert_piece(stored, piece.data(), dtype, to.data() + (i - first) * size_bytes(dtype), count);
     file_.release(piece);
   }
-}
-
-void SafetensorsFile::read_into(std::string_view name, const TensorView& destination) const {
-  const SafetensorsEntry* entry = find(name);
-  check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", file_.path().string(),
-        in_quotes(name), destination.shape());
-  read_into(*entry, destination);
 }
 
 bool SafetensorsFile::equal(const SafetensorsEntry& entry, const SafetensorsFile& other,
@@ -218,19 +171,61 @@ bool SafetensorsFile::equal(const SafetensorsEntry& entry, const SafetensorsFile
   return true;
 }
 
-SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
-                                       AllowedValues values) {
-  const std::string header = header_text(tensors);
-  FileWriter file(path);
-  file.write(header);
-  Checksums checksums(tensors, values);
-  for (const NamedView& tensor : tensors) {
-    if (checksums.failed()) break;
-    file.write(bytes_of(tensor.view));
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<NamedShape> tensors,
+                                     AllowedValues values)
+    : tensors_(std::move(tensors)),
+      values_(values),
+      header_(header_text(tensors_)),
+      file_(path),
+      checksums_(tensors_.size()) {
+  file_.write(header_);
+}
+
+std::uint32_t SafetensorsWriter::checksum(std::span<const std::byte> piece) const {
+  std::uint32_t checksum = checksums_[tensor_];
+  while (!piece.empty()) {
+    const auto part = piece.first(std::min(piece.size(), kCachedBytes));
+    if (values_ == AllowedValues::finite && !all_finite(part, tensors_[tensor_].dtype)) {
+      fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved",
+           in_quotes(tensors_[tensor_].name));
+    }
+    checksum = crc32c(part, checksum);
+    piece = piece.subspan(part.size());
   }
-  SafetensorsChecksums made{.header = crc32c(std::as_bytes(std::span(header))), .tensors = checksums.get()};
-  file.commit();
-  return made;
+  return checksum;
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> piece) {
+  skip_complete();
+  check(tensor_ < tensors_.size() && written_bytes_ + std::ssize(piece) <=
+                                         dense_bytes(tensors_[tensor_].dtype, tensors_[tensor_].shape),
+        "{} bytes are written to {} past the end of a tensor", piece.size(), file_.path().string());
+  if (piece.size() <= kCachedBytes) {
+    checksums_[tensor_] = checksum(piece);
+    file_.write(piece);
+  } else {
+    // On a thread of its own where there is one: both only read, and a file system takes longer.
+    std::future<std::uint32_t> made = std::async([&] { return checksum(piece); });
+    file_.write(piece);
+    checksums_[tensor_] = made.get();
+  }
+  written_bytes_ += std::ssize(piece);
+}
+
+void SafetensorsWriter::skip_complete() {
+  while (tensor_ < tensors_.size() &&
+         written_bytes_ == dense_bytes(tensors_[tensor_].dtype, tensors_[tensor_].shape)) {
+    ++tensor_;
+    written_bytes_ = 0;
+  }
+}
+
+SafetensorsChecksums SafetensorsWriter::commit() {
+  skip_complete();
+  check(tensor_ == tensors_.size(), "{}: the data of tensor {} is missing", file_.path().string(),
+        in_quotes(tensor_ < tensors_.size() ? tensors_[tensor_].name : ""));
+  file_.commit();
+  return {.header = crc32c(std::as_bytes(std::span(header_))), .tensors = checksums_};
 }
 
 }  // namespace headroom

@@ -178,13 +178,23 @@ void cpu_product(const Product& product, TensorView workspace, const Stream& str
   }
 }
 
+// cuBLASLt multiplies matrices of one dtype; the result is f32 or of that dtype.
+Support by_cublaslt(const Product& product, const DeviceDescription& device) {
+  if (const Support support = on_cuda_gpus(product, device); !support) return support;
+  const DType result = product.c.dtype();
+  if (product.a.dtype() == product.b.dtype() && (result == DType::f32 || result == product.a.dtype())) {
+    return Support::yes();
+  }
+  return Support::no("multiplies matrices of one dtype, into f32 or that dtype");
+}
+
 // What cuBLASLt is given to choose its algorithms from: NVIDIA's advice for each generation.
 std::int64_t cuda_workspace_bytes(const Product&, const DeviceDescription& device) {
   return device.compute_major >= 9 ? std::int64_t{32} << 20 : std::int64_t{4} << 20;
 }
 
 constexpr ProductRow kRows[] = {{"cpu", on_cpus, cpu_product, cpu_workspace_bytes},
-                                {"cuda", on_cuda_gpus, nullptr, cuda_workspace_bytes}};
+                                {"cublaslt", by_cublaslt, product_cuda, cuda_workspace_bytes}};
 
 }  // namespace
 

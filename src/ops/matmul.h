@@ -25,6 +25,9 @@ using ProductRow = OperationRow<Product>;
                                                    const DeviceDescription& device,
                                                    DType result = DType::f32);
 
+// In src/ops/cuda/matmul.cpp.
+void product_cuda(const Product& product, TensorView workspace, const Stream& stream);
+
 // Throws where c <- a b is no product that the kernels make; phantoms too.
 void check_product(const TensorView& a, const TensorView& b, const TensorView& c);
 

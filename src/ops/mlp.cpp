@@ -137,7 +137,8 @@ void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_to
   const Tile tile(context, views, tile_tokens, Pass::forward);
   check_forward(views);
   const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
-  const Work work = tile.work("mlp", 3 * product_flops_of(views), moved_bytes_of(views));
+  Work work = tile.work("mlp", 3 * product_flops_of(views), moved_bytes_of(views));
+  work.assumed |= swiglu.assumed();
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
@@ -155,11 +156,12 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   const Tile tile(context, forward, tile_tokens, Pass::backward);
   check_backward(views);
   // Six products, and two more that make gate and up again where they were not kept.
-  const Work work = tile.work("mlp backward", (tile.keeps() ? 6 : 8) * product_flops_of(forward),
-                              3 * moved_bytes_of(forward));
+  Work work = tile.work("mlp backward", (tile.keeps() ? 6 : 8) * product_flops_of(forward),
+                        3 * moved_bytes_of(forward));
   const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
   const auto& swiglu_backward =
       pick(swiglu_backward_rows(), SwigluBackward{}, context.description(), {}, "swiglu backward");
+  work.assumed |= swiglu.assumed() || swiglu_backward.assumed();
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);

@@ -21,7 +21,7 @@ PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const 
                      const RunCosts& run) {
   PlannedStep step;
   step.arena_bytes = std::max(run.device_bytes + layers.bytes_at_least(policy, loss), run.update_peak_bytes);
-  step.host_bytes = run.host_bytes + layers.host_bytes(policy);
+  step.host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes);
   return step;
 }
 

@@ -88,7 +88,7 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   const TrainingProblem problem = micro_step_of(request, cut);
   Context context(request.device);
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
-  trainer.load(context, [] {});
+  trainer.load(context, [](Staging&) {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
   RunCosts run{.update_seconds = costs.seconds(context.work(Phase::update))};
@@ -98,7 +98,8 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   }
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::host)) {
     if (row.phase != Phase::load || !row.stage.empty()) continue;
-    run.host_bytes = row.live_bytes - row.at_peak[static_cast<std::size_t>(Category::staging)];
+    run.host_bytes = row.peak_bytes - row.at_peak[static_cast<std::size_t>(Category::staging)];
+    run.transfer_bytes = row.peak_bytes - row.live_bytes;
   }
   return run;
 }

@@ -4,6 +4,7 @@
 // rest.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -42,6 +43,7 @@ struct UniformLayers {
 struct RunCosts {
   std::int64_t device_bytes = 0;       // live as long as the run
   std::int64_t host_bytes = 0;         // the optimizer's state, where it is there
+  std::int64_t transfer_bytes = 0;     // of the host, while weights are loaded or saved
   std::int64_t update_peak_bytes = 0;  // of the device, with what lives as long as the run
   double update_seconds = 0;
 };
@@ -70,9 +72,10 @@ class LayerCosts {
   [[nodiscard]] double seconds(const LayerPolicy& policy, const LossCosts& loss = {}) const;
   // The arena is at least this: what is there at the highest of moments that surely come.
   [[nodiscard]] std::int64_t bytes_at_least(const LayerPolicy& policy, const LossCosts& loss = {}) const;
-  // The inputs that have moved to the host, and its buffers for a batch.
-  [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy) const {
-    return staged_bytes_ + policy.offload * input_bytes_;
+  // The inputs that have moved to the host, or what loading and saving take there, and its buffers for a
+  // batch.
+  [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy, std::int64_t transfer_bytes) const {
+    return staged_bytes_ + std::max(transfer_bytes, policy.offload * input_bytes_);
   }
 
  private:

@@ -106,7 +106,7 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
           "{} is {} of shape {}; accepted: dense f32 of [{}]", what, name(view.dtype()), view.shape(),
           table.elements());
   };
-  const DType weights = buffers.weights.dtype();
+  const DType weights = buffers.weights.view().dtype();
   check(weights == DType::f32 || weights == DType::bf16 || weights == DType::f16,
         "weights are {}; accepted: f32, bf16 or f16", name(weights));
   check_one(buffers.first_moment, "the first moment");
@@ -114,51 +114,50 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
   if (weights != DType::f32) {
     check_one(buffers.master, "master weights");
   } else {
-    check(buffers.master.elements() == 0,
-          "weights are f32 and have master weights of shape {}; accepted: none", buffers.master.shape());
+    const TensorView& master = buffers.master;
+    check(master.elements() == 0, "weights are f32 and have master weights of shape {}; accepted: none",
+          master.shape());
   }
 }
 
-// Views without memory, for their shapes and dtypes.
-TrainBuffers phantom_buffers(const ParameterTable& table, DType weights) {
-  const auto flat = [&](DType dtype) { return TensorView(nullptr, dtype, {table.elements()}); };
-  return {.weights = flat(weights),
-          .master = weights == DType::f32 ? TensorView() : flat(DType::f32),
-          .first_moment = flat(DType::f32),
-          .second_moment = flat(DType::f32)};
-}
-
-std::vector<NamedView> views_of(const ParameterTable& table, const TensorView& flat,
-                                std::string_view prefix) {
-  std::vector<NamedView> views;
-  for (const Parameter& parameter : table.entries()) {
-    views.push_back({fmt::format("{}{}", prefix, parameter.name), table.view(flat, parameter)});
-  }
-  return views;
-}
+// A flat buffer as a file has it: every parameter, its name behind the prefix.
+struct SavedFlat {
+  std::string_view prefix;
+  DType dtype;
+  const Tensor* tensor;  // null where only names and shapes are of interest
+};
 
 // What model.safetensors holds, in the order of the file.
-std::vector<NamedView> model_views(const ParameterTable& table, const TrainBuffers& buffers) {
-  return views_of(table, buffers.weights, "");
+std::vector<SavedFlat> model_flats(DType weights, const TrainBuffers* buffers) {
+  return {{"", weights, buffers == nullptr ? nullptr : &buffers->weights}};
 }
 
 // What optimizer.safetensors holds, in the order of the file.
-std::vector<NamedView> optimizer_views(const ParameterTable& table, const TrainBuffers& buffers) {
-  std::vector<NamedView> views;
-  const auto append = [&](const TensorView& flat, std::string_view prefix) {
-    std::ranges::move(views_of(table, flat, prefix), std::back_inserter(views));
+std::vector<SavedFlat> optimizer_flats(DType weights, const TrainBuffers* buffers) {
+  const auto flat = [&](std::string_view prefix, const Tensor* tensor) {
+    return SavedFlat{prefix, DType::f32, tensor};
   };
-  if (buffers.weights.dtype() != DType::f32) append(buffers.master, "master.");
-  append(buffers.first_moment, "first_moment.");
-  append(buffers.second_moment, "second_moment.");
-  return views;
+  std::vector<SavedFlat> flats = {
+      flat("first_moment.", buffers == nullptr ? nullptr : &buffers->first_moment),
+      flat("second_moment.", buffers == nullptr ? nullptr : &buffers->second_moment)};
+  if (weights != DType::f32) {
+    flats.insert(flats.begin(), flat("master.", buffers == nullptr ? nullptr : &buffers->master));
+  }
+  return flats;
+}
+
+std::vector<NamedShape> shapes_of(const ParameterTable& table, std::span<const SavedFlat> flats) {
+  std::vector<NamedShape> shapes;
+  for (const SavedFlat& flat : flats) {
+    for (const Parameter& parameter : table.entries()) {
+      shapes.push_back({fmt::format("{}{}", flat.prefix, parameter.name), flat.dtype, parameter.shape});
+    }
+  }
+  return shapes;
 }
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
-}
-std::span<const std::byte> bytes_of(const TensorView& view) {
-  return {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())};
 }
 
 std::string hexadecimal(std::uint32_t checksum) {
@@ -170,7 +169,7 @@ std::string checksum_of(const Json& object) {
   return hexadecimal(crc32c(bytes_of(object.dump())));
 }
 
-nlohmann::ordered_json to_json(const SafetensorsChecksums& checksums, std::span<const NamedView> tensors) {
+nlohmann::ordered_json to_json(const SafetensorsChecksums& checksums, std::span<const NamedShape> tensors) {
   nlohmann::ordered_json json = {{"header", hexadecimal(checksums.header)},
                                  {"tensors", nlohmann::ordered_json::object()}};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -201,10 +200,10 @@ struct StateFile {
   TrainState state;
   Json checksums;
 
-  // Throws where the bytes are not those that were saved. `what` names them in the message.
-  void verify(std::span<const std::byte> bytes, const Json* saved, std::string_view what) const {
+  // Throws where the checksum is not that of what was saved. `what` names it in the message.
+  void verify(std::uint32_t checksum, const Json* saved, std::string_view what) const {
     check(saved != nullptr && saved->is_string(), "{}: the checksum of {} is missing", path.string(), what);
-    const std::string found = hexadecimal(crc32c(bytes));
+    const std::string found = hexadecimal(checksum);
     check(found == saved->get_ref<const std::string&>(),
           "{} is damaged: its checksum is {}, it was saved with {}", what, found,
           saved->get_ref<const std::string&>());
@@ -275,31 +274,43 @@ void check_same_model(const ModelConfig& found, const ModelConfig& expected, con
 // One of the two files of tensors, opened with everything checked but the data.
 class TensorFile {
  public:
-  TensorFile(const StateFile& state, std::string_view name, std::vector<NamedView> tensors)
+  TensorFile(const StateFile& state, std::string_view name, const ParameterTable& table,
+             std::vector<SavedFlat> flats)
       : state_(state),
         name_(name),
         path_(state.path.parent_path() / name),
         file_(path_),
-        tensors_(std::move(tensors)) {
-    state.verify(file_.header_bytes(), state.saved({name, "header"}),
+        table_(table),
+        flats_(std::move(flats)) {
+    state.verify(crc32c(file_.header_bytes()), state.saved({name, "header"}),
                  fmt::format("{}: the header", path_.string()));
-    for (const auto& [tensor, view] : tensors_) {
+    for (const auto& [tensor, dtype, shape] : shapes_of(table, flats_)) {
       const SafetensorsEntry* entry = file_.find(tensor);
       check(entry != nullptr, "{}: tensor {} is missing; expected in shape {}", path_.string(),
-            in_quotes(tensor), view.shape());
-      check(entry->dtype == view.dtype(), "{}: tensor {} holds {}, this run's is {}", path_.string(),
-            in_quotes(tensor), entry->type, headroom::name(view.dtype()));
-      check(entry->shape == view.shape(), "{}: tensor {} has shape {}, expected {}", path_.string(),
-            in_quotes(tensor), entry->shape, view.shape());
+            in_quotes(tensor), shape);
+      check(entry->dtype == dtype, "{}: tensor {} holds {}, this run's is {}", path_.string(),
+            in_quotes(tensor), entry->type, headroom::name(dtype));
+      check(entry->shape == shape, "{}: tensor {} has shape {}, expected {}", path_.string(),
+            in_quotes(tensor), entry->shape, shape);
     }
   }
 
-  // Fills the views that it was opened with.
-  void read() const {
-    for (const auto& [tensor, view] : tensors_) {
-      file_.read_into(tensor, view);
-      state_.verify(bytes_of(view), state_.saved({name_, "tensors", tensor}),
-                    fmt::format("{}: tensor {}", path_.string(), in_quotes(tensor)));
+  // Fills the tensors.
+  void read(Staging& staging) const {
+    for (const SavedFlat& flat : flats_) {
+      for (const Parameter& parameter : table_.entries()) {
+        const std::string tensor = fmt::format("{}{}", flat.prefix, parameter.name);
+        const SafetensorsEntry& entry = file_.at(tensor, parameter.shape);
+        std::uint32_t checksum = 0;
+        staging.upload(table_.part(*flat.tensor, parameter),
+                       [&](std::span<std::byte> piece, std::int64_t first) {
+                         file_.read(entry, flat.dtype, first, piece);
+                         checksum = crc32c(piece, checksum);
+                       });
+        state_.verify(checksum, state_.saved({name_, "tensors", tensor}),
+                      fmt::format("{}: tensor {}", path_.string(), in_quotes(tensor)));
+      }
+      table_.clear_padding(*flat.tensor, staging);
     }
   }
 
@@ -308,7 +319,8 @@ class TensorFile {
   std::string_view name_;
   fs::path path_;
   SafetensorsFile file_;
-  std::vector<NamedView> tensors_;
+  const ParameterTable& table_;
+  std::vector<SavedFlat> flats_;
 };
 
 // The state of a checkpoint whose model is that of this run.
@@ -316,18 +328,18 @@ StateFile state_of_model(const fs::path& checkpoint, const ModelConfig& config) 
   StateFile state = read_state_file(checkpoint);
   const fs::path path = checkpoint / kConfig;
   const std::string text = read_small_file(path, kMaxTextBytes);
-  state.verify(bytes_of(text), state.saved({kConfig}), path.string());
+  state.verify(crc32c(bytes_of(text)), state.saved({kConfig}), path.string());
   check_same_model(parse_model_config(text, path.string()), config, checkpoint);
   return state;
 }
 
-// A checkpoint with everything checked but the tensors' data.
+// A checkpoint with everything checked but the tensors' data. Without buffers it cannot be read.
 struct OpenCheckpoint {
   OpenCheckpoint(const fs::path& folder, const ModelConfig& config, const ParameterTable& table,
-                 const TrainBuffers& buffers)
+                 DType weights, const TrainBuffers* buffers)
       : state(state_of_model(folder, config)),
-        model(state, kModel, model_views(table, buffers)),
-        optimizer(state, kOptimizer, optimizer_views(table, buffers)) {}
+        model(state, kModel, table, model_flats(weights, buffers)),
+        optimizer(state, kOptimizer, table, optimizer_flats(weights, buffers)) {}
 
   StateFile state;
   TensorFile model;
@@ -342,8 +354,9 @@ void validate(const TrainState& state) {
 }
 
 fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const TrainState& state,
-                          const TrainBuffers& buffers, const ModelFiles& files) {
+                          const TrainBuffers& buffers, Staging& staging, const ModelFiles& files) {
   const ParameterTable table(config);
+  const DType weights = buffers.weights.view().dtype();
   check_buffers(buffers, table);
   validate(state);  // before anything is written
   create_folders(root, ErrorKind::runtime);
@@ -352,15 +365,22 @@ fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const
   fs::path path = root / folder_name(state.step);
   FolderWriter writer(path);
   nlohmann::ordered_json checksums;
-  const std::string config_json = files.complete_config(headroom::to_json(config, buffers.weights.dtype()));
+  const std::string config_json = files.complete_config(headroom::to_json(config, weights));
   write_file(writer.folder() / kConfig, config_json);
   checksums[std::string(kConfig)] = hexadecimal(crc32c(bytes_of(config_json)));
-  const auto write_tensors = [&](std::string_view name, const std::vector<NamedView>& tensors) {
-    checksums[std::string(name)] =
-        to_json(write_safetensors(writer.folder() / name, tensors, AllowedValues::finite), tensors);
+  const auto write_tensors = [&](std::string_view name, const std::vector<SavedFlat>& flats) {
+    const std::vector<NamedShape> shapes = shapes_of(table, flats);
+    SafetensorsWriter file(writer.folder() / name, shapes, AllowedValues::finite);
+    for (const SavedFlat& flat : flats) {
+      for (const Parameter& parameter : table.entries()) {
+        staging.download(table.part(*flat.tensor, parameter),
+                         [&](std::span<const std::byte> piece, std::int64_t) { file.write(piece); });
+      }
+    }
+    checksums[std::string(name)] = to_json(file.commit(), shapes);
   };
-  write_tensors(kModel, model_views(table, buffers));
-  write_tensors(kOptimizer, optimizer_views(table, buffers));
+  write_tensors(kModel, model_flats(weights, &buffers));
+  write_tensors(kOptimizer, optimizer_flats(weights, &buffers));
   files.write_to(writer.folder());
   write_file(writer.folder() / kState, state_text(state, checksums));
   writer.commit();
@@ -388,20 +408,16 @@ TrainState read_train_state(const fs::path& checkpoint) {
 
 TrainState check_checkpoint(const fs::path& checkpoint, const ModelConfig& config, DType weights) {
   const ParameterTable table(config);
-  return OpenCheckpoint(checkpoint, config, table, phantom_buffers(table, weights)).state.state;
+  return OpenCheckpoint(checkpoint, config, table, weights, nullptr).state.state;
 }
 
-TrainState read_checkpoint(const fs::path& checkpoint, const ModelConfig& config,
-                           const TrainBuffers& buffers) {
+TrainState read_checkpoint(const fs::path& checkpoint, const ModelConfig& config, const TrainBuffers& buffers,
+                           Staging& staging) {
   const ParameterTable table(config);
   check_buffers(buffers, table);
-  const OpenCheckpoint files(checkpoint, config, table, buffers);
-  files.model.read();
-  files.optimizer.read();
-  for (const TensorView& flat :
-       {buffers.weights, buffers.master, buffers.first_moment, buffers.second_moment}) {
-    if (flat.elements() > 0) table.clear_padding(flat);
-  }
+  const OpenCheckpoint files(checkpoint, config, table, buffers.weights.view().dtype(), &buffers);
+  files.model.read(staging);
+  files.optimizer.read(staging);
   return files.state.state;
 }
 

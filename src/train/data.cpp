@@ -95,11 +95,8 @@ Source open_source(std::string_view spec, const DataOptions& options) {
   return flat;
 }
 
-void check_view(const TensorView& view, std::string_view name, std::int64_t extent) {
-  check(view.dtype() == DType::i32 && view.shape() == Shape{extent} && view.is_dense(),
-        "the view of {} is {} of {}; a sample needs [{}] of i32, dense", name, view.shape(),
-        headroom::name(view.dtype()), extent);
-  check(view.raw() != nullptr, "the view of {} has no memory to write to", name);
+void check_room(std::span<const std::int32_t> room, std::string_view name, std::int64_t needed) {
+  check(std::ssize(room) == needed, "there is room for {} {}; a sample has {}", room.size(), name, needed);
 }
 
 }  // namespace
@@ -151,20 +148,20 @@ std::string Data::describe() const {
   return std::visit([](const auto& source) { return source.describe(); }, state_->source);
 }
 
-void Data::fill(std::int64_t index, const SampleViews& views) const {
+void Data::fill(std::int64_t index, const Samples& sample) const {
   const DataOptions& options = state_->options;
   check(index >= 0, "sample {} does not exist; the first is 0", index);
-  check_view(views.tokens, "tokens", options.context);
-  check_view(views.labels, "labels", options.context);
-  check_view(views.positions, "positions", options.context);
+  check_room(sample.tokens, "tokens", options.context);
+  check_room(sample.labels, "labels", options.context);
+  check_room(sample.positions, "positions", options.context);
   if (documents()) {
-    check_view(views.document_starts, "document starts", options.max_documents + 1);
+    check_room(sample.document_starts, "document starts", options.max_documents + 1);
   } else {
-    check(views.document_starts.elements() == 0,
-          "the view of document starts is {}; this source has no boundaries, so it has to be empty",
-          views.document_starts.shape());
+    check(sample.document_starts.empty(),
+          "there is room for {} document starts; this source has no boundaries, so it has to be empty",
+          sample.document_starts.size());
   }
-  std::visit([&](const auto& source) { source.fill(index, views); }, state_->source);
+  std::visit([&](const auto& source) { source.fill(index, sample); }, state_->source);
 }
 
 }  // namespace headroom

@@ -30,10 +30,10 @@ constexpr std::int64_t kTextBytes = kKiB;  // of every document that are looked 
 
 // One file is open at a time, for as long as its piece is read.
 void fill_piece(const Documents& source, const Documents::File& document, const Piece& piece,
-                const SampleViews& views) {
-  auto* tokens = views.tokens.data<std::int32_t>() + piece.position;
-  auto* labels = views.labels.data<std::int32_t>() + piece.position;
-  auto* positions = views.positions.data<std::int32_t>() + piece.position;
+                const Samples& sample) {
+  auto* tokens = sample.tokens.data() + piece.position;
+  auto* labels = sample.labels.data() + piece.position;
+  auto* positions = sample.positions.data() + piece.position;
   const Descriptor file = source.open(document);
   // The last token of a piece predicts the document's next byte, though that stands in the next sequence.
   const std::int64_t end = std::min(piece.tokens + 1, document.bytes - piece.offset);
@@ -56,11 +56,11 @@ void fill_piece(const Documents& source, const Documents::File& document, const 
 }
 
 // One more document of zeros that predict nothing.
-void fill_padding(std::int64_t begin, std::int64_t context, const SampleViews& views) {
+void fill_padding(std::int64_t begin, std::int64_t context, const Samples& sample) {
   for (std::int64_t i = begin; i < context; ++i) {
-    views.tokens.data<std::int32_t>()[i] = 0;
-    views.labels.data<std::int32_t>()[i] = kIgnore;
-    views.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i - begin);
+    sample.tokens.data()[i] = 0;
+    sample.labels.data()[i] = kIgnore;
+    sample.positions.data()[i] = static_cast<std::int32_t>(i - begin);
   }
 }
 
@@ -196,10 +196,10 @@ Documents::Place Documents::find(std::int64_t epoch, std::int64_t byte) const {
   return {.document = after - begin.begin() - 1, .offset = byte - *(after - 1)};
 }
 
-void Documents::fill(std::int64_t index, const SampleViews& views) const {
+void Documents::fill(std::int64_t index, const Samples& sample) const {
   const std::int64_t epoch = index / sequences;
   const Permutation document = order(epoch);
-  auto* document_starts = views.document_starts.data<std::int32_t>();
+  auto* document_starts = sample.document_starts.data();
   Place place = find(epoch, index % sequences * context);
   std::int64_t pieces = 0;
   std::int64_t filled = 0;
@@ -208,12 +208,12 @@ void Documents::fill(std::int64_t index, const SampleViews& views) const {
     const Piece piece{.offset = place.offset,
                       .tokens = std::min(file.bytes - place.offset, context - filled),
                       .position = filled};
-    fill_piece(*this, file, piece, views);
+    fill_piece(*this, file, piece, sample);
     document_starts[pieces++] = static_cast<std::int32_t>(filled);
     filled += piece.tokens;
     place = {.document = place.document + 1, .offset = 0};
   }
-  fill_padding(filled, context, views);
+  fill_padding(filled, context, sample);
   // The padding, where there is any, is one document more: it begins where the last piece ends.
   document_starts[pieces] = static_cast<std::int32_t>(filled);
   std::fill(document_starts + pieces + 1, document_starts + max_documents + 1,

@@ -55,7 +55,7 @@ struct Documents {
   [[nodiscard]] std::optional<double> floor() const { return std::nullopt; }
   [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
-  void fill(std::int64_t index, const SampleViews& views) const;
+  void fill(std::int64_t index, const Samples& sample) const;
 
   // An open document, and bytes of it from an offset, at least one; throws where it has become shorter.
   [[nodiscard]] Descriptor open(const File& document, ErrorKind kind = ErrorKind::runtime) const;

@@ -42,11 +42,11 @@ void for_each_mapped_piece(const MappedFile& file, const PieceSizes& sizes, cons
 }
 
 template <class T>
-void fill_window(const FlatFile& source, std::int64_t begin, const SampleViews& views) {
+void fill_window(const FlatFile& source, std::int64_t begin, const Samples& sample) {
   const auto* window = reinterpret_cast<const T*>(source.file.bytes().data()) + begin;  // [context + 1]
-  auto* tokens = views.tokens.data<std::int32_t>();
-  auto* labels = views.labels.data<std::int32_t>();
-  auto* positions = views.positions.data<std::int32_t>();
+  auto* tokens = sample.tokens.data();
+  auto* labels = sample.labels.data();
+  auto* positions = sample.positions.data();
   for (std::int64_t i = 0; i <= source.context; ++i) {
     const std::int64_t token = window[i];
     check(token < source.vocab, "token {} at index {} of '{}' is not below the vocabulary of {}", token,
@@ -117,12 +117,12 @@ std::int64_t FlatFile::window_begin(std::int64_t index) const {
   return first + Permutation(random, windows)(index % windows) * context;
 }
 
-void FlatFile::fill(std::int64_t index, const SampleViews& views) const {
+void FlatFile::fill(std::int64_t index, const Samples& sample) const {
   const std::int64_t begin = window_begin(index);
   switch (type) {
-    case TokenType::byte: return fill_window<std::uint8_t>(*this, begin, views);
-    case TokenType::uint16: return fill_window<std::uint16_t>(*this, begin, views);
-    case TokenType::uint32: return fill_window<std::uint32_t>(*this, begin, views);
+    case TokenType::byte: return fill_window<std::uint8_t>(*this, begin, sample);
+    case TokenType::uint16: return fill_window<std::uint16_t>(*this, begin, sample);
+    case TokenType::uint32: return fill_window<std::uint32_t>(*this, begin, sample);
   }
 }
 

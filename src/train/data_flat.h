@@ -33,7 +33,7 @@ struct FlatFile {
   [[nodiscard]] std::optional<double> floor() const { return std::nullopt; }
   [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
-  void fill(std::int64_t index, const SampleViews& views) const;
+  void fill(std::int64_t index, const Samples& sample) const;
 
   // Where the window of a sample begins, in tokens.
   [[nodiscard]] std::int64_t window_begin(std::int64_t index) const;

@@ -53,10 +53,10 @@ std::string Recall::describe() const {
                      format_count(keys), format_count(values), format_count(context - 1));
 }
 
-void Recall::fill(std::int64_t index, const SampleViews& views) const {
-  auto* tokens = views.tokens.data<std::int32_t>();
-  auto* labels = views.labels.data<std::int32_t>();
-  auto* positions = views.positions.data<std::int32_t>();
+void Recall::fill(std::int64_t index, const Samples& sample) const {
+  auto* tokens = sample.tokens.data();
+  auto* labels = sample.labels.data();
+  auto* positions = sample.positions.data();
   // Draws 0 .. keys - 1 are the values, draw keys + i belongs to position i.
   const Random draw(seed, 2 * static_cast<std::uint64_t>(index));
   const Permutation order(Random(seed, 2 * static_cast<std::uint64_t>(index) + 1), keys);

@@ -30,7 +30,7 @@ struct Recall {
   [[nodiscard]] std::optional<double> floor() const;
   [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string describe() const;
-  void fill(std::int64_t index, const SampleViews& views) const;
+  void fill(std::int64_t index, const Samples& sample) const;
 
   [[nodiscard]] std::int64_t value_token(std::int64_t value) const { return keys + value; }
   [[nodiscard]] std::int64_t filler_token() const { return keys + values; }

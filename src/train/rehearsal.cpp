@@ -49,13 +49,13 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
     const bool updates = problem.optimizer.kind != OptimizerKind::none;
-    trainer.load(context, [&] {
+    trainer.load(context, [&](Staging&) {
       if (updates) trainer.initialize(context, 0);
     });
     const LossSum loss = trainer.micro_step(context, {});
     if (updates) trainer.update(context, 1, loss.labels);
     trainer.evaluate(context, {});
-    trainer.save(context, [] {});
+    trainer.save(context, {});
   }
   const auto work = [&](Phase phase) {
     const auto records = context.work(phase);

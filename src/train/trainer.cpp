@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "headroom/ops.h"
-#include "headroom/train/data.h"
 #include "train/optimizer_update.h"
 
 namespace headroom {
@@ -60,7 +59,7 @@ Tensor Trainer::take(Context& context, std::string_view name, Category category,
                            .lifetime = Lifetime::run});
 }
 
-void Trainer::load(Context& context, const std::function<void()>& body) {
+void Trainer::load(Context& context, const HostWork& body) {
   context.phase(Phase::load, [&] {
     const Shape flat{decoder_.parameters().elements()};
     const DType compute = decoder_.strategy().compute_dtype;
@@ -78,22 +77,26 @@ void Trainer::load(Context& context, const std::function<void()>& body) {
       second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat, space);
       flats.insert(flats.end(), {&first_moment_, &second_moment_});
     }
-    const auto staging = [&](std::string_view name, const Shape& shape) {
+    const auto on_host = [&](std::string_view name, const Shape& shape) {
       return take(context, name, Category::staging, DType::i32, shape, Space::host);
     };
-    host_batch_.tokens = staging("tokens on the host", {sizes.batch, sizes.seq});
-    host_batch_.labels = staging("labels on the host", {sizes.batch, sizes.seq});
-    host_batch_.positions = staging("positions on the host", {sizes.batch, sizes.seq});
+    host_batch_.tokens = on_host("tokens on the host", {sizes.batch, sizes.seq});
+    host_batch_.labels = on_host("labels on the host", {sizes.batch, sizes.seq});
+    host_batch_.positions = on_host("positions on the host", {sizes.batch, sizes.seq});
     if (sizes.max_documents > 0) {
       host_batch_.document_starts =
-          staging("document starts on the host", {sizes.batch, sizes.max_documents + 1});
+          on_host("document starts on the host", {sizes.batch, sizes.max_documents + 1});
     }
     host_value_ = take(context, "value on the host", Category::staging, DType::f32, {1}, Space::host);
     // Host memory is pinned, so kernels reach it; only a step's copies have to be fast.
     for (const Tensor* zeros : flats) zero(context, *zeros);
-    context.synchronize();  // body may write the host's
-    body();
+    Staging staging(context, largest_transfer_bytes());
+    body(staging);
   });
+}
+
+std::int64_t Trainer::largest_transfer_bytes() const {
+  return dense_bytes(DType::f32, {decoder_.parameters().elements()});
 }
 
 void Trainer::initialize(Context& context, std::uint64_t seed) const {
@@ -122,15 +125,21 @@ StepBatch Trainer::DeviceBatch::views() const {
   return {.tokens = tokens, .labels = labels, .positions = positions, .document_starts = document_starts};
 }
 
-// Before the phase, so that a batch without labels needs none. The buffers are free to be written: every
-// phase that copies from them ends in a read-back.
+// Before the phase, so that a batch without labels needs none. Every phase that copies from the buffers ends
+// in a read-back, after which they are free to be written.
 std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) const {
-  const TensorView labels = host_batch_.labels;
-  std::int64_t counted = labels.elements();
+  const auto room = [&](const Tensor& tensor) {
+    return tensor.view().elements() == 0 ? std::span<std::int32_t>()
+                                         : context.host_elements<std::int32_t>(tensor);
+  };
+  const Samples batch{.tokens = room(host_batch_.tokens),
+                      .labels = room(host_batch_.labels),
+                      .positions = room(host_batch_.positions),
+                      .document_starts = room(host_batch_.document_starts)};
+  std::int64_t counted = host_batch_.labels.view().elements();
   context.run([&](const Stream&) {
-    fill(host_batch_.views());
-    const auto* values = labels.data<std::int32_t>();
-    counted -= std::count(values, values + labels.elements(), kIgnore);
+    fill(batch);
+    counted -= std::ranges::count(batch.labels, kIgnore);
   });
   return counted;
 }
@@ -154,9 +163,10 @@ Trainer::DeviceBatch Trainer::send(Context& context) const {
 
 double Trainer::read_back(Context& context, const Tensor& value) const {
   context.copy(StreamId::main, host_value_, value);
-  context.synchronize();
+  context.wait_on_host(context.record(StreamId::main));
+  const std::span<const float> arrived = context.host_elements<float>(host_value_);
   double result = 0;
-  context.run([&](const Stream&) { result = static_cast<double>(*host_value_.data<float>()); });
+  context.run([&](const Stream&) { result = static_cast<double>(arrived[0]); });
   return result;
 }
 
@@ -222,21 +232,24 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
   return norm_value;
 }
 
-void Trainer::save(Context& context, const std::function<void()>& body) {
+void Trainer::save(Context& context, const HostWork& body) {
   context.phase(Phase::save, [&] {
-    context.synchronize();
-    context.run([&](const Stream&) { body(); });
+    Staging staging(context, largest_transfer_bytes());
+    context.run([&](const Stream&) { body(staging); });
   });
 }
 
-LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Decoder::Inspect& inspect) {
+LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Inspect& inspect) {
   const std::int64_t labels = fill_host_batch(context, fill_batch);
   if (labels == 0) return {};
   double mean = 0;
   context.phase(Phase::evaluate, [&] {
     const DeviceBatch batch = send(context);
     const Tensor loss = context.allocate({.name = "loss", .category = Category::activations, .shape = {1}});
-    decoder_.evaluate(context, batch.views(), weights_, loss, inspect);
+    Staging staging(context, largest_transfer_bytes());  // for inspect, and rehearsed without it
+    Decoder::Inspect look;
+    if (inspect) look = [&](std::string_view name, const Tensor& result) { inspect(name, result, staging); };
+    decoder_.evaluate(context, batch.views(), weights_, loss, look);
     mean = read_back(context, loss);
   });
   return {.sum = mean * static_cast<double>(labels), .labels = labels};

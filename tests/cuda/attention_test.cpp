@@ -103,7 +103,7 @@ class Step {
   Step(const AttentionProblem& problem, std::string_view implementation)
       : problem_(problem), implementation_(implementation) {}
 
-  std::vector<std::byte> operator()(Context& context, Backend* backend) const {
+  std::vector<std::byte> operator()(Context& context) const {
     std::vector<std::byte> results;
     context.phase(Phase::step, [&] {
       const Shape rows{problem_.batch, problem_.seq_q, problem_.heads_q, problem_.head_dim};
@@ -122,31 +122,26 @@ class Step {
           {.name = "blocks",
            .dtype = DType::i32,
            .shape = {problem_.batch, problem_.heads_kv, lists, sparse ? mask.max_blocks_per_row : 1}});
-      context.run([&](const Stream&) {
-        // Every third key block, of each row another third.
-        std::vector<std::int32_t> listed(static_cast<std::size_t>(blocks.view().elements()));
-        const auto most = static_cast<std::size_t>(blocks.view().extent(3));
-        for (std::size_t i = 0; i < listed.size(); ++i) {
-          listed[i] = static_cast<std::int32_t>(i % most * 3 + i / most % 3);
+      // Every third key block, of each row another third.
+      std::vector<std::int32_t> listed(static_cast<std::size_t>(blocks.view().elements()));
+      const auto most = static_cast<std::size_t>(blocks.view().extent(3));
+      for (std::size_t i = 0; i < listed.size(); ++i) {
+        listed[i] = static_cast<std::int32_t>(i % most * 3 + i / most % 3);
+      }
+      Staging staging(context);
+      staging.upload(blocks, std::as_bytes(std::span(listed)));
+      std::uint64_t seed = 1;
+      for (const Tensor* tensor : {&q, &k, &v, &go}) {
+        std::vector<float> values(static_cast<std::size_t>(tensor->view().elements()));
+        const Random random(seed++);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = static_cast<float>(random.uniform(i) * 2 - 1);
         }
-        backend->copy(StreamId::main, blocks.view().raw(), listed.data(), blocks.view().bytes());
-        backend->synchronize();
-        std::uint64_t seed = 1;
-        for (const Tensor* tensor : {&q, &k, &v, &go}) {
-          std::vector<float> values(static_cast<std::size_t>(tensor->view().elements()));
-          const Random random(seed++);
-          for (std::size_t i = 0; i < values.size(); ++i) {
-            values[i] = static_cast<float>(random.uniform(i) * 2 - 1);
-          }
-          std::vector<std::uint16_t> rounded;
-          for (const float value : values) rounded.push_back(BFloat16(value).bits);
-          const bool half = problem_.dtype == DType::bf16;
-          backend->copy(StreamId::main, tensor->view().raw(),
-                        half ? static_cast<const void*>(rounded.data()) : values.data(),
-                        tensor->view().bytes());
-          backend->synchronize();
-        }
-      });
+        std::vector<std::uint16_t> rounded;
+        for (const float value : values) rounded.push_back(BFloat16(value).bits);
+        staging.upload(*tensor, problem_.dtype == DType::bf16 ? std::as_bytes(std::span(rounded))
+                                                              : std::as_bytes(std::span(values)));
+      }
       const AttentionForward forward{.query = q,
                                      .key = k,
                                      .value = v,
@@ -166,22 +161,18 @@ class Step {
                           .value_gradient = gv,
                           .sinks_gradient = {}},
                          implementation_);
-      context.run([&](const Stream&) {
-        for (const Tensor* tensor : {&o, &lse, &gq, &gk, &gv}) {
-          const std::size_t before = results.size();
-          results.resize(before + static_cast<std::size_t>(tensor->view().bytes()));
-          backend->copy(StreamId::main, results.data() + before, tensor->view().raw(),
-                        tensor->view().bytes());
-        }
-        backend->synchronize();
-      });
+      for (const Tensor* tensor : {&o, &lse, &gq, &gk, &gv}) {
+        const std::size_t before = results.size();
+        results.resize(before + static_cast<std::size_t>(tensor->view().bytes()));
+        staging.download(std::span(results).subspan(before), *tensor);
+      }
     });
     return results;
   }
 
   [[nodiscard]] Layout rehearse(const DeviceDescription& device) const {
     Context context(device);
-    static_cast<void>((*this)(context, nullptr));
+    static_cast<void>((*this)(context));
     return make_layout(std::move(context).take_ledger());
   }
 
@@ -218,9 +209,9 @@ TEST_F(CudaAttention, SameBitsEveryTimeInThePlannedMemory) {
       const Layout layout = step.rehearse(gpu.description());
       Context context(gpu, layout);
       EXPECT_EQ(gpu.reserved_bytes(Space::device), layout.reserved(Space::device));
-      const std::vector<std::byte> once = step(context, &gpu);
+      const std::vector<std::byte> once = step(context);
       const std::int64_t free_bytes = cuda_memory(0).free_bytes;
-      for (int i = 0; i < 50; ++i) ASSERT_TRUE(step(context, &gpu) == once) << row.name << ", run " << i;
+      for (int i = 0; i < 50; ++i) ASSERT_TRUE(step(context) == once) << row.name << ", run " << i;
       EXPECT_EQ(cuda_memory(0).free_bytes, free_bytes) << row.name;
     }
   }
@@ -266,7 +257,7 @@ void merge_on(Backend& backend, const Partials& views) {
   program(rehearsal);
   Context context(backend, make_layout(std::move(rehearsal).take_ledger()));
   program(context);
-  backend.synchronize();
+  context.synchronize();
 }
 
 TEST_F(CudaAttention, MergesPartialResultsAsTheCpuDoes) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "headroom/core/error.h"
@@ -45,11 +47,10 @@ std::vector<float> program(Context& context) {
       random_fill(context, work, Random(10), 0, 1);  // main does not wait for the copy
       context.wait(StreamId::main, copied);
       context.copy(StreamId::main, weight, work);
-      // A declared read-back: the host looks when main is idle.
-      context.synchronize();
-      context.run([&](const Stream&) {
-        seen.insert(seen.end(), staged.data<float>(), staged.data<float>() + kCount);
-      });
+      // A declared read-back: the host looks when the copy is done, and main is not waited for.
+      context.wait_on_host(copied);
+      const std::span<const float> values = context.host_elements<float>(staged);
+      seen.insert(seen.end(), values.begin(), values.end());
     }
   });
   return seen;
@@ -72,6 +73,30 @@ TEST_F(CudaTest, TheSameBitsAsOnTheCpu) {
     EXPECT_EQ(cuda_memory(0).free_bytes, free_reserved);  // nothing was allocated outside the arena
   }
   EXPECT_EQ(cuda_memory(0).free_bytes, free_before);
+}
+
+// Through staging, in the memory that was planned for this GPU.
+TEST_F(CudaTest, UploadsAndDownloads) {
+  constexpr std::int64_t kElements = 3 * Staging::kPieceBytes / 4 + 5;
+  std::vector<float> values(kElements);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(Random(1).uniform(i));
+  std::vector<float> back(values.size());
+  const auto move = [&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor tensor = context.allocate({.name = "tensor", .shape = {kElements}});
+      const Tensor other = context.allocate({.name = "other", .shape = {kElements}});
+      context.upload(tensor, std::as_bytes(std::span(values)));
+      context.copy(StreamId::main, other, tensor);
+      context.download(std::as_writable_bytes(std::span(back)), other);
+    });
+  };
+  CudaBackend gpu(0);
+  Context context(gpu, rehearse(move, gpu.description()));
+  for (int i = 0; i < 3; ++i) {
+    std::ranges::fill(back, -1);
+    move(context);
+    EXPECT_TRUE(back == values);
+  }
 }
 
 TEST_F(CudaTest, IsListedWithItsMemory) {

@@ -274,7 +274,7 @@ TEST(Context, SideStreamsHaveToWait) {
                 c.copy(StreamId::main, d, h);
                 h.free();  // main may still read it
               }),
-              AllOf(HasSubstr("'host' is freed while"), HasSubstr("synchronize")));
+              AllOf(HasSubstr("'host' is freed while"), HasSubstr("let the host wait")));
   // A block of the run is not freed in the phase, but the phase may not end under the copy either; and in
   // every phase the stream waits for main first, which may have written the block in the phase before.
   Context context(DeviceDescription{.name = "made up"});
@@ -287,6 +287,39 @@ TEST(Context, SideStreamsHaveToWait) {
                 });
               }),
               HasSubstr("another stream may still work"));
+}
+
+TEST(Context, TheHostWaitsBeforeItUsesHostMemory) {
+  Context context(DeviceDescription{.name = "made up"});
+  const auto message = [&](Phase phase, const std::function<void()>& body) {
+    return message_of([&] { context.phase(phase, body); });
+  };
+  Tensor weight;
+  Tensor value;
+  context.phase(Phase::load, [&] {
+    weight = context.allocate(floats("weight", 8, Lifetime::run));
+    value =
+        context.allocate({.name = "value", .shape = {8}, .space = Space::host, .lifetime = Lifetime::run});
+    static_cast<void>(context.host_elements<float>(value));
+  });
+  EXPECT_THAT(message(Phase::forward,
+                      [&] {
+                        const Ticket before = context.record(StreamId::main);
+                        context.copy(StreamId::main, value, weight);
+                        context.wait_on_host(before);
+                        static_cast<void>(context.host_elements<float>(value));
+                      }),
+              AllOf(HasSubstr("the host reads or writes 'value'"), HasSubstr("let the host wait")));
+  EXPECT_THAT(message(Phase::update, [&] { context.copy(StreamId::main, value, weight); }),
+              AllOf(HasSubstr("phase 'update' ends"), HasSubstr("'value' in host memory")));
+  EXPECT_THAT(message(Phase::evaluate, [&] { static_cast<void>(context.host_elements<float>(weight)); }),
+              HasSubstr("'weight', which is in device memory"));
+  context.phase(Phase::save, [&] {
+    context.copy(StreamId::main, value, weight);
+    context.wait_on_host(context.record(StreamId::main));
+    EXPECT_TRUE(context.host_elements<float>(value).empty());
+  });
+  static_cast<void>(context.host_elements<float>(value));  // between phases it is the host's
 }
 
 TEST(Context, CopiesPartsOfTensors) {
@@ -340,7 +373,11 @@ TEST(Context, AStreamThatDidNotWaitInThisPhaseIsRefused) {
               HasSubstr("record of another phase"));
   EXPECT_THAT(message_of([&] { static_cast<void>(context.record(StreamId::copy)); }),
               HasSubstr("outside of a phase"));
-  EXPECT_THAT(message_of([&] { context.synchronize(); }), HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { context.phase(Phase::evaluate, [&] { context.wait_on_host(old); }); }),
+              HasSubstr("the host waits for a record of another phase"));
+  EXPECT_THAT(message_of([&] { context.wait_on_host(old); }), HasSubstr("outside of a phase"));
+  EXPECT_THAT(message_of([&] { context.phase(Phase::backward, [&] { context.synchronize(); }); }),
+              HasSubstr("synchronize is called in phase 'backward'"));
 }
 
 TEST(Context, AnExceptionCaughtInsideAPhaseIsPartOfTheTrace) {

@@ -115,10 +115,9 @@ TEST(MemoryProgram, SavesWhatItLearnedOrNothing) {
   program.step();
 }
 
-// Happens-before, built from the traces alone as a graph: events of one stream in order, a record before what
-// waits for it, and everything before a synchronization. Allocation, free and synchronization are main's.
-// Then every pair of blocks that share bytes, in one phase or in two: all that happens to one comes before
-// all that happens to the other.
+// Happens-before, built from the traces alone as a graph: events of one stream in order, and a record before
+// what waits for it. Allocation, free and the host's waits are main's. Then every pair of blocks that share
+// bytes, in one phase or in two: all that happens to one comes before all that happens to the other.
 class HappensBefore {
  public:
   void add_phase(const std::vector<Event>& events) {
@@ -128,12 +127,10 @@ class HappensBefore {
       after_.emplace_back();
       if (const auto previous = last_.find(event.stream); previous != last_.end())
         after_[previous->second].push_back(now);
-      if (event.kind == EventKind::synchronize) {
-        for (const auto& [stream, at] : last_) after_[at].push_back(now);
-      }
       last_[event.stream] = now;
       if (event.kind == EventKind::record) record[event.id] = now;
-      if (event.kind == EventKind::wait) after_[record.at(event.id)].push_back(now);
+      const bool waits = event.kind == EventKind::wait || event.kind == EventKind::wait_on_host;
+      if (waits) after_[record.at(event.id)].push_back(now);
     }
   }
   [[nodiscard]] std::size_t size() const { return after_.size(); }
@@ -224,7 +221,7 @@ void staged_copies(Context& context) {
       context.wait(StreamId::copy, context.record(StreamId::main));
       context.copy(StreamId::copy, staged, weight);
       context.wait(StreamId::main, context.record(StreamId::copy));
-      context.synchronize();
+      context.wait_on_host(context.record(StreamId::main));
     }
   });
 }
@@ -267,13 +264,13 @@ void random_program(Context& context, std::uint64_t seed) {
         } else if (what == 8 && !tickets.empty()) {
           context.wait(stream(), tickets[below(tickets.size())]);
         } else if (below(8) == 0) {
-          context.synchronize();
+          context.wait_on_host(context.record(stream()));
         }
       }
       for (const StreamId side : {StreamId::copy, StreamId::communication}) {
         context.wait(StreamId::main, context.record(side));
       }
-      context.synchronize();
+      context.wait_on_host(context.record(StreamId::main));
     });
   }
 }
@@ -302,14 +299,14 @@ TEST(StreamsAndOffsets, WhateverIsAcceptedIsOrdered) {
 TEST(StreamsAndOffsets, TheCheckerSeesAMissingWait) {
   const Layout layout = rehearse(staged_copies);
   std::vector<std::vector<Event>> phases = traces(layout);
-  // Neither main nor the host waits for the first copy: its staging goes to the second one while it may be
-  // running.
+  // Main does not wait for the first copy, so the host does not either, which waits for main: the copy's
+  // staging goes to the second one while it may be running.
   std::vector<Event>& save = phases[1];
   const auto wait = std::find_if(save.begin(), save.end(), [](const Event& event) {
     return event.kind == EventKind::wait && event.stream == StreamId::main;
   });
   ASSERT_NE(wait, save.end());
-  save.erase(wait, wait + 2);
+  save.erase(wait);
   EXPECT_GT(shared_pairs(phases, layout).unordered, 0);
 }
 

@@ -38,8 +38,26 @@ TEST(StreamOrder, HostMemoryIsFreeWhenTheHostKnows) {
   EXPECT_TRUE(order.touch(block, StreamId::main));
   EXPECT_TRUE(order.may_free(block, Space::device));  // main frees it after its own work
   EXPECT_FALSE(order.may_free(block, Space::host));   // the host may be ahead of main
-  order.synchronize();
+  const auto done = order.record(StreamId::main);
+  EXPECT_TRUE(order.touch(block, StreamId::main));
+  order.wait_on_host(done);  // a record from before the last work does not help
+  EXPECT_FALSE(order.may_free(block, Space::host));
+  order.wait_on_host(order.record(StreamId::main));
   EXPECT_TRUE(order.may_free(block, Space::host));
+}
+
+TEST(StreamOrder, TheHostLearnsWhatARecordsStreamHasWaitedFor) {
+  StreamOrder order;
+  StreamOrder::Stamp block = order.allocate();
+  order.wait(StreamId::copy, order.record(StreamId::main));
+  EXPECT_TRUE(order.touch(block, StreamId::copy));
+  const auto before_wait = order.record(StreamId::main);
+  order.wait_on_host(before_wait);  // main has not waited for the copy
+  EXPECT_FALSE(order.known_to_host(block));
+  order.wait(StreamId::main, order.record(StreamId::copy));
+  order.record_again(before_wait, StreamId::main);
+  order.wait_on_host(before_wait);
+  EXPECT_TRUE(order.known_to_host(block));
 }
 
 TEST(StreamOrder, OrderPassesThroughAThirdStream) {

@@ -6,6 +6,7 @@
 
 #include "core/temporary_folder.h"
 #include "headroom/model.h"
+#include "model/host_tensors.h"
 #include "model/small_models.h"
 
 namespace headroom {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +14,7 @@
 #include "headroom/cpu.h"
 #include "headroom/model.h"
 #include "headroom/ops.h"
+#include "headroom/train/data.h"
 #include "memory/rehearsed.h"
 
 namespace headroom {
@@ -55,11 +56,10 @@ struct HostBatch {
   std::vector<std::int32_t> tokens, labels, positions;  // [batch, seq]
   std::vector<std::int32_t> document_starts = {};       // [batch, max_documents + 1]
 
-  void copy_to(const StepBatch& batch) const {
-    const auto copy = [](const std::vector<std::int32_t>& from, const TensorView& to) {
-      check(static_cast<std::int64_t>(from.size()) == to.elements(), "{} values for {}", from.size(),
-            to_string(to.shape()));
-      if (!from.empty()) std::memcpy(to.raw(), from.data(), from.size() * sizeof(std::int32_t));
+  void copy_to(const Samples& batch) const {
+    const auto copy = [](const std::vector<std::int32_t>& from, std::span<std::int32_t> to) {
+      check(from.size() == to.size(), "{} values for {}", from.size(), to.size());
+      std::ranges::copy(from, to.begin());
     };
     copy(tokens, batch.tokens);
     copy(labels, batch.labels);
@@ -123,22 +123,21 @@ struct SmallStep {
         const Tensor upstream = take(DType::f32, {1});
         const StepBatch batch{
             .tokens = tokens, .labels = labels, .positions = positions, .document_starts = starts};
-        context.run([&](const Stream&) {
-          std::memcpy(exact.view().raw(), weights.data(), weights.size() * sizeof(float));
-          host.copy_to(batch);
-        });
+        context.upload(exact, std::as_bytes(std::span(weights)));
+        context.upload(tokens, std::as_bytes(std::span(host.tokens)));
+        context.upload(labels, std::as_bytes(std::span(host.labels)));
+        context.upload(positions, std::as_bytes(std::span(host.positions)));
+        if (sizes.max_documents > 0) context.upload(starts, std::as_bytes(std::span(host.document_starts)));
         convert(context, exact, computed);
         fill(context, gradients, gradients_before);
         fill(context, upstream, loss_gradient);
         decoder.evaluate(context, batch, computed, loss, inspect);
-        context.run([&](const Stream&) { result.evaluated = *loss.view().data<float>(); });
+        context.download(std::as_writable_bytes(std::span(&result.evaluated, 1)), loss);
         fill(context, loss, -1);
         decoder.train(context, batch, {.weights = computed, .gradients = gradients}, loss, upstream);
-        context.run([&](const Stream&) {
-          result.loss = *loss.view().data<float>();
-          const auto* values = gradients.view().data<float>();
-          result.gradients.assign(values, values + flat.elements());
-        });
+        context.download(std::as_writable_bytes(std::span(&result.loss, 1)), loss);
+        result.gradients.resize(static_cast<std::size_t>(flat.elements()));
+        context.download(std::as_writable_bytes(std::span(result.gradients)), gradients);
       });
     };
     CpuBackend backend(threads);

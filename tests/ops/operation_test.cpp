@@ -79,6 +79,22 @@ TEST(Operation, ARowWithoutAKernelIsRehearsedAndNotRun) {
             "operation has no kernel for a GPU yet: its bytes can be planned, it cannot run");
 }
 
+TEST(Operation, AProductOfTwoDtypesIsRefusedInRehearsalOfAGpu) {
+  Context context(gpu());
+  EXPECT_EQ(
+      error_of([&] {
+        context.phase(Phase::step, [&] {
+          const Tensor a = context.allocate({.name = "a", .shape = {4, 4}});
+          const Tensor b = context.allocate({.name = "b", .dtype = DType::bf16, .shape = {4, 4}});
+          matmul(context, a, a, a);
+          matmul(context, b, b, a);
+          matmul(context, a, b, a);
+        });
+      }),
+      "no implementation of product serves this problem: cpu: runs on CPUs; cublaslt: multiplies matrices of "
+      "one dtype, into f32 or that dtype");
+}
+
 // Every operation of a step has a row for GPUs, so that a step can be planned there.
 TEST(Operation, EveryOneHasARowForGpus) {
   Context context(gpu());

@@ -25,11 +25,11 @@ class Drawn : public testing::TestWithParam<std::string> {
   Shape shape_ = reference_.find("tokens")->shape;  // [micro, batch, seq]
   std::int64_t documents_ = reference_.find("starts")->shape[2] - 1;
 
-  void fill(const StepBatch& batch, std::int64_t micro) const {
-    const auto copy = [&](std::string_view name, const TensorView& to) {
+  void fill(const Samples& batch, std::int64_t micro) const {
+    const auto copy = [&](std::string_view name, std::span<std::int32_t> to) {
       const auto bytes = reference_.bytes(*reference_.find(name));
       const std::size_t each = bytes.size() / static_cast<std::size_t>(shape_[0]);
-      std::memcpy(to.raw(), bytes.data() + static_cast<std::size_t>(micro) * each, each);
+      std::memcpy(to.data(), bytes.data() + static_cast<std::size_t>(micro) * each, each);
     };
     copy("tokens", batch.tokens);
     copy("labels", batch.labels);
@@ -62,13 +62,12 @@ TEST_P(Drawn, LossGradientsAndSteps) {
   run_rehearsed([&](Context& context) {
     Trainer trainer(Decoder(config_, strategy, sizes, {.causal = true}), optimizer);
     const ParameterTable& table = trainer.decoder().parameters();
-    trainer.load(context, [&] {
-      context.run([&](const Stream&) { load_weights(folder_, table, trainer.buffers().weights); });
-    });
+    trainer.load(context,
+                 [&](Staging& staging) { load_weights(folder_, table, trainer.buffers().weights, staging); });
     for (std::int64_t step = 1; step <= optimizer.steps; ++step) {
       LossSum loss;
       for (std::int64_t micro = 0; micro < shape_[0]; ++micro) {
-        loss += trainer.micro_step(context, [&](const StepBatch& batch) { fill(batch, micro); });
+        loss += trainer.micro_step(context, [&](const Samples& batch) { fill(batch, micro); });
       }
       const auto i = static_cast<std::size_t>(step - 1);
       if (step == 1) {

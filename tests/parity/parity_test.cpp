@@ -29,15 +29,16 @@ class Parity : public testing::TestWithParam<std::string> {
   ModelConfig config_ = parse_model_config(read_small_file(folder_ / "config.json", 1 << 20));
   SafetensorsFile reference_{folder_ / "reference.safetensors"};
 
-  void fill(const StepBatch& batch) const {
-    const auto copy = [&](std::string_view name, const TensorView& to) {
+  void fill(const Samples& batch) const {
+    const auto copy = [&](std::string_view name, std::span<std::int32_t> to) {
       const auto bytes = reference_.bytes(*reference_.find(name));
-      std::memcpy(to.raw(), bytes.data(), bytes.size());
+      std::memcpy(to.data(), bytes.data(), bytes.size());
     };
     copy("tokens", batch.tokens);
     copy("labels", batch.labels);
-    for (std::int64_t i = 0; i < batch.positions.elements(); ++i) {
-      batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % batch.positions.extent(1));
+    const auto seq = static_cast<std::size_t>(reference_.find("tokens")->shape[1]);
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      batch.positions[i] = static_cast<std::int32_t>(i % seq);
     }
   }
 };
@@ -53,11 +54,10 @@ TEST_P(Parity, LossGradientsAndFiveSteps) {
   run_rehearsed([&](Context& context) {
     Trainer trainer(Decoder(config_, strategy, {.batch = shape[0], .seq = shape[1]}, causal), optimizer);
     const ParameterTable& table = trainer.decoder().parameters();
-    trainer.load(context, [&] {
-      context.run([&](const Stream&) { load_weights(folder_, table, trainer.buffers().weights); });
-    });
+    trainer.load(context,
+                 [&](Staging& staging) { load_weights(folder_, table, trainer.buffers().weights, staging); });
     for (std::int64_t step = 1; step <= 5; ++step) {
-      const LossSum loss = trainer.micro_step(context, [&](const StepBatch& batch) { fill(batch); });
+      const LossSum loss = trainer.micro_step(context, [&](const Samples& batch) { fill(batch); });
       if (step == 1) {
         context.run([&](const Stream&) {
           for (const Parameter& parameter : table.entries()) {

@@ -37,7 +37,7 @@ inline std::vector<float> floats(const SafetensorsFile& file, const std::string&
   const SafetensorsEntry* entry = file.find(name);
   EXPECT_NE(entry, nullptr) << name;
   std::vector<float> values(static_cast<std::size_t>(entry->shape.elements()));
-  file.read_into(*entry, TensorView(values.data(), DType::f32, entry->shape));
+  file.read(*entry, DType::f32, 0, std::as_writable_bytes(std::span(values)));
   return values;
 }
 

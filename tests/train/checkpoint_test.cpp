@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "headroom/core/files.h"
 #include "headroom/core/random.h"
 #include "headroom/model/safetensors.h"
+#include "model/host_tensors.h"
 
 namespace headroom {
 namespace {
@@ -54,9 +56,16 @@ class Training {
             ~0x4000'4000u;
       }
     }
-    const TrainBuffers views = buffers();
-    for (const TensorView& view : {views.weights, views.master, views.first_moment, views.second_moment}) {
-      if (view.elements() > 0) table.clear_padding(view);
+    for (std::size_t i = 0; i < table.entries().size(); ++i) {  // padding
+      const Parameter& parameter = table.entries()[i];
+      const bool last = i + 1 == table.entries().size();
+      const std::int64_t end = last ? table.elements() : table.entries()[i + 1].offset;
+      for (std::int64_t e = parameter.offset + parameter.shape.elements(); e < end; ++e) {
+        const auto at = static_cast<std::size_t>(e);
+        for (auto* buffer : {&master, &first, &second}) (*buffer)[at] = 0;
+        if (dtype_ == DType::f32) weights[at] = 0;
+        if (dtype_ != DType::f32) reinterpret_cast<std::uint16_t*>(weights.data())[at] = 0;
+      }
     }
     if (dtype_ != DType::f32) {  // the upper half of the buffer is not part of it
       std::memset(reinterpret_cast<char*>(weights.data()) + table.elements() * 2, 0,
@@ -66,20 +75,44 @@ class Training {
     }
   }
 
-  TrainBuffers buffers() {
-    const auto view = [&](std::vector<std::uint32_t>& data, DType dtype) {
-      return TensorView(data.data(), dtype, {table.elements()});
-    };
-    return {.weights = view(weights, dtype_),
-            .master = dtype_ == DType::f32 ? TensorView() : view(master, DType::f32),
-            .first_moment = view(first, DType::f32),
-            .second_moment = view(second, DType::f32)};
+  // body(context, tensors, staging), rehearsed and run: the tensors hold what the buffers do, and the buffers
+  // then what it made of the tensors.
+  using Body = std::function<void(Context&, const TrainBuffers&, Staging&)>;
+  void with_tensors(const Body& body) {
+    run_rehearsed([&](Context& context) {
+      context.phase(Phase::load, [&] {
+        const Shape flat{table.elements()};
+        const auto take = [&](DType dtype) {
+          return context.allocate({.name = "flat", .dtype = dtype, .shape = flat});
+        };
+        const Tensor none;
+        std::array<Tensor, 4> tensors = {take(dtype_), take(DType::f32), take(DType::f32), take(DType::f32)};
+        const std::array buffers = {&weights, &master, &first, &second};
+        const auto bytes = [&](std::size_t i) {
+          return std::as_writable_bytes(std::span(*buffers[i]))
+              .first(static_cast<std::size_t>(tensors[i].view().bytes()));
+        };
+        Staging staging(context);
+        for (std::size_t i = 0; i < tensors.size(); ++i) staging.upload(tensors[i], bytes(i));
+        body(context, {tensors[0], dtype_ == DType::f32 ? none : tensors[1], tensors[2], tensors[3]},
+             staging);
+        for (std::size_t i = 0; i < tensors.size(); ++i) staging.download(bytes(i), tensors[i]);
+      });
+    });
   }
 
   fs::path save(const fs::path& root, const ModelFiles& files = {}) {
-    return write_checkpoint(root, config, state, buffers(), files);
+    fs::path path;
+    with_tensors([&](Context& context, const TrainBuffers& buffers, Staging& staging) {
+      if (!context.phantom()) path = write_checkpoint(root, config, state, buffers, staging, files);
+    });
+    return path;
   }
-  void load(const fs::path& checkpoint) { state = read_checkpoint(checkpoint, config, buffers()); }
+  void load(const fs::path& checkpoint) {
+    with_tensors([&](Context& context, const TrainBuffers& buffers, Staging& staging) {
+      if (!context.phantom()) state = read_checkpoint(checkpoint, config, buffers, staging);
+    });
+  }
   bool operator==(const Training& other) const {
     return state == other.state && weights == other.weights && master == other.master &&
            first == other.first && second == other.second;
@@ -217,24 +250,28 @@ TEST(Checkpoint, RefusesAnotherModelOrDtype) {
 TEST(Checkpoint, RefusesWrongBuffers) {
   const TemporaryFolder root;
   Training training = at_step(3);
-  const auto message = [&](auto breaks) {
-    TrainBuffers buffers = training.buffers();
-    breaks(buffers);
-    return error_of([&] { write_checkpoint(root.path(), training.config, training.state, buffers); });
-  };
-  EXPECT_THAT(message([](auto& b) { b.master = TensorView(); }),
-              HasSubstr("master weights is f32 of shape [0]"));
-  EXPECT_THAT(message([](auto& b) { b.first_moment = b.weights; }), HasSubstr("the first moment is bf16"));
-  EXPECT_THAT(message([](auto& b) { b.second_moment = b.second_moment.slice(0, 0, 64); }),
-              HasSubstr("shape [64]"));
-  EXPECT_THAT(message([](auto& b) { b.weights = b.first_moment; }),
-              HasSubstr("weights are f32 and have master"));
-  EXPECT_THAT(message([](auto& b) { b.weights = TensorView(nullptr, DType::i32, {0}); }),
-              HasSubstr("weights are i32"));
-  training.state.step = -1;
-  EXPECT_THAT(message([](auto&) {}), HasSubstr("step -1"));
-  training.state = {.settings = {{"data", "\xff"}}};
-  EXPECT_THAT(message([](auto&) {}), HasSubstr("no UTF-8"));
+  training.with_tensors([&](Context& context, const TrainBuffers& b, Staging& staging) {
+    const Tensor none;
+    const Tensor shorter = context.allocate({.name = "shorter", .shape = {64}});
+    const Tensor integers = context.allocate({.name = "integers", .dtype = DType::i32, .shape = {0}});
+    if (context.phantom()) return;
+    const auto message = [&](const TrainBuffers& buffers) {
+      return error_of(
+          [&] { write_checkpoint(root.path(), training.config, training.state, buffers, staging); });
+    };
+    EXPECT_THAT(message({b.weights, none, b.first_moment, b.second_moment}),
+                HasSubstr("master weights is f32 of shape [0]"));
+    EXPECT_THAT(message({b.weights, b.master, b.weights, b.second_moment}),
+                HasSubstr("the first moment is bf16"));
+    EXPECT_THAT(message({b.weights, b.master, b.first_moment, shorter}), HasSubstr("shape [64]"));
+    EXPECT_THAT(message({b.first_moment, b.master, b.first_moment, b.second_moment}),
+                HasSubstr("weights are f32 and have master"));
+    EXPECT_THAT(message({integers, b.master, b.first_moment, b.second_moment}), HasSubstr("weights are i32"));
+    training.state.step = -1;
+    EXPECT_THAT(message(b), HasSubstr("step -1"));
+    training.state = {.settings = {{"data", "\xff"}}};
+    EXPECT_THAT(message(b), HasSubstr("no UTF-8"));
+  });
   EXPECT_TRUE(names(root.path()).empty());
 }
 

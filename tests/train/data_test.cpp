@@ -112,7 +112,7 @@ TEST(Data, FillingTakesNoHeap) {
   for (const std::string& spec : sources.specs()) {
     const Data data = Data::open(spec, options);
     Sample sample = poisoned_sample(data, options);
-    const SampleViews views = views_of(sample);
+    const Samples views = room_of(sample);
     const std::int64_t before = heap_bytes;
     heap_peak_bytes = before;
     for (std::int64_t i = 0; i < 100; ++i) data.fill(i, views);
@@ -273,7 +273,7 @@ TEST(Data, OptionsOutOfRangeAreRefused) {
   EXPECT_THAT(refusal("recall", {.context = 64, .vocab = -1}), HasSubstr("a vocabulary of -1"));
 }
 
-std::string fill_refusal(const Data& data, std::int64_t index, const SampleViews& views) {
+std::string fill_refusal(const Data& data, std::int64_t index, const Samples& views) {
   try {
     data.fill(index, views);
     return {};
@@ -282,24 +282,23 @@ std::string fill_refusal(const Data& data, std::int64_t index, const SampleViews
   }
 }
 
-TEST(Data, ViewsOfAnotherShapeAreRefused) {
+TEST(Data, RoomForAnotherSizeIsRefused) {
   const DataOptions options{.context = 64};
   const Data data = Data::open("recall", options);
   Sample sample = poisoned_sample(data, options);
-  const SampleViews good = views_of(sample);
+  const Samples good = room_of(sample);
   EXPECT_EQ(fill_refusal(data, 0, good), "");
   EXPECT_EQ(fill_refusal(data, -1, good), "sample -1 does not exist; the first is 0");
 
-  SampleViews views = good;
-  views.tokens = good.tokens.slice(0, 0, 63);
-  EXPECT_EQ(fill_refusal(data, 0, views),
-            "the view of tokens is [63] of i32; a sample needs [64] of i32, dense");
+  Samples views = good;
+  views.tokens = good.tokens.first(63);
+  EXPECT_EQ(fill_refusal(data, 0, views), "there is room for 63 tokens; a sample has 64");
   views = good;
-  views.labels = TensorView(sample.labels.data(), DType::f32, {64});
-  EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("labels is [64] of f32"));
+  views.labels = {};
+  EXPECT_EQ(fill_refusal(data, 0, views), "there is room for 0 labels; a sample has 64");
   views = good;
-  views.positions = TensorView(nullptr, DType::i32, {64});
-  EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("positions has no memory"));
+  views.positions = good.positions.last(1);
+  EXPECT_EQ(fill_refusal(data, 0, views), "there is room for 1 positions; a sample has 64");
   views = good;
   views.document_starts = good.tokens;
   EXPECT_THAT(fill_refusal(data, 0, views), HasSubstr("has no boundaries"));
@@ -308,7 +307,7 @@ TEST(Data, ViewsOfAnotherShapeAreRefused) {
   folder.write("a", "0123456789");
   const DataOptions packed{.context = 64, .max_documents = 7};
   const Data documents = Data::open(folder.path(), packed);
-  EXPECT_THAT(fill_refusal(documents, 0, good), HasSubstr("a sample needs [8] of i32"));
+  EXPECT_THAT(fill_refusal(documents, 0, good), HasSubstr("room for 0 document starts; a sample has 8"));
 }
 
 }  // namespace

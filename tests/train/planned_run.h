@@ -74,16 +74,16 @@ inline std::int64_t run_as_planned(const Combination& c) {
   CpuBackend backend(2);
   const Layout layout = rehearse_training(problem, strategy, backend.description());
   const HostBatch batch = batch_of(c);
-  const auto fill = [&](const StepBatch& views) { batch.copy_to(views); };
+  const auto fill = [&](const Samples& views) { batch.copy_to(views); };
   Context context(backend, layout);
   Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
-  trainer.load(context, [&] { trainer.initialize(context, 1); });
+  trainer.load(context, [&](Staging&) { trainer.initialize(context, 1); });
   LossSum loss;
   for (std::int64_t i = 0; i < c.accumulation; ++i) loss += trainer.micro_step(context, fill);
   EXPECT_TRUE(std::isfinite(loss.sum));
   EXPECT_TRUE(std::isfinite(trainer.update(context, 1, loss.labels)));
   EXPECT_TRUE(std::isfinite(trainer.evaluate(context, fill).sum));
-  trainer.save(context, [] {});
+  trainer.save(context, [](Staging&) {});
   for (const Space space : {Space::device, Space::host}) {
     EXPECT_EQ(context.ledger().usage(space).peak_bytes, layout.rehearsal.usage(space).peak_bytes);
     EXPECT_EQ(backend.reserved_bytes(space), layout.reserved(space));

@@ -50,13 +50,13 @@ template <class AfterStep>
 MemoryOfRun train_and_watch(const ModelConfig& config, const Strategy& strategy, const StepSizes& sizes,
                             const Mask& mask, std::int64_t steps, const AfterStep& after_step) {
   const HostBatch batch = random_batch(config, sizes);
-  const auto fill = [&](const StepBatch& views) { batch.copy_to(views); };
+  const auto fill = [&](const Samples& views) { batch.copy_to(views); };
   const OptimizerSettings optimizer{.steps = steps};
   CpuBackend backend(2);
   const Layout layout = rehearse(
       [&](Context& context) {
         Trainer trainer(Decoder(config, strategy, sizes, mask), optimizer);
-        trainer.load(context, [&] { trainer.initialize(context, 1); });
+        trainer.load(context, [&](Staging&) { trainer.initialize(context, 1); });
         const LossSum loss = trainer.micro_step(context, fill);
         static_cast<void>(trainer.update(context, 1, loss.labels));
       },
@@ -70,7 +70,7 @@ MemoryOfRun train_and_watch(const ModelConfig& config, const Strategy& strategy,
   const auto watch = [&] {
     memory.resident_peak_bytes = std::max(memory.resident_peak_bytes, process_resident_bytes());
   };
-  trainer.load(context, [&] { trainer.initialize(context, 1); });
+  trainer.load(context, [&](Staging&) { trainer.initialize(context, 1); });
   watch();
   for (std::int64_t step = 1; step <= steps; ++step) {
     const LossSum loss = trainer.micro_step(context, fill);

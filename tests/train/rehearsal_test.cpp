@@ -21,7 +21,7 @@ Ledger training_ledger(const ModelConfig& config, const Strategy& strategy, cons
   Context context({.name = "made up", .cores = 8});
   {
     Trainer trainer(Decoder(config, strategy, sizes, {.causal = true}), {});
-    trainer.load(context, [&] { trainer.initialize(context, 1); });
+    trainer.load(context, [&](Staging&) { trainer.initialize(context, 1); });
     const LossSum loss = trainer.micro_step(context, {});
     static_cast<void>(trainer.update(context, 1, loss.labels));
     static_cast<void>(trainer.evaluate(context, {}));

@@ -33,20 +33,16 @@ inline Sample poisoned_sample(const Data& data, const DataOptions& options) {
           .document_starts = std::vector<std::int32_t>(starts, -7777)};
 }
 
-inline TensorView view_of(std::vector<std::int32_t>& row) {
-  return {row.data(), DType::i32, {std::ssize(row)}};
-}
-
-inline SampleViews views_of(Sample& sample) {
-  return {.tokens = view_of(sample.tokens),
-          .labels = view_of(sample.labels),
-          .positions = view_of(sample.positions),
-          .document_starts = view_of(sample.document_starts)};
+inline Samples room_of(Sample& sample) {
+  return {.tokens = sample.tokens,
+          .labels = sample.labels,
+          .positions = sample.positions,
+          .document_starts = sample.document_starts};
 }
 
 inline Sample sample_of(const Data& data, const DataOptions& options, std::int64_t index) {
   Sample sample = poisoned_sample(data, options);
-  data.fill(index, views_of(sample));
+  data.fill(index, room_of(sample));
   return sample;
 }
 

@@ -33,26 +33,27 @@ class TrainingRun {
       : trainer_(make(optimizer, dtype, batch, offload_optimizer)) {
     Context phantom(backend_.description());
     Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer);
-    rehearsed.load(phantom, [&] { rehearsed.initialize(phantom, 7); });
+    rehearsed.load(phantom, [&](Staging&) { rehearsed.initialize(phantom, 7); });
     const LossSum loss = rehearsed.micro_step(phantom, {});
     static_cast<void>(rehearsed.update(phantom, 1, loss.labels));
     static_cast<void>(rehearsed.evaluate(phantom, {}));
+    rehearsed.save(phantom, {});
     context_.emplace(backend_, make_layout(phantom.ledger()));
-    trainer_.load(*context_, [&] { trainer_.initialize(*context_, 7); });
+    trainer_.load(*context_, [&](Staging&) { trainer_.initialize(*context_, 7); });
   }
 
   Trainer& trainer() { return trainer_; }
   [[nodiscard]] const Trainer& trainer() const { return trainer_; }
   // The mean loss of the batch; nothing where it has no label.
   std::optional<double> micro_step(const HostBatch& batch) {
-    const LossSum loss =
-        trainer_.micro_step(*context_, [&](const StepBatch& views) { batch.copy_to(views); });
+    const LossSum loss = trainer_.micro_step(*context_, [&](const Samples& views) { batch.copy_to(views); });
     step_loss_ += loss;
     return loss.mean();
   }
   std::optional<double> evaluate(const HostBatch& batch) {
-    return trainer_.evaluate(*context_, [&](const StepBatch& views) { batch.copy_to(views); }).mean();
+    return trainer_.evaluate(*context_, [&](const Samples& views) { batch.copy_to(views); }).mean();
   }
+  void with_staging(const Trainer::HostWork& work) { trainer_.save(*context_, work); }
   // Of the micro-steps since the last update.
   [[nodiscard]] const LossSum& step_loss() const { return step_loss_; }
   double update(std::int64_t step) {
@@ -66,8 +67,8 @@ class TrainingRun {
   [[nodiscard]] std::vector<std::vector<std::byte>> state() const {
     const TrainBuffers buffers = trainer_.buffers();
     std::vector<std::vector<std::byte>> bytes;
-    for (const TensorView& view :
-         {buffers.weights, buffers.master, buffers.first_moment, buffers.second_moment}) {
+    for (const TensorView& view : {buffers.weights.view(), buffers.master.view(), buffers.first_moment.view(),
+                                   buffers.second_moment.view()}) {
       const auto* data = static_cast<const std::byte*>(view.raw());
       bytes.emplace_back(data, data + view.bytes());
     }
@@ -319,7 +320,7 @@ TEST(Trainer, SixteenBitWeightsAreTheMastersRounded) {
       static_cast<void>(run.micro_step(run.batch(static_cast<std::uint64_t>(step))));
       static_cast<void>(run.update(step));
     }
-    for (std::int64_t i = 0; i < buffers.weights.elements(); ++i) {
+    for (std::int64_t i = 0; i < buffers.weights.view().elements(); ++i) {
       const float master = buffers.master.data<float>()[i];
       const auto weight = static_cast<float>(buffers.weights.data<BFloat16>()[i]);
       ASSERT_EQ(weight, static_cast<float>(BFloat16(master))) << "step " << step << ", " << i;
@@ -397,12 +398,15 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     TrainingRun first(optimizer, dtype, 2, from_host);
     steps(first, 1, 5);
     const TrainState state{.step = 5, .tokens = 350, .samples = 10, .settings = {{"lr", "0.01"}}};
-    const auto folder =
-        write_checkpoint(root.path(), first.trainer().decoder().config(), state, first.trainer().buffers());
+    std::filesystem::path folder;
+    first.with_staging([&](Staging& staging) {
+      folder = write_checkpoint(root.path(), tiny_model(), state, first.trainer().buffers(), staging);
+    });
     TrainingRun second(optimizer, dtype, 2, to_host);
     EXPECT_NE(second.state(), first.state());
-    EXPECT_EQ(read_checkpoint(folder, second.trainer().decoder().config(), second.trainer().buffers()),
-              state);
+    second.with_staging([&](Staging& staging) {
+      EXPECT_EQ(read_checkpoint(folder, tiny_model(), second.trainer().buffers(), staging), state);
+    });
     EXPECT_EQ(second.state(), first.state());
     steps(second, 6, 10);
     EXPECT_EQ(second.state(), whole.state());

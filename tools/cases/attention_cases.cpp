@@ -8,6 +8,7 @@
 
 #include "case_tools.h"
 #include "headroom/cpu.h"
+#include "headroom/memory/staging.h"
 #include "headroom/ops.h"
 
 namespace headroom {
@@ -81,16 +82,10 @@ void with_buffers(Backend& backend, std::span<const std::span<std::byte>> buffer
         }
         return TensorView(nullptr, view.dtype(), view.shape());
       };
-      context.run([&](const Stream& stream) {
-        for (std::size_t i = 0; i < buffers.size(); ++i) {
-          backend.copy(StreamId::main, tensors[i].view().raw(), buffers[i].data(), tensors[i].view().bytes());
-        }
-        body(moved, stream);
-        for (std::size_t i = 0; i < buffers.size(); ++i) {
-          backend.copy(StreamId::main, buffers[i].data(), tensors[i].view().raw(), tensors[i].view().bytes());
-        }
-      });
-      context.synchronize();
+      Staging staging(context);
+      for (std::size_t i = 0; i < buffers.size(); ++i) staging.upload(tensors[i], buffers[i]);
+      context.run([&](const Stream& stream) { body(moved, stream); });
+      for (std::size_t i = 0; i < buffers.size(); ++i) staging.download(buffers[i], tensors[i]);
     });
   };
   Context rehearsal(backend.description());

@@ -1,6 +1,7 @@
 #include "memory_program.h"
 
 #include <cmath>
+#include <optional>
 
 #include "headroom/core/files.h"
 #include "headroom/cpu.h"
@@ -55,6 +56,7 @@ MemoryProgram::MemoryProgram(Context& context, const MemoryProgramSizes& sizes)
                                .lifetime = Lifetime::run});
     const Ticket arrived = fetch_batch();
     context_.wait(StreamId::main, arrived);
+    context_.wait_on_host(arrived);
   });
 }
 
@@ -85,7 +87,7 @@ double MemoryProgram::step() {
   double loss = 0;
   for (std::int64_t i = 0; i < sizes_.accumulation; ++i) {
     context_.phase(Phase::micro_step, [&] { micro_step(); });
-    if (!context_.phantom()) loss += loss_.data<float>()[0];
+    for (const float part : context_.host_elements<float>(loss_)) loss += part;
   }
   context_.phase(Phase::update, [&] { update(); });
   return loss / static_cast<double>(sizes_.accumulation);
@@ -157,7 +159,7 @@ void MemoryProgram::micro_step() {
   }
   hidden.free();
   context_.wait(StreamId::main, next_arrived);
-  context_.synchronize();  // the host reads the loss
+  context_.wait_on_host(context_.record(StreamId::main));  // for the loss; the staging is free again as well
 }
 
 void MemoryProgram::update() {
@@ -176,7 +178,7 @@ void MemoryProgram::update() {
   }
 }
 
-void MemoryProgram::save(const std::filesystem::path& path) {
+void MemoryProgram::read_parameters(const std::function<void(std::span<const float>)>& read) {
   context_.phase(Phase::save, [&] {
     std::array<Tensor, 2> copies;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -188,27 +190,28 @@ void MemoryProgram::save(const std::filesystem::path& path) {
     context_.wait(StreamId::copy, context_.record(StreamId::main));
     for (std::size_t i = 0; i < layers_.size(); ++i)
       context_.copy(StreamId::copy, copies[i], layers_[i].weight);
-    context_.wait(StreamId::main, context_.record(StreamId::copy));
-    context_.synchronize();  // the host reads the copies
-    context_.run([&](const Stream&) {
-      FileWriter file(path);
-      for (const Tensor& copy : copies) {
-        const TensorView& view = copy.view();
-        file.write({static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())});
-      }
-      file.commit();
-    });
+    const Ticket copied = context_.record(StreamId::copy);
+    context_.wait(StreamId::main, copied);
+    context_.wait_on_host(copied);
+    for (const Tensor& copy : copies) {
+      const std::span<float> values = context_.host_elements<float>(copy);
+      context_.run([&](const Stream&) { read(values); });
+    }
   });
 }
 
-std::vector<float> MemoryProgram::parameters() const {
-  std::vector<float> values;
-  if (context_.phantom()) return values;
-  for (const Layer& layer : layers_) {
-    const float* data = layer.weight.data<float>();
-    values.insert(values.end(), data, data + layer.weight.view().elements());
-  }
-  return values;
+void MemoryProgram::save(const std::filesystem::path& path) {
+  std::optional<FileWriter> file;
+  if (!context_.phantom()) file.emplace(path);
+  read_parameters([&](std::span<const float> values) { file->write(std::as_bytes(values)); });
+  if (file) file->commit();
+}
+
+std::vector<float> MemoryProgram::parameters() {
+  std::vector<float> all;
+  read_parameters(
+      [&](std::span<const float> values) { all.insert(all.end(), values.begin(), values.end()); });
+  return all;
 }
 
 }  // namespace headroom

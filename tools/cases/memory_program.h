@@ -7,6 +7,8 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "headroom/memory.h"
@@ -33,7 +35,7 @@ class MemoryProgram {
   void save(const std::filesystem::path& path);
 
   // The parameters' bits, for comparing two runs; empty in a rehearsal.
-  [[nodiscard]] std::vector<float> parameters() const;
+  [[nodiscard]] std::vector<float> parameters();
 
  private:
   struct Layer {
@@ -45,6 +47,8 @@ class MemoryProgram {
   Layer make_layer(std::int64_t outputs, std::int64_t inputs, std::uint64_t seed);
   void micro_step();
   void update();
+  // The save phase: copies the parameters to the host and calls read() with one after the other.
+  void read_parameters(const std::function<void(std::span<const float>)>& read);
   // Starts the copy of the next batch on the copy stream.
   Ticket fetch_batch();
 

@@ -1,43 +1,22 @@
 #include "attention_run.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "bench.h"
 #include "headroom/core/elements.h"
 
 namespace headroom {
-namespace {
-
-// A tensor where the host can read it: the tensor itself, or a copy.
-class OnHost {
- public:
-  OnHost(const Tensor& tensor, Backend& backend) : view_(tensor) {
-    if (backend.host_accessible(Space::device)) return;
-    bytes_.resize(static_cast<std::size_t>(view_.bytes()));
-    backend.copy(StreamId::main, bytes_.data(), view_.raw(), view_.bytes());
-    backend.synchronize();
-    view_ = TensorView(bytes_.data(), view_.dtype(), view_.shape());
-  }
-  OnHost(const OnHost&) = delete;
-  OnHost& operator=(const OnHost&) = delete;
-  [[nodiscard]] const TensorView& view() const { return view_; }
-
- private:
-  std::vector<std::byte> bytes_;
-  TensorView view_;
-};
-
-}  // namespace
-
 AttentionRun::AttentionRun(Context& context, const AttentionRunCase& c,
-                           const AttentionImplementation& implementation, Backend* backend,
-                           std::int64_t copies)
-    : context_(context), case_(c), backend_(backend), sets_(static_cast<std::size_t>(copies)) {
-  if (backend != nullptr && backend->device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
+                           const AttentionImplementation& implementation, std::int64_t copies)
+    : context_(context), case_(c), sets_(static_cast<std::size_t>(copies)) {
+  if (!context.phantom() && context.device().kind != DeviceKind::cpu) pool_.emplace(usable_cores());
   context_.phase(Phase::load, [&] {
-    for (Set& set : sets_) load(set, implementation);
+    Staging staging(context_);
+    for (Set& set : sets_) load(set, implementation, staging);
   });
 }
 
@@ -81,43 +60,39 @@ double AttentionRun::peak_flops() {
   return rate;
 }
 
-double AttentionRun::sampled_error() const {
+double AttentionRun::sampled_error() {
+  double worst = 0;
+  context_.phase(Phase::compare, [&] {
+    Staging staging(context_);
+    std::array<std::vector<std::byte>, 5> memory;
+    const Set& set = sets_[0];
+    const AttentionForward views{.query = staging.on_host(set.query, memory[0]),
+                                 .key = staging.on_host(set.key, memory[1]),
+                                 .value = staging.on_host(set.value, memory[2]),
+                                 .sinks = {},
+                                 .document_starts = staging.on_host(set.starts, memory[3]),
+                                 .blocks = {},
+                                 .output = staging.on_host(set.output, memory[4]),
+                                 .lse = {},
+                                 .saved = {}};
+    context_.run([&](const Stream&) { worst = sampled_error(views); });
+  });
+  return worst;
+}
+
+double AttentionRun::sampled_error(const AttentionForward& on_host) const {
   const AttentionProblem& p = case_.problem;
-  const Set& set = sets_[0];
-  const OnHost query(set.query, *backend_);
-  const OnHost key(set.key, *backend_);
-  const OnHost value(set.value, *backend_);
-  const OnHost output(set.output, *backend_);
-  const OnHost starts(set.starts, *backend_);
-  AttentionForward views{.query = query.view(),
-                         .key = key.view(),
-                         .value = value.view(),
-                         .sinks = {},
-                         .document_starts = starts.view(),
-                         .blocks = {},
-                         .output = output.view(),
-                         .lse = {},
-                         .saved = {}};
   double worst = 0;
   for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
     for (int sample = 0; sample < 6; ++sample) {
       const std::int64_t q = sample * (p.seq_q - 1) / 5;
-      worst = std::max(worst, row_error(views, mask_view(p, views, p.batch - 1, h), h, q));
+      worst = std::max(worst, row_error(on_host, mask_view(p, on_host, p.batch - 1, h), h, q));
     }
   }
   return worst;
 }
 
-template <class Write>
-void AttentionRun::fill(const Tensor& tensor, const Write& write) const {
-  if (backend_->host_accessible(Space::device)) return write(tensor.view());
-  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.view().bytes()));
-  write(TensorView(bytes.data(), tensor.view().dtype(), tensor.view().shape()));
-  backend_->copy(StreamId::main, tensor.view().raw(), bytes.data(), tensor.view().bytes());
-  backend_->synchronize();
-}
-
-void AttentionRun::load(Set& set, const AttentionImplementation& implementation) {
+void AttentionRun::load(Set& set, const AttentionImplementation& implementation, Staging& staging) {
   const AttentionProblem& p = case_.problem;
   const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
   const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
@@ -145,14 +120,14 @@ void AttentionRun::load(Set& set, const AttentionImplementation& implementation)
     if (pool_) stream.pool = &*pool_;  // random numbers are made on the host
     std::uint64_t seed = 1;
     for (const Tensor* tensor : {&set.query, &set.key, &set.value, &set.output_gradient}) {
-      fill(*tensor, [&](const TensorView& host) { fill_normal(host, seed++, 1, stream); });
+      fill_normal(*tensor, seed++, 1, staging, stream);
     }
-    fill(set.starts, [&](const TensorView& host) {
-      for (std::int64_t b = 0; b < host.extent(0); ++b) {
-        std::copy(case_.document_starts.begin(), case_.document_starts.end(),
-                  host.data<std::int32_t>() + host.offset(b));
-      }
-    });
+    const std::int64_t documents = std::ssize(case_.document_starts);
+    for (std::int64_t b = 0; b < set.starts.view().extent(0); ++b) {
+      staging.upload({set.starts, b * documents, documents}, [&](std::span<std::byte> piece, std::int64_t) {
+        std::memcpy(piece.data(), case_.document_starts.data(), piece.size());
+      });
+    }
   });
 }
 

@@ -23,14 +23,14 @@ struct AttentionRunCase {
 class AttentionRun {
  public:
   AttentionRun(Context& context, const AttentionRunCase& c, const AttentionImplementation& implementation,
-               Backend* backend = nullptr, std::int64_t copies = 1);
+               std::int64_t copies = 1);
 
   void forward(std::size_t turn = 0);
   void backward(std::size_t turn = 0);
   double peak_flops();
 
   // Largest difference of O from fp64, over a few rows of the first and the last head.
-  [[nodiscard]] double sampled_error() const;
+  [[nodiscard]] double sampled_error();
 
  private:
   struct Set {
@@ -40,16 +40,13 @@ class AttentionRun {
     [[nodiscard]] AttentionForward views() const;
   };
 
-  void load(Set& set, const AttentionImplementation& implementation);
-  // tensor <- what write(view on the host) writes
-  template <class Write>
-  void fill(const Tensor& tensor, const Write& write) const;
+  void load(Set& set, const AttentionImplementation& implementation, Staging& staging);
+  [[nodiscard]] double sampled_error(const AttentionForward& on_host) const;
   [[nodiscard]] double row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
                                  std::int64_t q) const;
 
   Context& context_;
   const AttentionRunCase& case_;
-  Backend* backend_;
   std::optional<ThreadPool> pool_;
   std::vector<Set> sets_;
 };

@@ -14,9 +14,9 @@
 #include "headroom/core/device.h"
 #include "headroom/core/error.h"
 #include "headroom/core/stream.h"
-#include "headroom/core/tensor_view.h"
 #include "headroom/core/timing.h"
 #include "headroom/device.h"
+#include "headroom/memory/staging.h"
 #include "headroom/report.h"
 
 namespace headroom {
@@ -69,7 +69,8 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
                       const DeviceDescription& device);
 
 // elements <- spread * (nearly) standard normal numbers of the seed; dense.
-void fill_normal(const TensorView& tensor, std::uint64_t seed, float spread, const Stream& stream);
+void fill_normal(const Tensor& tensor, std::uint64_t seed, float spread, Staging& staging,
+                 const Stream& host);
 
 // step() as often as asked for, or until the time is up; at least once.
 template <class Step>

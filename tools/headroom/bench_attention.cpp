@@ -138,9 +138,10 @@ Layout rehearse(const AttentionRunCase& c, const AttentionImplementation& implem
                 const DeviceDescription& device, std::int64_t copies = 1) {
   Context context(device);
   {
-    AttentionRun run(context, c, implementation, nullptr, copies);
+    AttentionRun run(context, c, implementation, copies);
     run.forward();
     run.backward();
+    static_cast<void>(run.sampled_error());
     if (device.kind == DeviceKind::cpu) static_cast<void>(run.peak_flops());
   }
   return make_layout(std::move(context).take_ledger());
@@ -157,7 +158,7 @@ void set_rates(const std::vector<double>& forward, const std::vector<double>& ba
 
 // On a GPU: by its own clock, each run on another copy of the inputs. Nothing may be allocated after the
 // warm-up, in which the driver loads the kernels; it goes over every copy, since backward takes the next one.
-void time_steps_on_gpu(AttentionRun& run, std::int64_t copies, Backend& backend, const Options& options,
+void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies, const Options& options,
                        double pair_flops, Row& row) {
   std::size_t turn = 0;
   const std::int64_t warmup = std::max<std::int64_t>(options.bench.warmup, copies == 1 ? 0 : copies);
@@ -165,20 +166,18 @@ void time_steps_on_gpu(AttentionRun& run, std::int64_t copies, Backend& backend,
     run.forward(turn);
     run.backward(turn);
   }
-  backend.synchronize();
-  const std::int64_t free_before = find_device(backend.device()).memory.free_bytes;
+  context.synchronize();
+  const auto free_bytes = [&] { return find_device(context.device()).memory.free_bytes; };
+  const std::int64_t free_before = free_bytes();
   std::vector<double> forward;
   std::vector<double> backward;
   repeat(options.bench, [&] {
-    backend.start_timer();
-    run.forward(turn);
-    forward.push_back(backend.stop_timer());
-    backend.start_timer();
-    run.backward(turn + 1);  // of a copy that forward did not just touch
-    backward.push_back(backend.stop_timer());
+    forward.push_back(context.device_seconds([&] { run.forward(turn); }));
+    // Of a copy that forward did not just touch.
+    backward.push_back(context.device_seconds([&] { run.backward(turn + 1); }));
     ++turn;
   });
-  row.free_change_bytes = find_device(backend.device()).memory.free_bytes - free_before;
+  row.free_change_bytes = free_bytes() - free_before;
   set_rates(forward, backward, pair_flops, row);
 }
 
@@ -269,10 +268,10 @@ Row measure(const AttentionRunCase& c, const Options& options, Backend& backend,
   Context context(backend, layout_of_copies);
   row.planned_bytes = layout_of_copies.reserved(Space::device);
   row.reserved_bytes = backend.reserved_bytes(Space::device);
-  AttentionRun run(context, row.c, implementation, &backend, copies);
+  AttentionRun run(context, row.c, implementation, copies);
   const double pair_flops = static_cast<double>(c.problem.head_dim) * pairs_of(c);
   if (backend.device().kind == DeviceKind::cuda) {
-    time_steps_on_gpu(run, copies, backend, options, pair_flops, row);
+    time_steps_on_gpu(context, run, copies, options, pair_flops, row);
   } else {
     time_steps(run, options, pair_flops, row);
   }

@@ -4,6 +4,7 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <ostream>
 
@@ -14,6 +15,7 @@
 #include "headroom/core/random.h"
 #include "headroom/cpu.h"
 #include "headroom/loss.h"
+#include "headroom/ops.h"
 #include "progress.h"
 
 namespace headroom {
@@ -101,16 +103,18 @@ class LossRun {
       hidden_gradient_ = make("hidden gradient", Category::gradients, p.dtype, {p.tokens, p.hidden});
       weight_gradient_ = make("weight gradient", Category::gradients, DType::f32, {p.vocab, p.hidden});
       saved_ = make("saved", Category::logits, DType::u8, {implementation_.saved_bytes(p)});
+      Staging staging(context_);
       context_.run([&](const Stream& stream) {
-        fill_normal(hidden_, 1, 1, stream);
-        fill_normal(weight_, 2, 1 / std::sqrt(static_cast<float>(p.hidden)), stream);
-        for (std::int64_t t = 0; t < p.tokens; ++t) {
-          labels_.data<std::int32_t>()[t] = static_cast<std::int32_t>(
-              Random(3).below(static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(p.vocab)));
+        fill_normal(hidden_, 1, 1, staging, stream);
+        fill_normal(weight_, 2, 1 / std::sqrt(static_cast<float>(p.hidden)), staging, stream);
+        std::vector<std::int32_t> labels(static_cast<std::size_t>(p.tokens));
+        for (std::size_t t = 0; t < labels.size(); ++t) {
+          labels[t] = static_cast<std::int32_t>(Random(3).below(t, static_cast<std::uint64_t>(p.vocab)));
         }
-        std::fill_n(loss_gradient_.data<float>(), p.tokens, 1.0F);
-        std::fill_n(weight_gradient_.data<float>(), p.vocab * p.hidden, 0.0F);
+        staging.upload(labels_, std::as_bytes(std::span(labels)));
       });
+      fill(context_, loss_gradient_, 1);
+      zero(context_, weight_gradient_);
     });
   }
 
@@ -138,9 +142,16 @@ class LossRun {
   double sampled_error() {
     double worst = 0;
     context_.phase(Phase::compare, [&] {
+      Staging staging(context_);
+      std::array<std::vector<std::byte>, 5> memory;
+      const OnHost views{.hidden = staging.on_host(hidden_, memory[0]),
+                         .weight = staging.on_host(weight_, memory[1]),
+                         .labels = staging.on_host(labels_, memory[2]),
+                         .loss = staging.on_host(loss_, memory[3]),
+                         .hidden_gradient = staging.on_host(hidden_gradient_, memory[4])};
       context_.run([&](const Stream& stream) {
         for (const std::int64_t token : {std::int64_t{0}, problem_.tokens / 2, problem_.tokens - 1}) {
-          worst = std::max(worst, token_error(token, stream));
+          worst = std::max(worst, token_error(views, token, stream));
         }
       });
     });
@@ -157,11 +168,15 @@ class LossRun {
             .saved = saved_};
   }
 
-  [[nodiscard]] double token_error(std::int64_t token, const Stream& stream) const {
+  struct OnHost {
+    TensorView hidden, weight, labels, loss, hidden_gradient;
+  };
+
+  [[nodiscard]] double token_error(const OnHost& views, std::int64_t token, const Stream& stream) const {
     const LossProblem& p = problem_;
     std::vector<double> x(static_cast<std::size_t>(p.hidden));
     for (std::int64_t i = 0; i < p.hidden; ++i) {
-      x[static_cast<std::size_t>(i)] = read_element(hidden_, token * p.hidden + i);
+      x[static_cast<std::size_t>(i)] = read_element(views.hidden, token * p.hidden + i);
     }
     std::vector<double> z(static_cast<std::size_t>(p.vocab));
     constexpr std::int64_t kWords = 1024;
@@ -169,7 +184,7 @@ class LossRun {
       for (std::int64_t v = block * kWords; v < std::min(p.vocab, (block + 1) * kWords); ++v) {
         double& sum = z[static_cast<std::size_t>(v)];
         for (std::int64_t i = 0; i < p.hidden; ++i) {
-          sum += x[static_cast<std::size_t>(i)] * read_element(weight_, v * p.hidden + i);
+          sum += x[static_cast<std::size_t>(i)] * read_element(views.weight, v * p.hidden + i);
         }
       }
     });
@@ -177,8 +192,8 @@ class LossRun {
     double sum = 0;
     for (const double logit : z) sum += std::exp(logit - max);
     const double lse = max + std::log(sum);
-    const auto label = static_cast<std::size_t>(labels_.data<std::int32_t>()[token]);
-    double worst = std::abs(lse - z[label] - static_cast<double>(loss_.data<float>()[token]));
+    const auto label = static_cast<std::size_t>(views.labels.data<std::int32_t>()[token]);
+    double worst = std::abs(lse - z[label] - static_cast<double>(views.loss.data<float>()[token]));
     // dz, in place
     for (double& logit : z) logit = std::exp(logit - lse);
     z[label] -= 1;
@@ -191,12 +206,13 @@ class LossRun {
       double gradient[kColumns] = {};
       for (std::int64_t v = 0; v < p.vocab; ++v) {
         for (std::int64_t i = 0; i < columns; ++i) {
-          gradient[i] += z[static_cast<std::size_t>(v)] * read_element(weight_, v * p.hidden + begin + i);
+          gradient[i] +=
+              z[static_cast<std::size_t>(v)] * read_element(views.weight, v * p.hidden + begin + i);
         }
       }
       double& largest = part_worst[static_cast<std::size_t>(part)];
       for (std::int64_t i = 0; i < columns; ++i) {
-        const double ours = read_element(hidden_gradient_, token * p.hidden + begin + i);
+        const double ours = read_element(views.hidden_gradient, token * p.hidden + begin + i);
         largest = std::max(largest, std::abs(gradient[i] - ours));
       }
     });

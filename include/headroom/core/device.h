@@ -43,13 +43,17 @@ struct DeviceDescription {
 
   SimdLevel simd = SimdLevel::portable;  // CPU
   bool amx = false;                      // CPU: AMX tiles, with the kernel's permission to use them
-  int compute_major = 0;                 // GPU: compute capability
+  bool separate_memory = false;  // CPU: the host reaches its memory by copies alone, as it does a GPU's
+  int compute_major = 0;         // GPU: compute capability
   int compute_minor = 0;
 
   RateSource rate_source = RateSource::unknown;
   double f32_flops = 0;                // per second, all cores, no tensor cores
   double half_flops = 0;               // bf16 or f16, whichever is the default's
   double memory_bytes_per_second = 0;  // read plus written
+
+  // Whether the host reads and writes the device's memory in place.
+  [[nodiscard]] bool host_accessible() const { return kind == DeviceKind::cpu && !separate_memory; }
 };
 
 // The dtype that is fast on a device, and why in one line.

@@ -1,5 +1,6 @@
 // What a kernel needs of the place it runs on: the stream. On a CPU that is a thread pool and a poll hook; on
-// a GPU the driver's stream. Another framework that calls our kernels fills one in itself.
+// a GPU the driver's stream and the libraries of its maker. Another framework that calls our kernels fills
+// one in itself.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace headroom {
 
-class ThreadPool;  // headroom/cpu/thread_pool.h
+class ThreadPool;       // headroom/cpu/thread_pool.h
+class VendorLibraries;  // src/cuda/vendor_libraries.h
 
 // Order of work within a device. Allocation and free belong to main; the others wait for it and it for them.
 enum class StreamId : std::uint8_t { main, copy, communication };
@@ -34,6 +36,8 @@ struct Stream {
   ThreadPool* pool = nullptr;  // CPU; null runs on the calling thread
   PollHook poll;               // CPU
   void* native = nullptr;      // GPU: the driver's stream
+  // GPU: the handles of its maker's libraries and the algorithms chosen from them. The backend owns them.
+  VendorLibraries* libraries = nullptr;
 };
 
 }  // namespace headroom

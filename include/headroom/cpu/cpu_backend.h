@@ -31,6 +31,7 @@ class CpuBackend final : public Backend {
   void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) override;
   void record(StreamId id, std::uint32_t number) override;
   void wait(StreamId waiter, std::uint32_t number) override;
+  void wait_on_host(std::uint32_t number) override;
   void synchronize() override;
 
  private:

@@ -15,26 +15,25 @@ class StepProgram {
   // Reserves what the fit says, and fills the weights.
   StepProgram(Backend& backend, const TrainingProblem& problem, const TrainingFit& fit)
       : vocab_(problem.config.vocab),
+        seq_(problem.sizes.seq),
         context_(backend, fit.layout),
         trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
-    trainer_.load(context_, [&] { trainer_.initialize(context_, 0); });
+    trainer_.load(context_, [&](Staging&) { trainer_.initialize(context_, 0); });
   }
 
   [[nodiscard]] Context& context() { return context_; }
 
   // Random tokens, each to predict the next.
   void micro_step() {
-    const LossSum loss = trainer_.micro_step(context_, [&](const StepBatch& batch) {
+    const LossSum loss = trainer_.micro_step(context_, [&](const Samples& batch) {
       const Random random(1);
-      const std::int64_t seq = batch.tokens.extent(1);
-      const auto token = [&](std::int64_t i) {
-        return static_cast<std::int32_t>(
-            random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(vocab_)));
+      const auto token = [&](std::uint64_t i) {
+        return static_cast<std::int32_t>(random.below(i, static_cast<std::uint64_t>(vocab_)));
       };
-      for (std::int64_t i = 0; i < batch.tokens.elements(); ++i) {
-        batch.tokens.data<std::int32_t>()[i] = token(i);
-        batch.labels.data<std::int32_t>()[i] = token(i + 1);
-        batch.positions.data<std::int32_t>()[i] = static_cast<std::int32_t>(i % seq);
+      for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+        batch.tokens[i] = token(i);
+        batch.labels[i] = token(i + 1);
+        batch.positions[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(seq_));
       }
     });
     labels_ += loss.labels;
@@ -62,6 +61,7 @@ class StepProgram {
 
  private:
   std::int64_t vocab_;
+  std::int64_t seq_;
   Context context_;
   Trainer trainer_;
   std::int64_t updates_ = 0;

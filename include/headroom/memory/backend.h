@@ -74,6 +74,8 @@ class Backend {
   // Records are numbered 0, 1, ... in each phase; a number is used again in the next one.
   virtual void record(StreamId id, std::uint32_t number) = 0;
   virtual void wait(StreamId waiter, std::uint32_t number) = 0;
+  // Returns when everything before the record is done; raises what work on the record's stream raised.
+  virtual void wait_on_host(std::uint32_t number) = 0;
   // Until every stream is idle, whatever happens; the first error that work on them raised comes out here or
   // at a wait.
   virtual void synchronize() = 0;

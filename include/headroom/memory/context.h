@@ -42,9 +42,11 @@ struct TensorPart {
   const Tensor& tensor;
   std::int64_t begin = 0;
   std::int64_t elements = 0;
+
+  [[nodiscard]] TensorView view() const;  // [elements]
 };
 
-// A moment on a stream that another stream can wait for; valid until its phase ends.
+// A moment on a stream that another stream or the host can wait for; valid until its phase ends.
 struct Ticket {
   std::uint32_t number = 0;
   std::int64_t phase_run = 0;
@@ -141,11 +143,35 @@ class Context {
   // Everything given to the stream so far; what the waiter is given from now on comes after it.
   Ticket record(StreamId id);
   void wait(StreamId waiter, Ticket ticket);
-  // The host waits until every stream is idle: before it reads or writes host memory that a stream has worked
-  // on, and before such memory is freed.
+  // Returns when everything before the ticket is done.
+  void wait_on_host(Ticket ticket);
+
+  // The elements of a tensor in Space::host, for the host to read and write; a phantom's are none. The host
+  // has to have waited for the last work that a stream was given on the tensor; where it has not, that is an
+  // error in a rehearsal already.
+  template <class T>
+  [[nodiscard]] std::span<T> host_elements(const Tensor& tensor) {
+    check_host_access(tensor);
+    return {tensor.data<T>(), static_cast<std::size_t>(phantom() ? 0 : tensor.view().elements())};
+  }
+  // Moves a whole dense tensor from or to ordinary host memory of the same size, through staging memory of
+  // this context where the host cannot reach the tensor. See headroom/memory/staging.h, which also moves
+  // parts, and data that is made or used piece by piece.
+  void upload(const Tensor& to, std::span<const std::byte> from);
+  void download(std::span<std::byte> to, const Tensor& from);
+
+  // Outside of phases: returns when every stream is idle.
   void synchronize();
+  // Seconds that main takes for the work that body() gives it, as the device measures them.
+  template <class Body>
+  [[nodiscard]] double device_seconds(Body&& body) {
+    if (!phantom()) backend_->start_timer();
+    body();
+    return phantom() ? 0 : backend_->stop_timer();
+  }
 
  private:
+  friend class Staging;
   friend class Tensor;
 
   struct Block {
@@ -161,10 +187,22 @@ class Context {
   void abandon_phase();
   void leave_phase();
   void end_stage() noexcept;
+  void restart_order();
+  [[nodiscard]] bool is_of_this_phase(Ticket ticket) const;
+  void check_host_access(const Tensor& tensor);
   void touch(StreamId id, const Tensor& tensor);
   void release(const Tensor& tensor);
   void release_quietly(const Tensor& tensor) noexcept;
 
+  // For destructors: the next call that may throw throws what this found.
+  template <class Body>
+  void quietly(const Body& body) noexcept {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (!deferred_) deferred_ = error;
+    }
+  }
   // Compares with the rehearsal, moves the cursor, writes the ledger.
   void note(const Event& event);
   void note_work(const Work& work);

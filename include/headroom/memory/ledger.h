@@ -51,7 +51,7 @@ enum class EventKind : std::uint8_t {
   all_reduce,
   record,
   wait,
-  synchronize
+  wait_on_host
 };
 
 struct Event {

@@ -1,8 +1,8 @@
-// Which work comes before which, across streams and the host: vector clocks over records, waits and
-// synchronizations. Allocation and free happen on main; work on another stream has to come after the
-// allocation and before the free. Host memory is also the host's own: it is free when the host knows that all
-// work on it is done. That holds for every block, so blocks that share an offset are ordered: last work on
-// one, its free, the other's allocation, first work.
+// Which work comes before which, across streams and the host: vector clocks over records and waits.
+// Allocation and free happen on main; work on another stream has to come after the allocation and before the
+// free. Host memory is also the host's own: it is free when the host knows that all work on it is done. That
+// holds for every block, so blocks that share an offset are ordered: last work on one, its free, the other's
+// allocation, first work.
 #pragma once
 
 #include <array>
@@ -29,12 +29,19 @@ class StreamOrder {
   [[nodiscard]] Stamp allocate() { return {.allocated = tick(StreamId::main), .touched = {}}; }
   // False: this stream has not waited for main since the block was allocated.
   [[nodiscard]] bool touch(Stamp& block, StreamId stream);
-  std::uint32_t record(StreamId stream);  // its number
+  std::uint32_t record(StreamId stream);                     // its number
+  void record_again(std::uint32_t record, StreamId stream);  // a later moment takes the number
   [[nodiscard]] std::uint32_t records() const { return static_cast<std::uint32_t>(records_.size()); }
   void wait(StreamId waiter, std::uint32_t record);
-  void synchronize();  // the host waits for everything
-  // False: main (for host memory: the host) has not waited for the last work on the block.
-  [[nodiscard]] bool may_free(const Stamp& block, Space space) const;
+  void wait_on_host(std::uint32_t record);
+  // False: main has not waited for the last work on the block.
+  [[nodiscard]] bool known_to_main(const Stamp& block) const;
+  // False: the host has not waited for the last work on the block.
+  [[nodiscard]] bool known_to_host(const Stamp& block) const;
+  // A block of device memory is freed on main, one of host memory by the host.
+  [[nodiscard]] bool may_free(const Stamp& block, Space space) const {
+    return space == Space::host ? known_to_host(block) : known_to_main(block);
+  }
   // The same of everything: false while another stream still works on something main has not waited for.
   [[nodiscard]] bool joined() const;
 

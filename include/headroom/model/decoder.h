@@ -56,8 +56,9 @@ class Decoder {
   void train(Context& context, const StepBatch& batch, const StepBuffers& buffers, const TensorView& loss,
              const TensorView& loss_gradient) const;
 
-  // The mean loss alone. `inspect` sees every layer's result by its name, to find where numbers go wrong.
-  using Inspect = std::function<void(std::string_view name, const TensorView& view)>;
+  // The mean loss alone. `inspect` is called with every layer's result and its name, to find where numbers go
+  // wrong; a phantom does not call it.
+  using Inspect = std::function<void(std::string_view name, const Tensor& result)>;
   void evaluate(Context& context, const StepBatch& batch, const TensorView& weights, const TensorView& loss,
                 const Inspect& inspect = {}) const;
 

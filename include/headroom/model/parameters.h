@@ -17,6 +17,10 @@
 
 namespace headroom {
 
+class Staging;
+class Tensor;
+struct TensorPart;
+
 // The weights of a layer, in the order in which they lie in the flat buffer. Which of them a layer has
 // follows from its LayerSpec; src/model/layer_table.h has their names and shapes.
 enum class Weight : std::uint8_t {
@@ -63,8 +67,11 @@ class ParameterTable {
   // A parameter's part of a flat buffer [elements()] of any dtype; phantoms too.
   [[nodiscard]] TensorView view(const TensorView& flat, const Parameter& parameter) const;
 
-  // Zeroes what lies between the parameters.
-  void clear_padding(const TensorView& flat) const;
+  // The same of a flat tensor.
+  [[nodiscard]] TensorPart part(const Tensor& flat, const Parameter& parameter) const;
+
+  // Zeroes what lies between the parameters of a flat tensor.
+  void clear_padding(const Tensor& flat, Staging& staging) const;
 
  private:
   // Returns its place in entries().

@@ -1,7 +1,7 @@
 // Safetensors: eight bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, then the
 // data without holes. The reader trusts nothing: whatever a file says is checked against the file before a
-// byte of data is touched. Tensors are copied out in bounded pieces, so reading a model takes no memory
-// besides its own.
+// byte of data is touched. Tensors are read and written in bounded pieces, so a model takes no memory besides
+// its own.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@
 
 #include "headroom/core/files.h"
 #include "headroom/core/tensor_view.h"
+#include "headroom/memory/staging.h"
 #include "headroom/model/parameters.h"
 
 namespace headroom {
@@ -47,16 +48,15 @@ class SafetensorsFile {
 
   [[nodiscard]] std::span<const SafetensorsEntry> entries() const { return header_.entries; }
   [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const { return header_.find(name); }
+  // Throws where the tensor is missing or has another shape.
+  [[nodiscard]] const SafetensorsEntry& at(std::string_view name, const Shape& shape) const;
   [[nodiscard]] std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
   // What stands before the data: the header and its length.
   [[nodiscard]] std::span<const std::byte> header_bytes() const;
 
-  // Copies a tensor into a dense view of its shape in host memory, f32, bf16 or f16; converts between
-  // floating-point types.
-  void read_into(const SafetensorsEntry& entry, const TensorView& destination) const;
-
-  // The same by name: missing, or of another shape, is an error that says so.
-  void read_into(std::string_view name, const TensorView& destination) const;
+  // Writes elements first, first + 1, ... of a tensor to `to`, as many as it holds, as f32, bf16 or f16;
+  // converts between floating-point types.
+  void read(const SafetensorsEntry& entry, DType dtype, std::int64_t first, std::span<std::byte> to) const;
 
   // Whether a tensor and one of another file (or of this one) are the same numbers as f32; the shapes are
   // equal.
@@ -70,32 +70,54 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-struct NamedView {
-  std::string name;
-  TensorView view;  // dense, in host memory
-};
-
 // CRC-32C of what a file holds.
 struct SafetensorsChecksums {
   std::uint32_t header = 0;            // of header_bytes()
   std::vector<std::uint32_t> tensors;  // of the bytes of each, in the order of the data
 };
 
-// Writes the tensors in this order, each straight from its memory, to a file that appears whole or not at
-// all. Where only finite values are allowed, the first tensor with another is a runtime error that names it.
+struct NamedShape {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+};
+
+// A file in the making that appears whole with commit(), or not at all. Its tensors are given at once, their
+// data piece by piece in the same order.
 enum class AllowedValues : std::uint8_t { any, finite };
-SafetensorsChecksums write_safetensors(const std::filesystem::path& path, std::span<const NamedView> tensors,
-                                       AllowedValues values = AllowedValues::any);
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<NamedShape> tensors,
+                    AllowedValues values = AllowedValues::any);
+
+  // The next bytes, straight from their memory: whole elements of one tensor. Where only finite values are
+  // allowed, another is a runtime error that names the tensor.
+  void write(std::span<const std::byte> piece);
+  // Throws where a tensor's data is missing.
+  SafetensorsChecksums commit();
+
+ private:
+  [[nodiscard]] std::uint32_t checksum(std::span<const std::byte> piece) const;  // of the tensor so far
+  void skip_complete();
+
+  std::vector<NamedShape> tensors_;
+  AllowedValues values_;
+  std::string header_;
+  FileWriter file_;
+  std::vector<std::uint32_t> checksums_;  // [tensor]
+  std::size_t tensor_ = 0;                // that is being written
+  std::int64_t written_bytes_ = 0;        // of it
+};
 
 // Whether the weights in a folder have an output projection that differs from the embedding, as f32; false
 // where there are no weights, or not both tensors.
 [[nodiscard]] bool has_own_output(const std::filesystem::path& directory, const Shape& embedding);
 
 // A model's weights from DIRECTORY/model.safetensors, or from the shards that model.safetensors.index.json
-// names, into a flat buffer of the table, f32, bf16 or f16. Every parameter has to be there in its shape;
-// further tensors are left alone. A model that ties its output projection to the embedding may have either of
-// the two tensors; where it has both, they have to be equal.
-void load_weights(const std::filesystem::path& directory, const ParameterTable& table,
-                  const TensorView& flat);
+// names, into a flat tensor of the table, f32, bf16 or f16; padding becomes zero. Every parameter has to be
+// there in its shape; further tensors are left alone. A model that ties its output projection to the
+// embedding may have either of the two tensors; where it has both, they have to be equal.
+void load_weights(const std::filesystem::path& directory, const ParameterTable& table, const Tensor& flat,
+                  Staging& staging);
 
 }  // namespace headroom

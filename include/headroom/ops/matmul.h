@@ -6,8 +6,9 @@
 namespace headroom {
 
 // a [m, k], b [k, n], c [m, n]; each of any dtype, with unit stride in one of its dimensions, c in the last.
-// Each element is one f32 sum in the order of k, rounded to c's dtype once, whatever the depth. The bits do
-// not depend on the number of threads.
+// Each element is one f32 sum, rounded to c's dtype once, whatever the depth. On a CPU the sum is in the
+// order of k, and the bits do not depend on the number of threads. A GPU multiplies two matrices of one
+// dtype, into f32 or that dtype.
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
             bool add = false);
 

@@ -1,7 +1,7 @@
 // A checkpoint is a folder ROOT/step-00000120 with config.json, model.safetensors and the tokenizer's files
 // (what transformers' from_pretrained loads), optimizer.safetensors and state.json. It appears whole or not
-// at all, and holds every bit that the next step depends on, with checksums. Tensors stream between the given
-// views and the files; nothing is copied.
+// at all, and holds every bit that the next step depends on, with checksums. Tensors stream between their
+// memory and the files through a Staging, wherever they are.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "headroom/core/tensor_view.h"
+#include "headroom/memory/staging.h"
 #include "headroom/model/config.h"
 #include "headroom/model/parameters.h"
 #include "headroom/train/model_files.h"
@@ -31,19 +31,19 @@ struct TrainState {
 // Throws where state.json could not hold it.
 void validate(const TrainState& state);
 
-// Flat buffers of the model's ParameterTable, [elements()] each, in host memory.
+// Flat tensors of the model's ParameterTable, [elements()] each, in any space of one context.
 struct TrainBuffers {
-  TensorView weights;        // f32, bf16 or f16
-  TensorView master;         // f32 where weights are 16-bit; empty where they are f32
-  TensorView first_moment;   // f32
-  TensorView second_moment;  // f32
+  const Tensor& weights;        // f32, bf16 or f16
+  const Tensor& master;         // f32 where weights are 16-bit; empty where they are f32
+  const Tensor& first_moment;   // f32
+  const Tensor& second_moment;  // f32
 };
 
 // Writes ROOT/step-<state.step>, replacing one of that name, and makes ROOT where it is missing. What killed
 // writers left in ROOT is removed as far as that is possible. A tensor that is not finite is a runtime error
 // that names it, and no checkpoint appears. Returns the folder.
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const ModelConfig& config,
-                                       const TrainState& state, const TrainBuffers& buffers,
+                                       const TrainState& state, const TrainBuffers& buffers, Staging& staging,
                                        const ModelFiles& files = {});
 
 // The checkpoint of the highest step; nothing where there is none, or no ROOT.
@@ -68,7 +68,7 @@ TrainState check_checkpoint(const std::filesystem::path& checkpoint, const Model
 // Fills the buffers. Throws as check_checkpoint does, and where a tensor does not have the checksum that it
 // was saved with.
 [[nodiscard]] TrainState read_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config,
-                                         const TrainBuffers& buffers);
+                                         const TrainBuffers& buffers, Staging& staging);
 
 // What a run depends on, to be compared when it is resumed.
 enum class SettingKind : std::uint8_t {

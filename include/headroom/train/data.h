@@ -1,15 +1,14 @@
 // What a run trains on. A sample is one sequence of `context` tokens and a pure function of (source, seed,
 // sample index): whoever saved an index can go on with the same bits, in any order and on any thread. Samples
-// are written into views of the caller; nothing is allocated for one.
+// are written into memory of the caller; nothing is allocated for one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-
-#include "headroom/core/tensor_view.h"
 
 namespace headroom {
 
@@ -23,12 +22,22 @@ struct DataOptions {
   bool bytes = false;                // bytes are tokens 0 to 255: of any file, for a model of any vocabulary
 };
 
-// One sequence in host memory. Dense.
-struct SampleViews {
-  TensorView tokens;           // [context] i32
-  TensorView labels;           // [context] i32: what token i is to predict, or kIgnore
-  TensorView positions;        // [context] i32: position inside its document
-  TensorView document_starts;  // [max_documents + 1] i32, rising from 0, then context; empty: no boundaries
+// Room in the host's memory for one sample, or for several, one after the other.
+struct Samples {
+  std::span<std::int32_t> tokens;           // [context]
+  std::span<std::int32_t> labels;           // [context]: what token i is to predict, or kIgnore
+  std::span<std::int32_t> positions;        // [context]: position inside its document
+  std::span<std::int32_t> document_starts;  // [max_documents + 1], rising from 0, then context; empty: no
+                                            // boundaries
+
+  // Of `count` samples, the one at the index.
+  [[nodiscard]] Samples sample(std::int64_t index, std::int64_t count) const {
+    const auto part = [&](std::span<std::int32_t> all) {
+      const std::size_t each = all.size() / static_cast<std::size_t>(count);
+      return all.subspan(static_cast<std::size_t>(index) * each, each);
+    };
+    return {part(tokens), part(labels), part(positions), part(document_starts)};
+  }
 };
 
 class Data {
@@ -65,7 +74,7 @@ class Data {
   [[nodiscard]] std::string describe() const;
 
   // Writes sample `index`, counted from 0 through all epochs. May be called by several threads at a time.
-  void fill(std::int64_t index, const SampleViews& views) const;
+  void fill(std::int64_t index, const Samples& sample) const;
 
  private:
   struct State;

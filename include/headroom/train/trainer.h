@@ -9,8 +9,10 @@
 #include <string>
 
 #include "headroom/memory/context.h"
+#include "headroom/memory/staging.h"
 #include "headroom/model/decoder.h"
 #include "headroom/train/checkpoint.h"
+#include "headroom/train/data.h"
 
 namespace headroom {
 
@@ -63,20 +65,23 @@ class Trainer {
 
   [[nodiscard]] const Decoder& decoder() const { return decoder_; }
 
-  // Phase load: takes what lives as long as the run, and calls body() to fill it; see buffers().
-  void load(Context& context, const std::function<void()>& body);
+  // What the host does with the run's tensors, which it reads and writes through the Staging.
+  using HostWork = std::function<void(Staging& staging)>;
+
+  // Phase load: takes what lives as long as the run, zeroes it, and calls body() to fill buffers().
+  void load(Context& context, const HostWork& body);
   // Random matrices of deviation 1 / sqrt(hidden), norms 1. To be called in load's body.
   void initialize(Context& context, std::uint64_t seed) const;
-  // In host memory; valid after load, on devices whose memory the host can read.
+  // Valid after load, as long as the trainer.
   [[nodiscard]] TrainBuffers buffers() const;
   // Of the sum of the losses since the last update, divided by the tokens of one batch.
-  [[nodiscard]] TensorView gradients() const { return gradients_; }
+  [[nodiscard]] const Tensor& gradients() const { return gradients_; }
   // What gradients() are multiplied by to be those of the mean loss over this many labels.
   [[nodiscard]] double gradient_scale(std::int64_t labels) const;
 
-  // One batch: fill(views in host memory) writes it. Adds to the gradients and returns the loss. A batch
-  // without a label is passed over: nothing is computed, nothing changes. A rehearsal counts every token.
-  using FillBatch = std::function<void(const StepBatch& batch)>;
+  // One batch: fill(batch) writes its samples. Adds to the gradients and returns the loss. A batch without a
+  // label is passed over: nothing is computed, nothing changes. A rehearsal counts every token.
+  using FillBatch = std::function<void(const Samples& batch)>;
   LossSum micro_step(Context& context, const FillBatch& fill);
 
   // Ends a step of so many labels, at least one: makes the gradients those of the mean loss over all of
@@ -84,11 +89,12 @@ class Trainer {
   // norm.
   double update(Context& context, std::int64_t step, std::int64_t labels);
 
-  // Phase save: body() writes what buffers() holds.
-  void save(Context& context, const std::function<void()>& body);
+  // Phase save: body() reads buffers() and gradients(), to write a checkpoint or to look at them.
+  void save(Context& context, const HostWork& body);
 
-  // The loss of a batch; one without a label is passed over.
-  LossSum evaluate(Context& context, const FillBatch& fill, const Decoder::Inspect& inspect = {});
+  // The loss of a batch; one without a label is passed over. `inspect` is called with every layer's result.
+  using Inspect = std::function<void(std::string_view name, const Tensor& result, Staging& staging)>;
+  LossSum evaluate(Context& context, const FillBatch& fill, const Inspect& inspect = {});
 
  private:
   [[nodiscard]] Tensor take(Context& context, std::string_view name, Category category, DType dtype,
@@ -100,9 +106,11 @@ class Trainer {
     [[nodiscard]] StepBatch views() const;
   };
   [[nodiscard]] DeviceBatch send(Context& context) const;
+  // The largest transfer is a flat f32 tensor.
+  [[nodiscard]] std::int64_t largest_transfer_bytes() const;
   // Fills the host's buffers and counts the labels.
   [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
-  // A value that the device made, on the host.
+  // A value that the device made, on the host, which waits for main to have made it.
   double read_back(Context& context, const Tensor& value) const;
 
   Decoder decoder_;

@@ -1,0 +1,62 @@
+// The handles of NVIDIA's libraries on one GPU, and the algorithms chosen from them. A backend makes one
+// before its first run, and a kernel reaches it through its Stream. An algorithm is chosen at the first call
+// of its kind; after that nothing here allocates.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <source_location>
+
+#include "headroom/core/dtype.h"
+
+namespace headroom {
+
+void check_cublas(cublasStatus_t code, const char* call,
+                  std::source_location where = std::source_location::current());
+
+class VendorLibraries {
+ public:
+  VendorLibraries();  // on the current device
+  VendorLibraries(const VendorLibraries&) = delete;
+  VendorLibraries& operator=(const VendorLibraries&) = delete;
+  ~VendorLibraries();
+
+  [[nodiscard]] cublasLtHandle_t cublas_lt() const { return cublas_lt_; }
+
+  // A matrix as cuBLASLt has it, column by column.
+  struct Matrix {
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+    std::int64_t stride = 0;  // from column to column
+    DType dtype = DType::f32;
+    bool transposed = false;
+    std::int64_t alignment = 0;  // bytes
+
+    auto operator<=>(const Matrix&) const = default;
+  };
+  // What the algorithm of a product depends on.
+  struct ProductKind {
+    Matrix left;
+    Matrix right;
+    Matrix result;
+    std::int64_t workspace_bytes = 0;
+
+    auto operator<=>(const ProductKind&) const = default;
+  };
+  // The algorithm for the kind; choose() makes it at the first call.
+  template <class Choose>
+  [[nodiscard]] const cublasLtMatmulAlgo_t& product_algorithm(const ProductKind& kind, const Choose& choose) {
+    const auto found = product_algorithms_.find(kind);
+    return found != product_algorithms_.end() ? found->second
+                                              : product_algorithms_.emplace(kind, choose()).first->second;
+  }
+
+ private:
+  cublasLtHandle_t cublas_lt_ = nullptr;
+  std::map<ProductKind, cublasLtMatmulAlgo_t> product_algorithms_;
+};
+
+}  // namespace headroom

@@ -1,0 +1,143 @@
+// The product through cuBLASLt, which has matrices column by column: our C, row by row, is its C^T, so it
+// makes C^T <- B^T A^T. Sums are f32 for every dtype, without TF32. Of the algorithms that cuBLASLt knows,
+// those are left out that add partial sums in 16 bits or in the order in which they arrive.
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/check.h"
+#include "cuda/vendor_libraries.h"
+#include "headroom/core/error.h"
+#include "ops/matmul.h"
+
+namespace headroom {
+namespace {
+
+using Matrix = VendorLibraries::Matrix;
+using ProductKind = VendorLibraries::ProductKind;
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::f16: return CUDA_R_16F;
+    default: return CUDA_R_32F;
+  }
+}
+
+std::int64_t alignment_of(const void* data) {
+  constexpr int kMostBits = 8;  // no kernel asks for more than 256 bytes
+  return std::int64_t{1} << std::min(std::countr_zero(reinterpret_cast<std::uintptr_t>(data)), kMostBits);
+}
+
+// The transpose of a view, which is not transposed where its rows are contiguous.
+Matrix transpose_of(const TensorView& view) {
+  const bool by_rows = view.stride(1) == 1 || view.extent(1) == 1;
+  const int across = by_rows ? 0 : 1;  // the dimension with a stride
+  const std::int64_t length = view.extent(1 - across);
+  const std::int64_t count = view.extent(across);
+  check(count == 1 || view.stride(across) >= length,
+        "a matrix of shape {} with strides {} and {} overlaps itself; a product on a GPU does not take it",
+        view.shape(), view.stride(0), view.stride(1));
+  return {.rows = length,
+          .columns = count,
+          .stride = count == 1 ? length : view.stride(across),
+          .dtype = view.dtype(),
+          .transposed = !by_rows,
+          .alignment = alignment_of(view.raw())};
+}
+
+cublasLtMatrixLayoutOpaque_t layout_of(const Matrix& matrix) {
+  cublasLtMatrixLayoutOpaque_t layout;
+  check_cublas(
+      cublasLtMatrixLayoutInit(&layout, type_of(matrix.dtype), static_cast<std::uint64_t>(matrix.rows),
+                               static_cast<std::uint64_t>(matrix.columns), matrix.stride),
+      "cublasLtMatrixLayoutInit");
+  return layout;
+}
+
+// A product as cuBLASLt describes it, on the stack.
+struct Description {
+  explicit Description(const ProductKind& kind)
+      : left(layout_of(kind.left)), right(layout_of(kind.right)), result(layout_of(kind.result)) {
+    check_cublas(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+    set(CUBLASLT_MATMUL_DESC_TRANSA, kind.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, kind.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  }
+
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t left;
+  cublasLtMatrixLayoutOpaque_t right;
+  cublasLtMatrixLayoutOpaque_t result;
+
+ private:
+  void set(cublasLtMatmulDescAttributes_t attribute, cublasOperation_t operation) {
+    check_cublas(cublasLtMatmulDescSetAttribute(&product, attribute, &operation, sizeof(operation)),
+                 "cublasLtMatmulDescSetAttribute");
+  }
+};
+
+cublasLtMatmulAlgo_t choose(const ProductKind& kind, Description& description, cublasLtHandle_t handle) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  check_cublas(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)),
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kind.workspace_bytes));
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(kind.left.alignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(kind.right.alignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(kind.result.alignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(kind.result.alignment));
+  cublasLtMatmulHeuristicResult_t found{};
+  int count = 0;
+  check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, &description.product, &description.left,
+                                              &description.right, &description.result, &description.result,
+                                              &preference, 1, &found, &count),
+               "cublasLtMatmulAlgoGetHeuristic");
+  if (count == 0) {
+    fail(ErrorKind::runtime,
+         "cuBLASLt has no algorithm for a product of {} matrices that gives {} x {} of {}",
+         name(kind.left.dtype), kind.result.columns, kind.result.rows, name(kind.result.dtype));
+  }
+  return found.algo;
+}
+
+}  // namespace
+
+void product_cuda(const Product& product, TensorView workspace, const Stream& stream) {
+  const auto& [a, b, c, add] = product;
+  check_product(a, b, c);
+  check(stream.libraries != nullptr, "a product on a GPU needs a stream with the libraries of its backend");
+  if (c.elements() == 0) return;
+  const auto native = static_cast<cudaStream_t>(stream.native);
+  if (a.extent(1) == 0) {
+    if (add) return;
+    const Matrix result = transpose_of(c);
+    const auto element_bytes = static_cast<std::size_t>(size_bytes(c.dtype()));
+    check_cuda(cudaMemset2DAsync(c.raw(), static_cast<std::size_t>(result.stride) * element_bytes, 0,
+                                 static_cast<std::size_t>(result.rows) * element_bytes,
+                                 static_cast<std::size_t>(result.columns), native),
+               "cudaMemset2DAsync");
+    return;
+  }
+  const ProductKind kind{.left = transpose_of(b),
+                         .right = transpose_of(a),
+                         .result = transpose_of(c),
+                         .workspace_bytes = workspace.bytes()};
+  Description description(kind);
+  cublasLtHandle_t handle = stream.libraries->cublas_lt();
+  const cublasLtMatmulAlgo_t& algorithm =
+      stream.libraries->product_algorithm(kind, [&] { return choose(kind, description, handle); });
+  const float alpha = 1;
+  const float beta = add ? 1 : 0;
+  check_cublas(
+      cublasLtMatmul(handle, &description.product, &alpha, b.raw(), &description.left, a.raw(),
+                     &description.right, &beta, c.raw(), &description.result, c.raw(), &description.result,
+                     &algorithm, workspace.raw(), static_cast<std::size_t>(workspace.bytes()), native),
+      "cublasLtMatmul");
+}
+
+}  // namespace headroom
