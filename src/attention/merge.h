@@ -11,13 +11,14 @@ namespace headroom {
 // O <- into * O_into + from * O_from, where a side of weight 0 is not read: it has seen nothing, or nothing
 // that counts beside the other.
 struct MergeWeights {
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
   float into = 0;
   float from = 0;
   float lse = 0;
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   static MergeWeights of(float lse_into, float lse_from) {
-    constexpr float kNothing = -std::numeric_limits<float>::infinity();
     const float higher = lse_into > lse_from ? lse_into : lse_from;
     if (higher == kNothing) return {0, 0, kNothing};
     const float into = std::exp(lse_into - higher);
