@@ -4,6 +4,17 @@
 #include "cuda/vendor_libraries.h"
 
 namespace headroom {
+namespace {
+
+// The n-th event, made where it does not exist.
+CUevent_st* event(std::vector<CUevent_st*>& events, std::uint32_t number, unsigned flags) {
+  while (events.size() <= number) {
+    check_cuda(cudaEventCreateWithFlags(&events.emplace_back(nullptr), flags), "cudaEventCreateWithFlags");
+  }
+  return events[number];
+}
+
+}  // namespace
 
 CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(index)) {
   check_cuda(cudaSetDevice(index), "cudaSetDevice");
@@ -14,10 +25,8 @@ CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(
 }
 
 CudaBackend::~CudaBackend() {
-  for (CUevent_st* event : events_) cudaEventDestroy(event);
-  for (CUevent_st* event : timer_) {
-    if (event != nullptr) cudaEventDestroy(event);
-  }
+  for (CUevent_st* event : records_) cudaEventDestroy(event);
+  for (CUevent_st* event : marks_) cudaEventDestroy(event);
   for (CUstream_st* stream : streams_) cudaStreamDestroy(stream);
 }
 
@@ -66,21 +75,18 @@ void CudaBackend::fill(StreamId id, void* data, std::uint8_t value, std::int64_t
 
 void CudaBackend::record(StreamId id, std::uint32_t number) {
   check_cuda(cudaSetDevice(index_), "cudaSetDevice");
-  while (events_.size() <= number) {
-    CUevent_st* event = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    events_.push_back(event);
-  }
-  check_cuda(cudaEventRecord(events_[number], streams_[static_cast<std::size_t>(id)]), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event(records_, number, cudaEventDisableTiming),
+                             streams_[static_cast<std::size_t>(id)]),
+             "cudaEventRecord");
 }
 
 void CudaBackend::wait(StreamId waiter, std::uint32_t number) {
-  check_cuda(cudaStreamWaitEvent(streams_[static_cast<std::size_t>(waiter)], events_.at(number), 0),
+  check_cuda(cudaStreamWaitEvent(streams_[static_cast<std::size_t>(waiter)], records_.at(number), 0),
              "cudaStreamWaitEvent");
 }
 
 void CudaBackend::wait_on_host(std::uint32_t number) {
-  check_cuda(cudaEventSynchronize(events_.at(number)), "cudaEventSynchronize");
+  check_cuda(cudaEventSynchronize(records_.at(number)), "cudaEventSynchronize");
 }
 
 void CudaBackend::synchronize() {
@@ -92,19 +98,15 @@ void CudaBackend::synchronize() {
   check_cuda(first_failure, "cudaStreamSynchronize");
 }
 
-void CudaBackend::start_timer() {
+void CudaBackend::mark(std::uint32_t number) {
   check_cuda(cudaSetDevice(index_), "cudaSetDevice");
-  for (CUevent_st*& event : timer_) {
-    if (event == nullptr) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
-  }
-  check_cuda(cudaEventRecord(timer_[0], streams_[0]), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event(marks_, number, cudaEventDefault), streams_[0]), "cudaEventRecord");
 }
 
-double CudaBackend::stop_timer() {
-  check_cuda(cudaEventRecord(timer_[1], streams_[0]), "cudaEventRecord");
-  check_cuda(cudaEventSynchronize(timer_[1]), "cudaEventSynchronize");
+double CudaBackend::seconds_between(std::uint32_t from, std::uint32_t to) {
+  check_cuda(cudaEventSynchronize(marks_.at(to)), "cudaEventSynchronize");
   float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, timer_[0], timer_[1]), "cudaEventElapsedTime");
+  check_cuda(cudaEventElapsedTime(&milliseconds, marks_.at(from), marks_.at(to)), "cudaEventElapsedTime");
   return double{milliseconds} / 1e3;
 }
 

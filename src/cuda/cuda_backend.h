@@ -41,8 +41,8 @@ class CudaBackend final : public Backend {
   void wait(StreamId waiter, std::uint32_t number) override;
   void wait_on_host(std::uint32_t number) override;
   void synchronize() override;
-  void start_timer() override;
-  [[nodiscard]] double stop_timer() override;
+  void mark(std::uint32_t number) override;
+  [[nodiscard]] double seconds_between(std::uint32_t from, std::uint32_t to) override;
 
  private:
   [[nodiscard]] void* reserve_memory(Space space, std::int64_t bytes) override;
@@ -50,8 +50,9 @@ class CudaBackend final : public Backend {
   int index_;
   DeviceDescription description_;
   std::array<CUstream_st*, kStreamCount> streams_{};
-  std::vector<CUevent_st*> events_;     // one per record number, made at its first use
-  std::array<CUevent_st*, 2> timer_{};  // made at its first use
+  // One per number, made at its first use.
+  std::vector<CUevent_st*> records_;
+  std::vector<CUevent_st*> marks_;
   std::unique_ptr<VendorLibraries> libraries_;
 };
 

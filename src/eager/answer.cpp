@@ -37,10 +37,10 @@ EagerAnswer answer_eager(EagerQuestion asked) {
   const EagerQuestion& question = answer.question;
   const auto rehearse_at = [&](std::int64_t context) {
     StepSizes sizes = question.sizes;
-    sizes.seq = context;
+    sizes.context = context;
     return rehearse_eager(question.config, sizes, question.options, question.device);
   };
-  const Ledger ledger = rehearse_at(question.sizes.seq);
+  const Ledger ledger = rehearse_at(question.sizes.context);
   answer.memory = eager_memory(ledger);
   std::erase_if(answer.memory.stages, [](const StageUsage& row) { return !in_short(row.stage); });
   answer.at_peak = ledger.usage(Space::device).at_peak;
@@ -49,7 +49,7 @@ EagerAnswer answer_eager(EagerQuestion asked) {
       std::numeric_limits<std::int32_t>::max(), most_eager_tokens(question.options) / question.sizes.batch);
   const auto in_units = [&](std::int64_t count) { return rehearse_at(count * kContextUnit); };
   answer.max_context = kContextUnit * largest_context(question.budget_bytes, most / kContextUnit, in_units,
-                                                      question.sizes.seq / kContextUnit + 1);
+                                                      question.sizes.context / kContextUnit + 1);
   answer.longer_may_fit = answer.max_context + kContextUnit > most;
   return answer;
 }
@@ -73,7 +73,7 @@ std::string json(const EagerAnswer& answer) {
   const EagerQuestion& question = answer.question;
   return indented(
       {{"model", question.model},
-       {"context", question.sizes.seq},
+       {"context", question.sizes.context},
        {"batch", question.sizes.batch},
        {"runtime", "pytorch"},
        {"fits", !answer.failure},

@@ -83,7 +83,7 @@ EagerLayer::EagerLayer(const EagerStepShared& shared, const LayerSpec& spec)
     key_norm_.emplace(shared, shared.tokens() * config.heads_kv, config.head_dim);
   }
   const EagerAttentionShape shape{.batch = shared.sizes.batch,
-                                  .seq = shared.sizes.seq,
+                                  .seq = shared.sizes.context,
                                   .heads_q = config.heads_q,
                                   .heads_kv = config.heads_kv,
                                   .head_dim = config.head_dim,

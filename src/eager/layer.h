@@ -20,7 +20,7 @@ struct EagerStepShared {
   EagerOptions options;
   std::vector<Tensor>& gradients;  // the parameters' .grad, as they come
 
-  [[nodiscard]] std::int64_t tokens() const { return sizes.batch * sizes.seq; }
+  [[nodiscard]] std::int64_t tokens() const { return sizes.batch * sizes.context; }
   [[nodiscard]] Tensor make(std::string_view name, std::int64_t width) const {
     return program.make(name, Category::activations, options.dtype, {tokens(), width});
   }

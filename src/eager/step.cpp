@@ -90,7 +90,7 @@ class EagerStep {
   // The angles are made once, in f32; layers save cos and sin in their own type.
   void rope() {
     const auto stage = program_.context().stage(StageKind::rope);
-    const std::int64_t seq = shared_.sizes.seq;
+    const std::int64_t seq = shared_.sizes.context;
     const std::int64_t width = shared_.config.head_dim;
     const auto wide = [&](std::string_view name, std::int64_t columns) {
       return program_.make(name, Category::activations, DType::f32, {seq, columns});
@@ -176,8 +176,8 @@ class EagerStep {
 Ledger rehearse_eager(const ModelConfig& config, const StepSizes& sizes, const EagerOptions& options,
                       const DeviceDescription& device) {
   validate(config);
-  check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
-        sizes.seq);
+  check(sizes.batch >= 1 && sizes.context >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
+        sizes.context);
   check(config.layers <= kMaxLayers,
         "a model of {} layers is too deep to plan in eager PyTorch; at most {} are accepted",
         format_count(config.layers), kMaxLayers);

@@ -62,7 +62,7 @@ Profile profile_step(const ProfileOptions& options) {
   const std::int64_t budget_bytes =
       options.budget_bytes.value_or(default_budget(find_device(parse_device("cpu")).memory));
   const TrainingProblem problem{.config = find_model(options.model),
-                                .sizes = {.batch = options.batch, .seq = options.context},
+                                .sizes = {.batch = options.batch, .context = options.context},
                                 .mask = causal_mask(options.attention),
                                 .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
                                 .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : DType::f32};

@@ -101,7 +101,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
   TrainingProblem problem{
       .config = config,
       .sizes = {.batch = options.batch,
-                .seq = options.context,
+                .context = options.context,
                 .max_documents = data.documents() ? max_documents(options) : 0},
       .mask = causal_mask(options.attention),
       .optimizer = options.optimizer,

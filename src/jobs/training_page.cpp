@@ -20,9 +20,9 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
        fmt::format("{:.0f} % of it is planned", 100.0 * static_cast<double>(plan.fit.needed_bytes) /
                                                     static_cast<double>(plan.budget_bytes))},
       {"scores and logits held", bytes_cell(plan.naive_bytes), "what the same step would take"},
-      {"tokens a batch", format_count(sizes.batch * sizes.seq),
+      {"tokens a batch", format_count(sizes.batch * sizes.context),
        fmt::format("{} {} of {}", format_count(sizes.batch), sizes.batch == 1 ? "sequence" : "sequences",
-                   format_count(sizes.seq))}};
+                   format_count(sizes.context))}};
   if (!result) return figures;
   figures.figures.push_back({"live peak", bytes_cell(result->live_peak_bytes), "as the run measured itself"});
   const std::string after =
@@ -60,12 +60,12 @@ LineChart loss_chart(const TrainingPlan& plan) {
 
 Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>& result) {
   const TrainingProblem& problem = plan.problem;
-  Page page{
-      .title = fmt::format("Training {} at {} tokens", plan.options.model, format_count(problem.sizes.seq)),
-      .subtitle =
-          fmt::format("{} parameters in {} \u00b7 {} \u00b7 {}",
-                      format_count(ParameterTable(problem.config).parameters()), name(problem.compute_dtype),
-                      plan.data.describe(), describe(plan.fit.strategy))};
+  Page page{.title = fmt::format("Training {} at {} tokens", plan.options.model,
+                                 format_count(problem.sizes.context)),
+            .subtitle =
+                fmt::format("{} parameters in {} \u00b7 {} \u00b7 {}",
+                            format_count(ParameterTable(problem.config).parameters()),
+                            name(problem.compute_dtype), plan.data.describe(), describe(plan.fit.strategy))};
   if (plan.warning) page.notes.push_back(*plan.warning);
   page.notes.insert(page.notes.end(), plan.notes.begin(), plan.notes.end());
   page.sections.emplace_back(figures(plan, result));

@@ -54,6 +54,7 @@ void Context::begin_phase(Phase phase) {
     fail(ErrorKind::runtime, "phase '{}' was not rehearsed; rehearsed were: {}", name(phase),
          fmt::join(names, ", "));
   }
+  collect_seconds();
   script_ = scripted ? &script : nullptr;
   script_phase_ = scripted.value_or(0);
   phase_ = ledger_.begin_phase(phase);
@@ -61,6 +62,8 @@ void Context::begin_phase(Phase phase) {
   cursor_ = 0;
   work_cursor_ = 0;
   if (work_.size() <= phase_) work_.resize(phase_ + 1);
+  phase_began_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
+  if (!phantom()) backend_->mark(kPhaseBegin);
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
   restart_order();
@@ -108,6 +111,7 @@ void Context::end_phase() {
     throw;
   }
   ledger_.end_phase();
+  seconds_wait_ = !phantom();
   leave_phase();
 }
 
@@ -154,10 +158,6 @@ void Context::end_stage() noexcept {
   quietly([&] { note({.kind = EventKind::stage_end, .stage = stage}); });
 }
 
-double Context::seconds_since_made() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
-}
-
 void Context::note_work(const Work& work) {
   check(phantom() || !work.assumed, "{} has no kernel for {} yet: its bytes can be planned, it cannot run",
         work.kernel, description_.name);
@@ -173,17 +173,33 @@ void Context::note_work(const Work& work) {
   ++known.runs;
 }
 
-void Context::finish_work(double began) {
-  const double seconds = seconds_since_made() - began;
-  run_seconds_ += seconds;
-  if (!in_phase_) return;
-  WorkRecord& done = work_[phase_][work_cursor_ - 1];
-  done.seconds += seconds;
-  done.began = began;
-  done.last_seconds = seconds;
+void Context::mark_work(Side side) {
+  if (in_phase_) backend_->mark(work_mark(work_cursor_ - 1, side));
+}
+
+void Context::collect_seconds() const {
+  if (!std::exchange(seconds_wait_, false)) return;
+  for (std::size_t piece = 0; piece < work_cursor_; ++piece) {
+    WorkRecord& record = work_[phase_][piece];
+    if (record.work.kind == WorkKind::copy) continue;  // on a stream of its own, beside main
+    const std::uint32_t begin = work_mark(piece, Side::begin);
+    record.last_seconds = backend_->seconds_between(begin, work_mark(piece, Side::end));
+    record.seconds += record.last_seconds;
+    record.began = phase_began_ + backend_->seconds_between(kPhaseBegin, begin);
+  }
+}
+
+double Context::work_seconds() const {
+  collect_seconds();
+  double seconds = 0;
+  for (const std::vector<WorkRecord>& phase : work_) {
+    for (const WorkRecord& record : phase) seconds += record.seconds;
+  }
+  return seconds;
 }
 
 std::span<const WorkRecord> Context::work(Phase phase) const {
+  collect_seconds();
   const std::optional<std::size_t> index = ledger_.find_phase(phase);
   return index && *index < work_.size() ? std::span<const WorkRecord>(work_[*index])
                                         : std::span<const WorkRecord>();

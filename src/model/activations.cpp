@@ -16,7 +16,7 @@ bool keeps(Keeping keeping, Activation activation) {
 }
 
 const Tensor& LayerActivations::make(Context& context, Activation activation, const ModelConfig& config,
-                                     const StepSizes& sizes, DType dtype) {
+                                     const RankSizes& sizes, DType dtype) {
   if (!has(activation)) {
     const ActivationRow& what = activation_row(activation);
     put(activation, context.allocate({.name = what.name,

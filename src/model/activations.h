@@ -28,7 +28,7 @@ class LayerActivations {
 
   // Allocates it where it does not exist.
   const Tensor& make(Context& context, Activation activation, const ModelConfig& config,
-                     const StepSizes& sizes, DType dtype);
+                     const RankSizes& sizes, DType dtype);
   void put(Activation activation, Tensor tensor);
   [[nodiscard]] Tensor take(Activation activation);
   void drop(Activation activation);  // nothing where it does not exist

@@ -44,7 +44,7 @@ class Step {
         decoder_(decoder),
         policy_(decoder.strategy().layers),
         buffers_(buffers),
-        shared_{decoder.config(), decoder.sizes(), decoder.strategy(), rope, batch} {}
+        shared_{decoder.config(), decoder.rank_sizes(), decoder.strategy(), rope, batch} {}
 
   void train(const TensorView& loss, const TensorView& loss_gradient) {
     kept_.resize(static_cast<std::size_t>(layers()));
@@ -261,7 +261,7 @@ class Step {
 };
 
 void check_batch(const Decoder& decoder, const StepBatch& batch) {
-  const StepSizes& sizes = decoder.sizes();
+  const RankSizes sizes = decoder.rank_sizes();
   const auto dense = [](const TensorView& view, const Shape& shape, std::string_view what) {
     check(view.shape() == shape && view.dtype() == DType::i32 && view.is_dense(),
           "{} of a batch are {} of {}; they have to be dense i32 of {}", what, name(view.dtype()),
@@ -277,12 +277,16 @@ void check_batch(const Decoder& decoder, const StepBatch& batch) {
 
 }  // namespace
 
+RankSizes rank_sizes(const StepSizes& sizes) {
+  return {.batch = sizes.batch, .seq = sizes.context, .max_documents = sizes.max_documents};
+}
+
 void check_plannable(const StepSizes& sizes) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
   std::int64_t tokens = 0;
-  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) && tokens <= kMaxTokens,
+  check(!__builtin_mul_overflow(sizes.batch, sizes.context, &tokens) && tokens <= kMaxTokens,
         "a batch of {} sequences of {} tokens is too large to plan; at most {} tokens are accepted",
-        format_count(sizes.batch), format_count(sizes.seq), format_count(kMaxTokens));
+        format_count(sizes.batch), format_count(sizes.context), format_count(kMaxTokens));
 }
 
 Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
@@ -294,8 +298,8 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
       rope_(rope_frequencies(config_.rope, config_.head_dim)) {
   validate(config_);
   validate(strategy, config_.layers);
-  check(sizes.batch >= 1 && sizes.seq >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
-        sizes.seq);
+  check(sizes.batch >= 1 && sizes.context >= 1, "a batch of {} sequences of {} tokens is empty", sizes.batch,
+        sizes.context);
   const DType compute = strategy.compute_dtype;
   check(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
         "a decoder computes in f32, bf16 or f16, not {}", name(compute));

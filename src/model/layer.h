@@ -28,12 +28,12 @@ class LayerWeights {
 // What all layers of a step share.
 struct LayerStep {
   const ModelConfig& config;
-  const StepSizes& sizes;
+  RankSizes sizes;
   const Strategy& strategy;
   const RopeFrequencies& rope;
   const StepBatch& batch;
 
-  [[nodiscard]] std::int64_t tokens() const { return sizes.batch * sizes.seq; }
+  [[nodiscard]] std::int64_t tokens() const { return sizes.tokens(); }
 };
 
 class Layer {

@@ -49,32 +49,32 @@ constexpr std::array<WeightRow, kLayerWeights> kWeightRows = {{
     {Weight::down, "mlp.down_proj", down_weight, true, always},
 }};
 
-std::int64_t tokens(const StepSizes& sizes) {
-  return sizes.batch * sizes.seq;
+std::int64_t tokens(const RankSizes& sizes) {
+  return sizes.tokens();
 }
 
-Shape hidden_shape(const ModelConfig& config, const StepSizes& sizes) {
+Shape hidden_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.hidden};
 }
-Shape row_shape(const ModelConfig&, const StepSizes& sizes) {
+Shape row_shape(const ModelConfig&, const RankSizes& sizes) {
   return {tokens(sizes)};
 }
-Shape query_shape(const ModelConfig& config, const StepSizes& sizes) {
+Shape query_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.heads_q, config.head_dim};
 }
-Shape key_shape(const ModelConfig& config, const StepSizes& sizes) {
+Shape key_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.heads_kv, config.head_dim};
 }
-Shape query_rows(const ModelConfig& config, const StepSizes& sizes) {
+Shape query_rows(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.heads_q};
 }
-Shape key_rows(const ModelConfig& config, const StepSizes& sizes) {
+Shape key_rows(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.heads_kv};
 }
-Shape lse_shape(const ModelConfig& config, const StepSizes& sizes) {
+Shape lse_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {sizes.batch, config.heads_q, sizes.seq};
 }
-Shape mlp_shape(const ModelConfig& config, const StepSizes& sizes) {
+Shape mlp_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.mlp};
 }
 

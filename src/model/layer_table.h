@@ -49,7 +49,7 @@ struct ActivationRow {
   std::string_view name;
   Category category;
   bool statistics;  // f32; otherwise in the dtype that the model computes in
-  Shape (*shape)(const ModelConfig&, const StepSizes&);
+  Shape (*shape)(const ModelConfig&, const RankSizes&);
   bool (*exists)(const LayerSpec&);
   bool attention;  // kept by Keeping::attention
   bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP

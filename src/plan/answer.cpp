@@ -64,7 +64,7 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
   answer.max_context =
-      std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.seq : 0);
+      std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.context : 0);
   return answer;
 }
 
@@ -80,7 +80,7 @@ std::string json(const PlanAnswer& answer) {
   const PlannedStep& step = answer.plan.step;
   OrderedJson json = {
       {"model", answer.question.model},
-      {"context", request.problem.sizes.seq},
+      {"context", request.problem.sizes.context},
       {"batch", request.problem.sizes.batch},
       {"device", answer.question.device},
       {"dtype", name(request.problem.compute_dtype)},

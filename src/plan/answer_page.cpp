@@ -29,7 +29,7 @@ LineChart context_chart(const PlanAnswer& answer) {
                              {"recompute from the input", {.recompute = layers}}};
   if (request.host_budget_bytes > 0) lines.push_back({"offload the input", {.offload = layers}});
   const std::int64_t last =
-      std::min<std::int64_t>(2 * std::max(answer.max_context, request.problem.sizes.seq), 1 << 26);
+      std::min<std::int64_t>(2 * std::max(answer.max_context, request.problem.sizes.context), 1 << 26);
   // A few thousand layers in all: a second of rehearsals.
   constexpr std::int64_t kMaxLayersRehearsed = 8192;
   std::int64_t factor = 2;
@@ -44,7 +44,7 @@ LineChart context_chart(const PlanAnswer& answer) {
     LineChart::Series& series = chart.series.emplace_back(LineChart::Series{.name = line.name});
     strategy.layers = line.policy;
     for (std::int64_t context = 1024; context <= last; context *= factor) {
-      request.problem.sizes.seq = context;
+      request.problem.sizes.context = context;
       series.points.push_back(
           {static_cast<double>(context),
            static_cast<double>(plan_step(request, strategy, answer.costs.costs).arena_bytes)});
@@ -85,7 +85,7 @@ Page plan_page(const PlanAnswer& answer) {
   const PlanRequest& request = answer.question.request;
   const PlannedStep& step = answer.plan.step;
   Page page{.title = fmt::format("Plan for {} at {} tokens", answer.question.model,
-                                 format_count(request.problem.sizes.seq)),
+                                 format_count(request.problem.sizes.context)),
             .subtitle = fmt::format("{} \u00b7 {} \u00b7 {}", request.device.name,
                                     name(request.problem.compute_dtype), describe(step.strategy)),
             .notes = answer.notes};

@@ -133,7 +133,7 @@ namespace {
 // A micro-step has no more tokens than its share of the batch.
 void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
   const StepSizes& sizes = request.problem.sizes;
-  strategy.loss_chunk_tokens = std::min(chunks.tokens, sizes.batch / strategy.accumulation * sizes.seq);
+  strategy.loss_chunk_tokens = std::min(chunks.tokens, sizes.batch / strategy.accumulation * sizes.context);
   strategy.loss_chunk_vocab = chunks.vocab;
 }
 
@@ -153,7 +153,7 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
     }
     for (const std::int64_t tile : space.mlp_tiles) {
       strategy.mlp_tile_tokens =
-          std::min(tile, request.problem.sizes.batch / accumulation * request.problem.sizes.seq);
+          std::min(tile, request.problem.sizes.batch / accumulation * request.problem.sizes.context);
       set(strategy, space.loss_chunks.front(), request);
       layers_.emplace_back(request, strategy, costs, space.policies);
       for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -275,7 +275,7 @@ class LeanStrategies {
   // Whether holds(strategy) is true of one whose bound fits, those that take least of the device first.
   template <class Holds>
   bool any(std::int64_t seq, const Holds& holds) {
-    request_.problem.sizes.seq = seq;
+    request_.problem.sizes.context = seq;
     set(strategy_, loss_chunk_choices(request_).back(), request_);
     strategy_.mlp_tile_tokens = mlp_tile_choices(request_).back();
     const LayerCosts layers(request_, strategy_, costs_, policies_);
@@ -308,7 +308,7 @@ std::int64_t largest_context(const PlanRequest& request, const CostModel& costs,
   const auto may_fit = [&](std::int64_t units) { return lean.may_fit(units * step); };
   const auto fits = [&](std::int64_t units) { return lean.fits(units * step); };
   // By the bounds, which cost little, from the context at hand upwards or downwards.
-  std::int64_t high = std::max<std::int64_t>(request.problem.sizes.seq / step, 1);
+  std::int64_t high = std::max<std::int64_t>(request.problem.sizes.context / step, 1);
   std::int64_t low = 0;
   while (high * step <= most && may_fit(high)) {
     low = high;
@@ -383,10 +383,10 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.compute_dtype = DType::bf16;
     consider("bf16 instead of f32", half, strategy);
   }
-  if (request.problem.sizes.seq > 1) {
+  if (request.problem.sizes.context > 1) {
     PlanRequest shorter = request;
-    shorter.problem.sizes.seq /= 2;
-    consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.seq)), shorter,
+    shorter.problem.sizes.context /= 2;
+    consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.context)), shorter,
              now);
   }
   std::ranges::stable_sort(changes, [](const Change& a, const Change& b) {

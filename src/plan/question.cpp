@@ -20,7 +20,7 @@ PlannedDevice find_catalogue_device(std::string_view name, std::optional<std::in
 PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, const PlannedDevice& device) {
   PlanRequest request;
   request.problem.config = model.config;
-  request.problem.sizes = {.batch = options.batch, .seq = options.context};
+  request.problem.sizes = {.batch = options.batch, .context = options.context};
   request.problem.mask = causal_mask(options.attention);
   request.problem.compute_dtype =
       options.dtype ? parse_dtype(*options.dtype) : default_dtype(device.description).dtype;

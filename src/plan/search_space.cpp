@@ -144,7 +144,7 @@ std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
 
 std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request) {
   if (request.pins.mlp_tile_tokens) return {*request.pins.mlp_tile_tokens};
-  const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.seq;
+  const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.context;
   std::vector<std::int64_t> choices;
   for (const std::int64_t tile : {2048, 512, 128}) add_new(choices, std::min(tile, tokens));
   return choices;

@@ -89,7 +89,7 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   Context context(request.device);
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
   trainer.load(context, [](Staging&) {});
-  const std::int64_t labels = problem.sizes.batch * problem.sizes.seq;
+  const std::int64_t labels = problem.sizes.batch * problem.sizes.context;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
   RunCosts run{.update_seconds = costs.seconds(context.work(Phase::update))};
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::device)) {

@@ -20,23 +20,23 @@ std::int64_t needed(const Layout& layout) {
 
 void validate(const TrainingProblem& problem) {
   const StepSizes& sizes = problem.sizes;
-  check(sizes.batch >= 1 && sizes.seq >= 1 && problem.accumulation >= 1,
-        "batch {}, context {} and accumulation {} have to be at least 1", sizes.batch, sizes.seq,
+  check(sizes.batch >= 1 && sizes.context >= 1 && problem.accumulation >= 1,
+        "batch {}, context {} and accumulation {} have to be at least 1", sizes.batch, sizes.context,
         problem.accumulation);
   std::int64_t tokens = 0;
-  check(!__builtin_mul_overflow(sizes.batch, sizes.seq, &tokens) &&
+  check(!__builtin_mul_overflow(sizes.batch, sizes.context, &tokens) &&
             !__builtin_mul_overflow(tokens, problem.accumulation, &tokens),
-        "batch {} x context {} x accumulation {} is a step of 2^63 tokens or more", sizes.batch, sizes.seq,
-        problem.accumulation);
+        "batch {} x context {} x accumulation {} is a step of 2^63 tokens or more", sizes.batch,
+        sizes.context, problem.accumulation);
 }
 
 std::int64_t step_tokens(const TrainingProblem& problem) {
   validate(problem);
-  return problem.sizes.batch * problem.sizes.seq * problem.accumulation;
+  return problem.sizes.batch * problem.sizes.context * problem.accumulation;
 }
 
 LossProblem loss_problem(const TrainingProblem& problem) {
-  return {.tokens = problem.sizes.batch * problem.sizes.seq,
+  return {.tokens = problem.sizes.batch * problem.sizes.context,
           .hidden = problem.config.hidden,
           .vocab = problem.config.vocab,
           .dtype = problem.compute_dtype};
@@ -123,8 +123,8 @@ std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDe
     if (row.name != "naive") continue;
     for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
       const AttentionProblem attention{.batch = problem.sizes.batch,
-                                       .seq_q = problem.sizes.seq,
-                                       .seq_k = problem.sizes.seq,
+                                       .seq_q = problem.sizes.context,
+                                       .seq_k = problem.sizes.context,
                                        .heads_q = problem.config.heads_q,
                                        .heads_kv = problem.config.heads_kv,
                                        .head_dim = problem.config.head_dim,

@@ -63,7 +63,7 @@ void Trainer::load(Context& context, const HostWork& body) {
   context.phase(Phase::load, [&] {
     const Shape flat{decoder_.parameters().elements()};
     const DType compute = decoder_.strategy().compute_dtype;
-    const StepSizes& sizes = decoder_.sizes();
+    const RankSizes sizes = decoder_.rank_sizes();
     weights_ = take(context, "weights", Category::parameters, compute, flat);
     gradients_ = take(context, "gradients", Category::gradients, DType::f32, flat);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
@@ -170,14 +170,19 @@ double Trainer::read_back(Context& context, const Tensor& value) const {
   return result;
 }
 
+LossSum Trainer::sum_over_ranks(Context& context, const LossSum& mine) {
+  return {.sum = context.all_reduce(mine.sum),
+          .labels = std::llround(context.all_reduce(static_cast<double>(mine.labels)))};
+}
+
 double Trainer::gradient_scale(std::int64_t labels) const {
   const StepSizes& sizes = decoder_.sizes();
-  return static_cast<double>(sizes.batch * sizes.seq) / static_cast<double>(labels);
+  return static_cast<double>(sizes.batch * sizes.context) / static_cast<double>(labels);
 }
 
 LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
   const std::int64_t labels = fill_host_batch(context, fill_batch);
-  if (labels == 0) return {};
+  if (labels == 0) return sum_over_ranks(context, {});
   double mean = 0;
   context.phase(Phase::micro_step, [&] {
     const DeviceBatch batch = send(context);
@@ -191,7 +196,7 @@ LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
                    loss_gradient);
     mean = read_back(context, loss);
   });
-  return {.sum = mean * static_cast<double>(labels), .labels = labels};
+  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels), .labels = labels});
 }
 
 double Trainer::update(Context& context, std::int64_t step, std::int64_t labels) {
@@ -207,6 +212,7 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     const Tensor factor = value("clip factor", DType::f32);
     const Tensor finite = value("finite", DType::i32);
     sum_of_squares(context, gradients_, sum, Store::overwrite);
+    context.all_reduce(sum);
     clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
                 {.max_norm = optimizer_.max_norm, .scale = gradient_scale(labels)});
     const OptimizerUpdate update{.table = decoder_.parameters(),
@@ -241,7 +247,7 @@ void Trainer::save(Context& context, const HostWork& body) {
 
 LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Inspect& inspect) {
   const std::int64_t labels = fill_host_batch(context, fill_batch);
-  if (labels == 0) return {};
+  if (labels == 0) return sum_over_ranks(context, {});
   double mean = 0;
   context.phase(Phase::evaluate, [&] {
     const DeviceBatch batch = send(context);
@@ -252,7 +258,7 @@ LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const I
     decoder_.evaluate(context, batch.views(), weights_, loss, look);
     mean = read_back(context, loss);
   });
-  return {.sum = mean * static_cast<double>(labels), .labels = labels};
+  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels), .labels = labels});
 }
 
 }  // namespace headroom

@@ -58,7 +58,8 @@ TEST(EagerLoss, LogitsAt131072Tokens) {
 }
 
 EagerMemory qwen3_4b(std::int64_t seq, const EagerOptions& options, std::int64_t capacity = 0) {
-  return eager_memory(rehearse_eager(built_in_model("qwen3-4b"), {.seq = seq}, options, h200()), capacity);
+  return eager_memory(rehearse_eager(built_in_model("qwen3-4b"), {.context = seq}, options, h200()),
+                      capacity);
 }
 
 // Measured on an H200: transformers, SDPA, checkpointing, compiled chunked loss, no optimizer.
@@ -109,7 +110,8 @@ TEST(EagerStep, MatchesTheH200) {
                              row.options.checkpoint_layers, name(row.options.dtype)));
     ModelConfig config = built_in_model(row.model);
     config.layers = row.layers;
-    const EagerMemory memory = eager_memory(rehearse_eager(config, {.seq = row.seq}, row.options, h200()));
+    const EagerMemory memory =
+        eager_memory(rehearse_eager(config, {.context = row.seq}, row.options, h200()));
     EXPECT_NEAR(mebibytes(memory.live_peak_bytes), row.live, row.live * 0.005);
     if (row.reserved > 0) {
       EXPECT_NEAR(mebibytes(memory.reserved_bytes), row.reserved, row.reserved * 0.05);
@@ -132,7 +134,7 @@ TEST(EagerStep, TheEmbeddingsPartialSumsAreInThePeakOfShortContexts) {
     SCOPED_TRACE(fmt::format("{}, {} tokens, {} words", row.model, row.seq, row.vocab));
     ModelConfig config = built_in_model(row.model);
     if (row.vocab > 0) config.vocab = row.vocab;
-    const EagerMemory memory = eager_memory(rehearse_eager(config, {.seq = row.seq}, kCompiled, h200()));
+    const EagerMemory memory = eager_memory(rehearse_eager(config, {.context = row.seq}, kCompiled, h200()));
     const StageUsage& embedding = memory.stage({{StageKind::backward}, {StageKind::embedding}});
     EXPECT_EQ(embedding.peak_bytes == memory.stage({}).peak_bytes, row.is_peak);
     // Tied, the embedding's own gradient goes too: it is added to that of the loss.
@@ -156,8 +158,8 @@ TEST(EagerLoss, LaterChunksChangeNothing) {
     }
     ASSERT_EQ(a.stages.size(), b.stages.size());
     for (std::size_t i = 0; i < a.stages.size(); ++i) {
-      EXPECT_EQ(a.stages[i].live_bytes, b.stages[i].live_bytes) << a.stages[i].stage;
-      EXPECT_EQ(a.stages[i].peak_bytes, b.stages[i].peak_bytes) << a.stages[i].stage;
+      EXPECT_EQ(a.stages[i].live_bytes, b.stages[i].live_bytes) << a.stages[i].stage.text();
+      EXPECT_EQ(a.stages[i].peak_bytes, b.stages[i].peak_bytes) << a.stages[i].stage.text();
     }
   };
   for (const EagerLoss loss : {EagerLoss::chunked_recompute, EagerLoss::chunked_compiled}) {
@@ -172,10 +174,10 @@ TEST(EagerLoss, LaterChunksChangeNothing) {
           ModelConfig config = built_in_model("demo");
           config.vocab = vocab;
           const Ledger some = rehearse_eager_loss(problem, options, h200());
-          const Ledger step = rehearse_eager(config, {.seq = tokens}, options, h200());
+          const Ledger step = rehearse_eager(config, {.context = tokens}, options, h200());
           options.chunks_played = tokens;
           const Ledger all = rehearse_eager_loss(problem, options, h200());
-          const Ledger whole_step = rehearse_eager(config, {.seq = tokens}, options, h200());
+          const Ledger whole_step = rehearse_eager(config, {.context = tokens}, options, h200());
           expect_same(some, all, 0);
           expect_same(step, whole_step, 0);
           const std::int64_t reserved = eager_memory(whole_step).reserved_bytes;

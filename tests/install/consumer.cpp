@@ -7,7 +7,7 @@ namespace {
 
 double program(headroom::Context& context) {
   double sum = 0;
-  context.phase(Phase::step, [&] {
+  context.phase(headroom::Phase::step, [&] {
     const headroom::Tensor values = context.allocate({.name = "values", .shape = {1000}});
     headroom::random_fill(context, values, headroom::Random(7), 0, 1);
     context.run([&](const headroom::Stream&) {

@@ -167,7 +167,8 @@ TEST(Decoder, WideModelsGiveTheSameBitsToo) {
   config.head_dim = 128;
   std::vector<float> weights = random_weights(config);
   for (float& weight : weights) weight = static_cast<float>(BFloat16(weight));
-  SmallStep step{.config = config, .sizes = {.batch = 1, .seq = 21}, .strategy = {.layers = {.keep_all = 2}}};
+  SmallStep step{
+      .config = config, .sizes = {.batch = 1, .context = 21}, .strategy = {.layers = {.keep_all = 2}}};
   const HostBatch batch = random_batch(config, step.sizes);
   const StepResult exact = step.run(weights, batch);
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -192,7 +193,7 @@ TEST(Decoder, PackedDocumentsAreSeparateSequences) {
   const ModelConfig config = small_model(false, true);
   const std::vector<float> weights = random_weights(config);
   SmallStep step{.config = config,
-                 .sizes = {.batch = 2, .seq = 150, .max_documents = 5},
+                 .sizes = {.batch = 2, .context = 150, .max_documents = 5},
                  .strategy = {.layers = {.keep_all = 2, .recompute = 3, .input_every = 2}}};
   HostBatch packed = random_batch(config, step.sizes);
   // Ends of the documents; of the second sequence the last one is what its list leaves over.
@@ -217,7 +218,7 @@ TEST(Decoder, PackedDocumentsAreSeparateSequences) {
                         packed.positions.begin() + static_cast<std::ptrdiff_t>(row) * 150 + begin);
       const double share = counted(alone.labels) / counted(packed.labels);
       const StepResult result = SmallStep{.config = config,
-                                          .sizes = {.batch = 1, .seq = end - begin},
+                                          .sizes = {.batch = 1, .context = end - begin},
                                           .strategy = step.strategy,
                                           .loss_gradient = static_cast<float>(share)}
                                     .run(weights, alone);
@@ -320,7 +321,7 @@ TEST(Decoder, ThePadTokenLearnsAsAnOutputAlone) {
 TEST(Decoder, GradientsAreAddedUp) {
   const ModelConfig config = small_model(true, false);
   const std::vector<float> weights = random_weights(config);
-  SmallStep step{.config = config, .sizes = {.batch = 2, .seq = 140}, .strategy = {.layers = kKeepAll}};
+  SmallStep step{.config = config, .sizes = {.batch = 2, .context = 140}, .strategy = {.layers = kKeepAll}};
   const HostBatch both = random_batch(config, step.sizes);  // 20 labels of each row count for nothing
   const StepResult expected = step.run(weights, both);
 
@@ -431,7 +432,7 @@ TEST(Decoder, GradientsAreTheLosssDerivatives) {
   for (const bool qwen3 : {true, false}) {
     ModelConfig config = small_model(qwen3, qwen3);
     config.layers = 2;
-    const SmallStep step{.config = config, .sizes = {.batch = 1, .seq = 41}};
+    const SmallStep step{.config = config, .sizes = {.batch = 1, .context = 41}};
     check_derivatives(step, random_batch(config, step.sizes));
   }
 }
@@ -439,7 +440,7 @@ TEST(Decoder, GradientsAreTheLosssDerivatives) {
 TEST(Decoder, GradientsAreTheLosssDerivativesUnderMasks) {
   ModelConfig config = small_model(true, true);
   config.layers = 2;
-  SmallStep step{.config = config, .sizes = {.batch = 1, .seq = 41, .max_documents = 2}};
+  SmallStep step{.config = config, .sizes = {.batch = 1, .context = 41, .max_documents = 2}};
   step.mask.window_left = 11;
   HostBatch batch = random_batch(config, step.sizes);
   batch.document_starts = {0, 17, 41};
@@ -450,16 +451,17 @@ TEST(Decoder, RefusesBatchesAndSizesThatDoNotFit) {
   const ModelConfig config = small_model(true, true);
   const Strategy strategy{.layers = kKeepAll};
   const Mask causal{.causal = true};
-  EXPECT_THROW(Decoder(config, strategy, {.batch = 0, .seq = 8}, causal), Error);
-  EXPECT_THROW(Decoder(config, strategy, {.batch = 1, .seq = 0}, causal), Error);
-  EXPECT_THROW(Decoder(config, {.layers = {.keep_all = 4}}, {.batch = 1, .seq = 8}, causal), Error);
+  EXPECT_THROW(Decoder(config, strategy, {.batch = 0, .context = 8}, causal), Error);
+  EXPECT_THROW(Decoder(config, strategy, {.batch = 1, .context = 0}, causal), Error);
+  EXPECT_THROW(Decoder(config, {.layers = {.keep_all = 4}}, {.batch = 1, .context = 8}, causal), Error);
   // What the step does not do is refused, not left out.
-  EXPECT_THROW(Decoder(config, {.layers = kKeepAll, .ring_ranks = 2}, {.batch = 1, .seq = 8}, causal), Error);
+  EXPECT_THROW(Decoder(config, {.layers = kKeepAll, .ring_ranks = 2}, {.batch = 1, .context = 8}, causal),
+               Error);
   EXPECT_THROW(
-      Decoder(config, {.layers = kKeepAll, .sharding = Sharding::full}, {.batch = 1, .seq = 8}, causal),
+      Decoder(config, {.layers = kKeepAll, .sharding = Sharding::full}, {.batch = 1, .context = 8}, causal),
       Error);
   EXPECT_THROW(
-      Decoder(config, {.layers = kKeepAll, .compute_dtype = DType::f64}, {.batch = 1, .seq = 8}, causal),
+      Decoder(config, {.layers = kKeepAll, .compute_dtype = DType::f64}, {.batch = 1, .context = 8}, causal),
       Error);
   const std::vector<float> weights = random_weights(config);
   const SmallStep step{.config = config, .strategy = strategy};

@@ -97,7 +97,7 @@ TEST(LayerTable, ALayerMakesWhatItsSpecHas) {
     for (const NormKind norm : kNorms) {
       const ModelConfig config = two_layers(family.family);
       const LayerSpec spec{.norm = norm};
-      const StepSizes sizes{.batch = 1, .seq = 32};
+      const RankSizes sizes{.batch = 1, .seq = 32};
       const Strategy strategy{};
       const RopeFrequencies rope = rope_frequencies(config.rope, config.head_dim);
       const StepBatch batch{.tokens = {},

@@ -73,11 +73,11 @@ inline HostBatch random_batch(const ModelConfig& config, const StepSizes& sizes,
   HostBatch batch;
   const Random random(seed);
   const auto vocab = static_cast<std::uint64_t>(config.vocab);
-  for (std::int64_t i = 0; i < sizes.batch * sizes.seq; ++i) {
+  for (std::int64_t i = 0; i < sizes.batch * sizes.context; ++i) {
     const auto index = static_cast<std::uint64_t>(2 * i);
     batch.tokens.push_back(static_cast<std::int32_t>(random.below(index, vocab)));
     batch.labels.push_back(i % 7 == 3 ? -100 : static_cast<std::int32_t>(random.below(index + 1, vocab)));
-    batch.positions.push_back(static_cast<std::int32_t>(i % sizes.seq));
+    batch.positions.push_back(static_cast<std::int32_t>(i % sizes.context));
   }
   return batch;
 }
@@ -92,7 +92,7 @@ struct StepResult {
 
 struct SmallStep {
   ModelConfig config;
-  StepSizes sizes{.batch = 2, .seq = 150};
+  StepSizes sizes{.batch = 2, .context = 150};
   Strategy strategy{};
   Mask mask{.causal = true};
   int threads = 2;
@@ -114,9 +114,9 @@ struct SmallStep {
         const Tensor exact = take(DType::f32, flat);
         const Tensor computed = take(dtype, flat);
         const Tensor gradients = take(DType::f32, flat);
-        const Tensor tokens = take(DType::i32, {sizes.batch, sizes.seq});
-        const Tensor labels = take(DType::i32, {sizes.batch, sizes.seq});
-        const Tensor positions = take(DType::i32, {sizes.batch, sizes.seq});
+        const Tensor tokens = take(DType::i32, {sizes.batch, sizes.context});
+        const Tensor labels = take(DType::i32, {sizes.batch, sizes.context});
+        const Tensor positions = take(DType::i32, {sizes.batch, sizes.context});
         Tensor starts;
         if (sizes.max_documents > 0) starts = take(DType::i32, {sizes.batch, sizes.max_documents + 1});
         const Tensor loss = take(DType::f32, {1});

@@ -49,7 +49,7 @@ TEST_P(Drawn, LossGradientsAndSteps) {
   const Strategy strategy{.layers = {.keep_attention = 1, .recompute = config_.layers - 1},
                           .loss_chunk_tokens = 13,
                           .accumulation = shape_[0]};
-  const StepSizes sizes{.batch = shape_[1], .seq = shape_[2], .max_documents = documents_};
+  const StepSizes sizes{.batch = shape_[1], .context = shape_[2], .max_documents = documents_};
   const std::vector<float> losses = floats(reference_, "loss");
   const std::vector<float> norms = floats(reference_, "grad_norm");
   const OptimizerSettings optimizer{.learning_rate = 1e-3,

@@ -52,7 +52,7 @@ TEST_P(Parity, LossGradientsAndFiveSteps) {
   const std::vector<float> losses = floats(reference_, "loss_after");
   const std::vector<float> norms = floats(reference_, "grad_norm");
   run_rehearsed([&](Context& context) {
-    Trainer trainer(Decoder(config_, strategy, {.batch = shape[0], .seq = shape[1]}, causal), optimizer);
+    Trainer trainer(Decoder(config_, strategy, {.batch = shape[0], .context = shape[1]}, causal), optimizer);
     const ParameterTable& table = trainer.decoder().parameters();
     trainer.load(context,
                  [&](Staging& staging) { load_weights(folder_, table, trainer.buffers().weights, staging); });

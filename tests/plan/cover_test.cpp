@@ -87,7 +87,7 @@ Combination combination_of(const Choice& choice) {
   const ModelConfig config = models()[choice[1]];
   return {.config = config,
           .sizes = {.batch = kBatches[choice[5]],
-                    .seq = kSeqs[choice[2]],
+                    .context = kSeqs[choice[2]],
                     .max_documents = kDocuments[choice[7]]},
           .layers = policies(config.layers)[choice[0]],
           .mask = kMasks[choice[3]],
@@ -118,7 +118,7 @@ TEST(PlannedEqualsRun, WhereTheMlpIsWide) {
   config.mlp = 28'672;
   for (const DType dtype : kDTypes) {
     run_as_planned({.config = config,
-                    .sizes = {.batch = 1, .seq = 21},
+                    .sizes = {.batch = 1, .context = 21},
                     .layers = {.keep_all = 1, .recompute = 1},
                     .mask = "causal",
                     .dtype = dtype,

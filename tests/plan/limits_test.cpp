@@ -22,7 +22,7 @@ PlanRequest request_of(std::int64_t layers, std::int64_t batch = 1) {
   PlanRequest request;
   request.problem.config = find_model("demo");
   request.problem.config.layers = layers;
-  request.problem.sizes = {.batch = batch, .seq = 256};
+  request.problem.sizes = {.batch = batch, .context = 256};
   request.problem.mask = parse_mask("causal");
   request.problem.compute_dtype = DType::bf16;
   request.device = find_in_catalogue("h200").device;
@@ -142,14 +142,14 @@ TEST(PlanLimits, WhatIsPastThemIsRefused) {
     config.layers = layers;
     return refusal([&] { (void)rehearse_eager(config, sizes, options, find_in_catalogue("h200").device); });
   };
-  EXPECT_THAT(eager(257, {.seq = 256}, {}), HasSubstr("257 layers is too deep to plan in eager PyTorch"));
-  EXPECT_THAT(eager(1, {.batch = 3, .seq = std::numeric_limits<std::int64_t>::max() / 2}, {}),
+  EXPECT_THAT(eager(257, {.context = 256}, {}), HasSubstr("257 layers is too deep to plan in eager PyTorch"));
+  EXPECT_THAT(eager(1, {.batch = 3, .context = std::numeric_limits<std::int64_t>::max() / 2}, {}),
               HasSubstr("too large to plan"));
   const EagerOptions kept{.loss = EagerLoss::chunked, .loss_chunk = 8};
   EXPECT_EQ(most_eager_tokens(kept), 8192);
-  EXPECT_EQ(eager(1, {.seq = 8192}, kept), "");
-  EXPECT_THAT(eager(1, {.seq = 8193}, kept), HasSubstr("has 1,025 of 8 tokens; at most 1,024 chunks"));
-  EXPECT_EQ(eager(1, {.seq = 8193}, {.loss_chunk = 8}), "");
+  EXPECT_EQ(eager(1, {.context = 8192}, kept), "");
+  EXPECT_THAT(eager(1, {.context = 8193}, kept), HasSubstr("has 1,025 of 8 tokens; at most 1,024 chunks"));
+  EXPECT_EQ(eager(1, {.context = 8193}, {.loss_chunk = 8}), "");
 }
 
 TEST(PlanLimits, StrategiesThatBarelyFitArePassedOverInTheEnd) {
@@ -188,7 +188,7 @@ TEST(PlanLimits, SmallBlocksAreRoundedUpInTheBounds) {
   request.problem.config.mlp = 8;
   request.problem.config.heads_q = request.problem.config.heads_kv = 1;
   request.problem.config.head_dim = 8;
-  request.problem.sizes = {.batch = 4, .seq = 1};
+  request.problem.sizes = {.batch = 4, .context = 1};
   const CostModel costs = costs_of(request);
   const std::int64_t most =
       plan_step(request, {.layers = {.keep_all = 24}, .compute_dtype = DType::bf16}, costs).arena_bytes;
@@ -224,19 +224,19 @@ TEST(PlanLimits, TheHeapIsBounded) {
               (void)make_plan(request, costs_of(request));
             }),
             128 * kMiB);
-  EXPECT_LT(
-      heap_taken([] {
-        ModelConfig config = find_model("demo");
-        config.layers = 256;
-        const EagerOptions options{
-            .loss = EagerLoss::chunked, .loss_chunk = 8, .checkpoint_layers = false, .adamw = true};
-        (void)eager_memory(rehearse_eager(config, {.seq = 8192}, options, find_in_catalogue("h200").device));
-      }),
-      128 * kMiB);
+  EXPECT_LT(heap_taken([] {
+              ModelConfig config = find_model("demo");
+              config.layers = 256;
+              const EagerOptions options{
+                  .loss = EagerLoss::chunked, .loss_chunk = 8, .checkpoint_layers = false, .adamw = true};
+              (void)eager_memory(
+                  rehearse_eager(config, {.context = 8192}, options, find_in_catalogue("h200").device));
+            }),
+            128 * kMiB);
   // Were every chunk played, these would be two billion.
   EXPECT_LT(heap_taken([] {
               const EagerOptions options{.loss_chunk = 1};
-              (void)eager_memory(rehearse_eager(find_model("demo"), {.seq = 2'000'000'000}, options,
+              (void)eager_memory(rehearse_eager(find_model("demo"), {.context = 2'000'000'000}, options,
                                                 find_in_catalogue("h200").device));
             }),
             kMiB);

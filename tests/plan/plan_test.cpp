@@ -19,7 +19,7 @@ PlanRequest small_request(std::int64_t layers) {
   PlanRequest request;
   request.problem.config = find_model("demo");
   request.problem.config.layers = layers;
-  request.problem.sizes = {.batch = 1, .seq = 256};
+  request.problem.sizes = {.batch = 1, .context = 256};
   request.problem.mask = parse_mask("causal");
   request.device.cores = 2;
   request.budget_bytes = kGiB;
@@ -188,9 +188,9 @@ TEST(Plan, TheLargestContextIsTheLargest) {
   const CostModel costs = costs_of(request);
   const std::int64_t largest = largest_context(request, costs, 64);
   ASSERT_GT(largest, 64);
-  request.problem.sizes.seq = largest;
+  request.problem.sizes.context = largest;
   EXPECT_TRUE(make_plan(request, costs).fits);
-  request.problem.sizes.seq = largest + 64;
+  request.problem.sizes.context = largest + 64;
   EXPECT_FALSE(make_plan(request, costs).fits);
   request.budget_bytes = kKiB;
   EXPECT_EQ(largest_context(request, costs), 0);
@@ -204,12 +204,12 @@ TEST(Plan, TheLargestContextIsTheLargestWithAHost) {
   std::int64_t before = 0;
   for (const std::int64_t host : {kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB, 64 * kMiB}) {
     request.host_budget_bytes = host;
-    request.problem.sizes.seq = 64;
+    request.problem.sizes.context = 64;
     const std::int64_t largest = largest_context(request, costs, 64);
     EXPECT_GE(largest, before) << host;
     before = largest;
     for (const std::int64_t seq : {largest, largest + 64, largest + 256}) {
-      request.problem.sizes.seq = seq;
+      request.problem.sizes.context = seq;
       EXPECT_EQ(make_plan(request, costs).fits, seq == largest) << seq << " tokens, host " << host;
       EXPECT_EQ(largest_context(request, costs, 64), largest) << "asked from " << seq;
     }
@@ -242,7 +242,7 @@ TEST(Plan, UsesTheRowsOfItsDevice) {
 
 TEST(Plan, NoPartIsLargerThanAMicroStep) {
   PlanRequest request = small_request(2);
-  request.problem.sizes = {.batch = 6, .seq = 32};
+  request.problem.sizes = {.batch = 6, .context = 32};
   request.budget_bytes = kGiB;
   request.pins.accumulation = 3;
   const Plan plan = make_plan(request, costs_of(request));
@@ -253,7 +253,7 @@ TEST(Plan, NoPartIsLargerThanAMicroStep) {
 // The bounds that the search goes by are a little less than what a packed step takes.
 TEST(Plan, TheLargestContextIsRehearsed) {
   PlanRequest request = small_request(3);
-  request.problem.sizes.seq = 640;
+  request.problem.sizes.context = 640;
   request.pins = {.layers = LayerPolicy{.recompute = 3},
                   .loss_chunk_tokens = 96,
                   .mlp_tile_tokens = 128,
@@ -265,9 +265,9 @@ TEST(Plan, TheLargestContextIsRehearsed) {
   EXPECT_EQ(largest_context(request, costs, 64), 640);
   --request.budget_bytes;
   EXPECT_EQ(largest_context(request, costs, 64), 576);
-  request.problem.sizes.seq = 64;
+  request.problem.sizes.context = 64;
   EXPECT_EQ(largest_context(request, costs, 64), 576);
-  request.problem.sizes.seq = 4096;
+  request.problem.sizes.context = 4096;
   EXPECT_EQ(largest_context(request, costs, 64), 576);
 }
 
@@ -357,7 +357,7 @@ TEST(Plan, AChangeFitsWhereItsOwnStepFits) {
 TEST(Plan, AChangeFitsWhereTheHostHasRoom) {
   PlanRequest request = gpu_request();
   request.budget_bytes = kGiB;
-  request.problem.sizes.seq = 8192;  // inputs that are larger than the staging
+  request.problem.sizes.context = 8192;  // inputs that are larger than the staging
   for (const std::int64_t room : {kGiB, staging_bytes(request)}) {
     request.host_budget_bytes = room;
     request.pins.offload_optimizer = false;
@@ -418,7 +418,7 @@ TEST(Plan, ALayersBackwardByCategory) {
   request.pins.layers = LayerPolicy{.keep_all = 2};
   const ModelConfig& config = request.problem.config;
   ASSERT_EQ(layer_spec(config, 0).norm, NormKind::pre_and_heads);
-  const std::int64_t tokens = request.problem.sizes.seq;
+  const std::int64_t tokens = request.problem.sizes.context;
   const std::int64_t query = 4 * tokens * config.heads_q * config.head_dim;
   const std::int64_t key = 4 * tokens * config.heads_kv * config.head_dim;
   const std::int64_t hidden = 4 * tokens * config.hidden;

@@ -33,7 +33,7 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   request.problem.config.vocab = sums.vocab;
   request.problem.config.layer_attention = sums.attention;
   request.problem.config.sliding_window = sums.attention.empty() ? 0 : 40;
-  request.problem.sizes = {.batch = 2, .seq = sums.seq};
+  request.problem.sizes = {.batch = 2, .context = sums.seq};
   request.problem.mask = parse_mask("causal");
   request.budget_bytes = kGiB;
   request.host_budget_bytes = kGiB;

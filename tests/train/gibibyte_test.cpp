@@ -61,14 +61,14 @@ Combination combination(std::size_t n) {
   const bool few_tokens = model >= kWords;  // two micro-steps and full attention are quick there
   const ModelConfig config = models()[model];
   Combination c{.config = config,
-                .sizes = {.batch = n % 4 == 3 ? 2 : 1, .seq = 251, .max_documents = n % 7 == 2 ? 300 : 0},
+                .sizes = {.batch = n % 4 == 3 ? 2 : 1, .context = 251, .max_documents = n % 7 == 2 ? 300 : 0},
                 .layers = policies(config.layers)[n / kModels],
                 .mask = kMasks[n % (few_tokens ? 3 : 2)],
                 .dtype = kDTypes[n / 2 % kDTypes.size()],
                 .accumulation = few_tokens && n % 2 == 1 ? 2 : 1,
                 .loss_chunk = n % 2 == 0 ? 0 : 512,
                 .mlp_tile = model != kWide && n / 2 % 2 == 1 ? 1024 : 0};
-  while (arena_bytes(c) <= kGiB) c.sizes.seq += c.sizes.seq / 4;
+  while (arena_bytes(c) <= kGiB) c.sizes.context += c.sizes.context / 4;
   return c;
 }
 

@@ -29,7 +29,7 @@ Trainer make_trainer(const Variant& variant) {
                                                            : LayerPolicy{.keep_attention = 1, .recompute = 1},
                           .offload_optimizer = variant.offload_optimizer,
                           .compute_dtype = DType::bf16};
-  return {Decoder(config, strategy, {.batch = 2, .seq = 35}, {.causal = true}),
+  return {Decoder(config, strategy, {.batch = 2, .context = 35}, {.causal = true}),
           {.learning_rate = 1e-2, .steps = 3}};
 }
 

@@ -21,7 +21,7 @@ TEST(TrainMemory, TheHeapStaysStillAfterTheFirstStep) {
     std::int64_t peak = 0;
     strategy.mlp_tile_tokens = 64;
     strategy.compute_dtype = DType::bf16;
-    static_cast<void>(train_and_watch(small_model(true, true), strategy, {.batch = 2, .seq = 150},
+    static_cast<void>(train_and_watch(small_model(true, true), strategy, {.batch = 2, .context = 150},
                                       {.causal = true}, 6, [&](std::int64_t step) {
                                         if (step == 1) {
                                           before = heap_bytes;
@@ -43,8 +43,9 @@ TEST(TrainMemory, TheHeapStaysStillAfterTheFirstStep) {
 
 TEST(TrainMemory, WhatIsReservedIsWhatWasPlanned) {
   for (const Strategy& strategy : kStrategies) {
-    const MemoryOfRun memory = train_and_watch(small_model(false, true), strategy, {.batch = 2, .seq = 150},
-                                               {.causal = true}, 2, [](std::int64_t) {});
+    const MemoryOfRun memory =
+        train_and_watch(small_model(false, true), strategy, {.batch = 2, .context = 150}, {.causal = true}, 2,
+                        [](std::int64_t) {});
     EXPECT_EQ(memory.reserved_bytes, memory.planned_bytes);
     EXPECT_GT(memory.planned_bytes, kMiB);
   }
@@ -53,8 +54,9 @@ TEST(TrainMemory, WhatIsReservedIsWhatWasPlanned) {
 TEST(TrainMemory, TheProcessHoldsTheArenasAndLittleElse) {
   if (!kResidentIsOurs) GTEST_SKIP() << "a sanitizer holds memory of its own";
   for (const Strategy& strategy : kStrategies) {
-    const MemoryOfRun memory = train_and_watch(small_model(true, true), strategy, {.batch = 2, .seq = 600},
-                                               {.causal = true}, 3, [](std::int64_t) {});
+    const MemoryOfRun memory =
+        train_and_watch(small_model(true, true), strategy, {.batch = 2, .context = 600}, {.causal = true}, 3,
+                        [](std::int64_t) {});
     ASSERT_GT(memory.resident_start_bytes, 0);
     EXPECT_LE(memory.resident_peak_bytes, memory.planned_bytes + 64 * kMiB);
     EXPECT_GE(memory.resident_peak_bytes, memory.planned_bytes);  // every page is present

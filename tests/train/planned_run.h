@@ -33,7 +33,7 @@ inline std::string to_string(const Combination& c) {
       "every {} offload {}; batch {} x {} tokens x {}, documents {}; {} {}; loss {}, MLP {}{}",
       name(m.family), m.layers, m.hidden, m.heads_q, m.heads_kv, m.head_dim, m.mlp, m.vocab,
       m.tied_embeddings ? " tied" : "", c.layers.keep_all, c.layers.keep_attention, c.layers.recompute,
-      c.layers.input_every, c.layers.offload, c.sizes.batch, c.sizes.seq, c.accumulation,
+      c.layers.input_every, c.layers.offload, c.sizes.batch, c.sizes.context, c.accumulation,
       c.sizes.max_documents, c.mask, name(c.dtype), c.loss_chunk, c.mlp_tile,
       c.offload_optimizer ? ", optimizer on the host" : "");
 }
@@ -62,7 +62,7 @@ inline HostBatch batch_of(const Combination& c) {
   for (std::int64_t row = 0; documents > 0 && row < c.sizes.batch; ++row) {
     for (std::int64_t i = 0; i <= documents; ++i)
       batch.document_starts.push_back(
-          static_cast<std::int32_t>(c.sizes.seq * i * i / (documents * documents)));
+          static_cast<std::int32_t>(c.sizes.context * i * i / (documents * documents)));
   }
   return batch;
 }

@@ -48,8 +48,8 @@ TEST(StepRehearsal, EventsDoNotDependOnTokens) {
                             .mlp_tile_tokens = 32,
                             .offload_optimizer = policy.offload > 0,
                             .compute_dtype = DType::bf16};
-    const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 64});
-    const Rehearsal many = rehearse_training(config, strategy, {.batch = 3, .seq = 4096});
+    const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .context = 64});
+    const Rehearsal many = rehearse_training(config, strategy, {.batch = 3, .context = 4096});
     EXPECT_EQ(few.events, many.events);
     EXPECT_EQ(few.events.size(), 4U);
     EXPECT_GT(many.device_bytes, few.device_bytes);
@@ -69,16 +69,16 @@ TEST(StepRehearsal, AStepOfTooManyTokensIsRefused) {
     EXPECT_THROW(static_cast<void>(rehearse(problem, {.layers = {.recompute = 5}}, device)), Error);
   };
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  refuses({.batch = kMost, .seq = 2}, 1);
-  refuses({.batch = 2, .seq = kMost}, 1);
-  refuses({.batch = kMost / 2, .seq = 2}, 2);
-  refuses({.batch = 1, .seq = 2}, kMost);
-  refuses({.batch = std::int64_t{1} << 32, .seq = std::int64_t{1} << 20}, std::int64_t{1} << 11);
-  refuses({.batch = 0, .seq = 2}, 1);
-  refuses({.batch = 1, .seq = 0}, 1);
-  refuses({.batch = 1, .seq = 2}, 0);
-  refuses({.batch = -1, .seq = -2}, 1);
-  problem.sizes = {.batch = std::int64_t{1} << 32, .seq = std::int64_t{1} << 20};
+  refuses({.batch = kMost, .context = 2}, 1);
+  refuses({.batch = 2, .context = kMost}, 1);
+  refuses({.batch = kMost / 2, .context = 2}, 2);
+  refuses({.batch = 1, .context = 2}, kMost);
+  refuses({.batch = std::int64_t{1} << 32, .context = std::int64_t{1} << 20}, std::int64_t{1} << 11);
+  refuses({.batch = 0, .context = 2}, 1);
+  refuses({.batch = 1, .context = 0}, 1);
+  refuses({.batch = 1, .context = 2}, 0);
+  refuses({.batch = -1, .context = -2}, 1);
+  problem.sizes = {.batch = std::int64_t{1} << 32, .context = std::int64_t{1} << 20};
   problem.accumulation = std::int64_t{1} << 10;
   EXPECT_EQ(step_tokens(problem), std::int64_t{1} << 62);
 }
@@ -89,8 +89,8 @@ TEST(StepRehearsal, ALongContextIsPlannedAtOnce) {
                           .loss_chunk_tokens = 1024,
                           .mlp_tile_tokens = 4096,
                           .compute_dtype = DType::bf16};
-  const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .seq = 1024});
-  const Rehearsal many = rehearse_training(config, strategy, {.batch = 1, .seq = 131'072});
+  const Rehearsal few = rehearse_training(config, strategy, {.batch = 1, .context = 1024});
+  const Rehearsal many = rehearse_training(config, strategy, {.batch = 1, .context = 131'072});
   EXPECT_EQ(few.events, many.events);
   // 8.19e9 parameters of 2 + 4 + 4 + 4 + 4 bytes, and 37 layer inputs.
   const std::int64_t least = ParameterTable(config).elements() * 18 + std::int64_t{36} * 131'072 * 4096 * 2;
@@ -102,9 +102,9 @@ TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
   const ModelConfig config = built_in_model("qwen3-0.6b");
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Strategy strategy{.layers = {.recompute = 28}, .compute_dtype = dtype};
-    const Ledger here = training_ledger(config, strategy, {.batch = 1, .seq = 64});
+    const Ledger here = training_ledger(config, strategy, {.batch = 1, .context = 64});
     strategy.offload_optimizer = true;
-    const Ledger away = training_ledger(config, strategy, {.batch = 1, .seq = 64});
+    const Ledger away = training_ledger(config, strategy, {.batch = 1, .context = 64});
     const auto held = [](const Ledger& ledger, Space space) {
       const Ledger::Trace& phase = ledger.phases()[*ledger.find_phase(Phase::update)];
       return total(phase.live_before[static_cast<std::size_t>(space)]);
@@ -124,7 +124,8 @@ TEST(StepRehearsal, TheOptimizersStateMovesToTheHost) {
 
 // What is live when the loss begins, as "block of stage": all that forward kept.
 std::vector<std::string> kept_for_backward(const LayerPolicy& policy) {
-  const Ledger ledger = training_ledger(small_model(true, true), {.layers = policy}, {.batch = 1, .seq = 64});
+  const Ledger ledger =
+      training_ledger(small_model(true, true), {.layers = policy}, {.batch = 1, .context = 64});
   std::map<std::uint32_t, std::string> live;
   const Ledger::Trace& step = ledger.phases()[*ledger.find_phase(Phase::micro_step)];
   for (const Event& event : step.events) {

@@ -90,7 +90,7 @@ class TrainingRun {
     const Strategy strategy{.layers = {.keep_attention = 1, .recompute = 1},
                             .offload_optimizer = offload_optimizer,
                             .compute_dtype = dtype};
-    return {Decoder(tiny_model(), strategy, {.batch = batch, .seq = 35}, {.causal = true}), optimizer};
+    return {Decoder(tiny_model(), strategy, {.batch = batch, .context = 35}, {.causal = true}), optimizer};
   }
 
   CpuBackend backend_{2};
@@ -156,7 +156,7 @@ TEST(OptimizerSettings, WrongValuesAreRefused) {
 
 TEST(Trainer, NoOptimizerHasNoStateToMove) {
   const Strategy strategy{.layers = {.keep_all = 2}, .offload_optimizer = true};
-  const Decoder decoder(tiny_model(), strategy, {.batch = 1, .seq = 8}, {.causal = true});
+  const Decoder decoder(tiny_model(), strategy, {.batch = 1, .context = 8}, {.causal = true});
   EXPECT_THROW(Trainer(decoder, {.kind = OptimizerKind::none}), Error);
 }
 

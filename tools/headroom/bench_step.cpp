@@ -54,7 +54,7 @@ void write_calibration(const std::vector<Row>& rows, const DeviceDescription& de
 Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
             const std::string& dtype, CpuBackend& backend, std::int64_t budget_bytes) {
   const TrainingProblem problem{.config = find_model(model),
-                                .sizes = {.seq = context_tokens},
+                                .sizes = {.context = context_tokens},
                                 .mask = parse_mask(options.attention),
                                 .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
                                 .compute_dtype = parse_dtype(dtype)};
@@ -75,9 +75,9 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
   std::vector<double> kernels;
   std::vector<double> updates;
   const auto step = [&] {
-    const double before = context.run_seconds();
+    const double before = context.work_seconds();
     whole.push_back(1e3 * seconds_of([&] { program.micro_step(); }));
-    kernels.push_back(1e3 * (context.run_seconds() - before));
+    kernels.push_back(1e3 * (context.work_seconds() - before));
     updates.push_back(1e3 * seconds_of([&] { program.update(); }));
   };
   for (int i = 0; i < options.bench.warmup; ++i) step();

@@ -91,7 +91,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              answer.plan.fits ? "fits" : "does not fit");
   fmt::print(out, "time      {} a step, {} tokens/s (rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
-                 static_cast<double>(request.problem.sizes.batch * request.problem.sizes.seq) /
+                 static_cast<double>(request.problem.sizes.batch * request.problem.sizes.context) /
                  std::max(step.seconds, 1e-9))),
              answer.costs.source);
   fmt::print(out, "context   up to {} tokens fit\n\n", format_count(answer.max_context));
@@ -108,7 +108,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
 void print(const EagerAnswer& answer, std::ostream& out) {
   const EagerQuestion& question = answer.question;
   fmt::print(out, "model     {}, {} tokens, {}, in eager PyTorch: {}\n", question.model,
-             format_count(question.sizes.batch * question.sizes.seq), name(question.options.dtype),
+             format_count(question.sizes.batch * question.sizes.context), name(question.options.dtype),
              describe(question.options));
   fmt::print(out, "device    {}, budget {}\n", question.device.name, format_bytes(question.budget_bytes));
   fmt::print(out, "memory    live peak {}, reserved {} without a limit: {}\n",

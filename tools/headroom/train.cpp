@@ -66,7 +66,7 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              problem.config.layers == 1 ? "layer" : "layers", name(problem.compute_dtype));
   fmt::print(out, "data    {}\n", plan.data.describe());
   fmt::print(out, "plan    {} for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
-             format_count(problem.sizes.batch * problem.sizes.seq),
+             format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
   fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
              format_bytes(plan.budget_bytes), format_bytes(plan.process_bytes));
@@ -76,9 +76,9 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
   }
   if (plan.warning) fmt::print(out, "note    {}\n", *plan.warning);
   for (const std::string& note : plan.notes) fmt::print(out, "note    {}\n", note);
-  if (problem.sizes.seq > problem.config.max_positions) {
+  if (problem.sizes.context > problem.config.max_positions) {
     fmt::print(out, "note    the model was made for {} positions; this context has {}\n",
-               format_count(problem.config.max_positions), format_count(problem.sizes.seq));
+               format_count(problem.config.max_positions), format_count(problem.sizes.context));
   }
 }
 

@@ -15,7 +15,7 @@ class StepProgram {
   // Reserves what the fit says, and fills the weights.
   StepProgram(Backend& backend, const TrainingProblem& problem, const TrainingFit& fit)
       : vocab_(problem.config.vocab),
-        seq_(problem.sizes.seq),
+        seq_(problem.sizes.context),
         context_(backend, fit.layout),
         trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
     trainer_.load(context_, [&](Staging&) { trainer_.initialize(context_, 0); });

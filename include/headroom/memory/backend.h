@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "headroom/core/stream.h"
 #include "headroom/memory/ledger.h"
@@ -80,10 +81,15 @@ class Backend {
   // at a wait.
   virtual void synchronize() = 0;
 
-  // Seconds that main takes from start to stop, as the device sees it; stop waits for main. Not nested.
-  virtual void start_timer() { started_ = std::chrono::steady_clock::now(); }
-  [[nodiscard]] virtual double stop_timer() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  // A moment of main's work under a number of the caller's choice, from 0; a later mark takes the number
+  // again.
+  virtual void mark(std::uint32_t number) {
+    if (marks_.size() <= number) marks_.resize(number + std::size_t{1});
+    marks_[number] = std::chrono::steady_clock::now();
+  }
+  // From one mark to a later one, as the device measured it; waits until main has passed both.
+  [[nodiscard]] virtual double seconds_between(std::uint32_t from, std::uint32_t to) {
+    return std::chrono::duration<double>(marks_.at(to) - marks_.at(from)).count();
   }
 
  private:
@@ -91,7 +97,7 @@ class Backend {
   virtual void release_memory(Space space, void* data, std::int64_t bytes) noexcept = 0;
 
   std::array<std::int64_t, kSpaceCount> reserved_bytes_{};
-  std::chrono::steady_clock::time_point started_;
+  std::vector<std::chrono::steady_clock::time_point> marks_;  // of a backend whose main is the host
 };
 
 }  // namespace headroom

@@ -108,19 +108,19 @@ class Context {
   void run(const Work& work, Body&& body) {
     note_work(work);
     if (phantom()) return;
-    const double began = seconds_since_made();
+    const TimedWork timed(*this);
     body(backend_->stream(StreamId::main));
-    finish_work(began);
   }
   // What is no kernel: filling a batch, reading a value back.
   template <class Body>
   void run(Body&& body) {
     run(Work{.kind = WorkKind::host, .kernel = "host"}, std::forward<Body>(body));
   }
-  // The work of a phase, in order; what runs outside phases is not written down.
+  // The work of a phase, in order; what runs outside phases is not written down. Waits until main has done
+  // it.
   [[nodiscard]] std::span<const WorkRecord> work(Phase phase) const;
-  // What run's bodies took so far, on the host: on a CPU the kernels themselves.
-  [[nodiscard]] double run_seconds() const { return run_seconds_; }
+  // What all work of all phases took so far, as the device measured it.
+  [[nodiscard]] double work_seconds() const;
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
   // values only.
   template <class Body>
@@ -165,9 +165,11 @@ class Context {
   // Seconds that main takes for the work that body() gives it, as the device measures them.
   template <class Body>
   [[nodiscard]] double device_seconds(Body&& body) {
-    if (!phantom()) backend_->start_timer();
+    if (!phantom()) backend_->mark(kTimerBegin);
     body();
-    return phantom() ? 0 : backend_->stop_timer();
+    if (phantom()) return 0;
+    backend_->mark(kTimerEnd);
+    return backend_->seconds_between(kTimerBegin, kTimerEnd);
   }
 
  private:
@@ -206,8 +208,30 @@ class Context {
   // Compares with the rehearsal, moves the cursor, writes the ledger.
   void note(const Event& event);
   void note_work(const Work& work);
-  void finish_work(double began);  // of what was noted last
-  [[nodiscard]] double seconds_since_made() const;
+
+  // The backend's marks: two of device_seconds, one where a phase begins, two of each piece of its work.
+  static constexpr std::uint32_t kTimerBegin = 0;
+  static constexpr std::uint32_t kTimerEnd = 1;
+  static constexpr std::uint32_t kPhaseBegin = 2;
+  enum class Side : std::uint8_t { begin, end };
+  static std::uint32_t work_mark(std::size_t piece, Side side) {
+    return kPhaseBegin + 1 + static_cast<std::uint32_t>(2 * piece + (side == Side::end ? 1 : 0));
+  }
+  void mark_work(Side side);  // of what was noted last
+  // Marks both sides of the work that was noted last, also where it throws.
+  class TimedWork {
+   public:
+    explicit TimedWork(Context& context) : context_(context) { context_.mark_work(Side::begin); }
+    TimedWork(const TimedWork&) = delete;
+    TimedWork& operator=(const TimedWork&) = delete;
+    ~TimedWork() {
+      context_.quietly([&] { context_.mark_work(Side::end); });
+    }
+
+   private:
+    Context& context_;
+  };
+  void collect_seconds() const;  // of the phase that ran last, once
   void throw_deferred();
   void check_in_phase(std::string_view call) const;
   [[nodiscard]] Block* find(const Tensor& tensor);
@@ -225,9 +249,9 @@ class Context {
   Layout layout_;
   std::array<Arena, kSpaceCount> arenas_;
   Ledger ledger_;
-  double run_seconds_ = 0;
   std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
-  std::vector<std::vector<WorkRecord>> work_;  // [phase][n-th piece]
+  mutable std::vector<std::vector<WorkRecord>> work_;  // [phase][n-th piece]
+  mutable bool seconds_wait_ = false;                  // those of the last phase are with the backend still
 
   // The open phase.
   bool in_phase_ = false;
@@ -237,6 +261,7 @@ class Context {
   std::size_t script_phase_ = 0;    // where in the script; also the layout's
   std::size_t cursor_ = 0;
   std::size_t work_cursor_ = 0;
+  double phase_began_ = 0;  // since the Context was made
   std::size_t run_blocks_before_ = 0;
   StreamOrder order_;
   std::vector<Block> phase_blocks_;

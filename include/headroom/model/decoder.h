@@ -17,13 +17,25 @@
 
 namespace headroom {
 
+// The batch of a step, whole: what all ranks work on together.
 struct StepSizes {
   std::int64_t batch = 1;          // sequences
-  std::int64_t seq = 0;            // tokens of each
+  std::int64_t context = 0;        // tokens of each
   std::int64_t max_documents = 0;  // packed into a sequence; 0: it is one document
 
   bool operator==(const StepSizes&) const = default;
 };
+
+// A rank's part of it: the sizes of its tensors.
+struct RankSizes {
+  std::int64_t batch = 1;
+  std::int64_t seq = 0;  // tokens of each sequence that are this rank's
+  std::int64_t max_documents = 0;
+
+  [[nodiscard]] std::int64_t tokens() const { return batch * seq; }
+};
+// A rank works on whole sequences.
+[[nodiscard]] RankSizes rank_sizes(const StepSizes& sizes);
 // Throws where an update has more than 2^40 tokens: a plan tries out every divisor of the batch.
 void check_plannable(const StepSizes& sizes);
 
@@ -49,6 +61,7 @@ class Decoder {
   [[nodiscard]] const ParameterTable& parameters() const { return parameters_; }
   [[nodiscard]] const Strategy& strategy() const { return strategy_; }
   [[nodiscard]] const StepSizes& sizes() const { return sizes_; }
+  [[nodiscard]] RankSizes rank_sizes() const { return headroom::rank_sizes(sizes_); }
   // Which keys a layer's queries see.
   [[nodiscard]] Mask layer_mask(std::int64_t layer) const;
 

@@ -79,14 +79,15 @@ class Trainer {
   // What gradients() are multiplied by to be those of the mean loss over this many labels.
   [[nodiscard]] double gradient_scale(std::int64_t labels) const;
 
-  // One batch: fill(batch) writes its samples. Adds to the gradients and returns the loss. A batch without a
-  // label is passed over: nothing is computed, nothing changes. A rehearsal counts every token.
+  // One batch: fill(batch) writes its samples. Adds to the gradients and returns the loss over all ranks. A
+  // batch without a label is passed over: nothing is computed, nothing changes. A rehearsal counts every
+  // token.
   using FillBatch = std::function<void(const Samples& batch)>;
   LossSum micro_step(Context& context, const FillBatch& fill);
 
   // Ends a step of so many labels, at least one: makes the gradients those of the mean loss over all of
   // them, clips, updates the weights unless the norm is not finite, and clears the gradients. Returns the
-  // norm.
+  // norm: of the gradients of all ranks, each of which has a part.
   double update(Context& context, std::int64_t step, std::int64_t labels);
 
   // Phase save: body() reads buffers() and gradients(), to write a checkpoint or to look at them.
@@ -110,6 +111,7 @@ class Trainer {
   [[nodiscard]] std::int64_t largest_transfer_bytes() const;
   // Fills the host's buffers and counts the labels.
   [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
+  [[nodiscard]] static LossSum sum_over_ranks(Context& context, const LossSum& mine);
   // A value that the device made, on the host, which waits for main to have made it.
   double read_back(Context& context, const Tensor& value) const;
 
