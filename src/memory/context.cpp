@@ -63,7 +63,7 @@ void Context::begin_phase(Phase phase) {
   work_cursor_ = 0;
   if (work_.size() <= phase_) work_.resize(phase_ + 1);
   phase_began_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
-  if (!phantom()) backend_->mark(kPhaseBegin);
+  if (measures_work_) backend_->mark(kPhaseBegin);
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
   restart_order();
@@ -111,7 +111,7 @@ void Context::end_phase() {
     throw;
   }
   ledger_.end_phase();
-  seconds_wait_ = !phantom();
+  seconds_wait_ = measures_work_;
   leave_phase();
 }
 
@@ -173,8 +173,13 @@ void Context::note_work(const Work& work) {
   ++known.runs;
 }
 
+void Context::measure_work() {
+  check(!in_phase_, "measure_work is called inside of a phase");
+  measures_work_ = !phantom();
+}
+
 void Context::mark_work(Side side) {
-  if (in_phase_) backend_->mark(work_mark(work_cursor_ - 1, side));
+  if (measures_work_ && in_phase_) backend_->mark(work_mark(work_cursor_ - 1, side));
 }
 
 void Context::collect_seconds() const {

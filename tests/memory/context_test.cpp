@@ -492,5 +492,50 @@ TEST(Context, OverflowingShapesAreRefusedBeforeAnythingHappens) {
   EXPECT_TRUE(context.ledger().phases()[0].events.empty());
 }
 
+// A device with a clock of its own: every mark is a second after the one before.
+class CountingBackend final : public CpuBackend {
+ public:
+  CountingBackend() : CpuBackend(1) {}
+  void mark(std::uint32_t number) override {
+    if (marks_.size() <= number) marks_.resize(number + std::size_t{1});
+    marks_[number] = ++now_;
+  }
+  [[nodiscard]] double seconds_between(std::uint32_t from, std::uint32_t to) override {
+    return marks_.at(to) - marks_.at(from);
+  }
+
+ private:
+  std::vector<int> marks_;
+  int now_ = 0;
+};
+
+TEST(Context, TheDeviceMeasuresTheWork) {
+  const auto program = [](Context& context) {
+    context.phase(Phase::step, [&] {
+      context.run(Work{.kernel = "first"}, [](const Stream&) {});
+      try {
+        context.run(Work{.kernel = "second"}, [](const Stream&) { throw std::runtime_error("caught"); });
+      } catch (const std::runtime_error&) {
+      }
+    });
+  };
+  CountingBackend backend;
+  Context context(backend, rehearse(program));
+  program(context);
+  EXPECT_EQ(context.work(Phase::step)[0].runs, 1);
+  EXPECT_EQ(context.work_seconds(), 0);  // nobody asked
+  context.measure_work();
+  for (int i = 0; i < 3; ++i) program(context);
+  const std::span<const WorkRecord> work = context.work(Phase::step);
+  ASSERT_EQ(work.size(), 2U);
+  EXPECT_EQ(work[0].runs, 4);
+  EXPECT_EQ(work[0].seconds, 3);
+  EXPECT_EQ(work[1].seconds, 3);
+  EXPECT_EQ(work[1].last_seconds, 1);
+  EXPECT_EQ(work[1].began - work[0].began, 2);
+  EXPECT_EQ(context.work_seconds(), 6);
+  EXPECT_EQ(context.device_seconds([] {}), 1);
+}
+
 }  // namespace
 }  // namespace headroom

@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 
+#include "headroom/comm.h"
 #include "headroom/core/elements.h"
 #include "headroom/train.h"
 #include "model/small_models.h"
@@ -29,16 +32,16 @@ ModelConfig tiny_model() {
 class TrainingRun {
  public:
   explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32, std::int64_t batch = 2,
-                       bool offload_optimizer = false)
+                       bool offload_optimizer = false, Communicator* communicator = nullptr)
       : trainer_(make(optimizer, dtype, batch, offload_optimizer)) {
-    Context phantom(backend_.description());
+    Context phantom(backend_.description(), communicator == nullptr ? Ranks{} : communicator->ranks());
     Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer);
     rehearsed.load(phantom, [&](Staging&) { rehearsed.initialize(phantom, 7); });
     const LossSum loss = rehearsed.micro_step(phantom, {});
     static_cast<void>(rehearsed.update(phantom, 1, loss.labels));
     static_cast<void>(rehearsed.evaluate(phantom, {}));
     rehearsed.save(phantom, {});
-    context_.emplace(backend_, make_layout(phantom.ledger()));
+    context_.emplace(backend_, make_layout(phantom.ledger()), communicator);
     trainer_.load(*context_, [&](Staging&) { trainer_.initialize(*context_, 7); });
   }
 
@@ -56,8 +59,10 @@ class TrainingRun {
   void with_staging(const Trainer::HostWork& work) { trainer_.save(*context_, work); }
   // Of the micro-steps since the last update.
   [[nodiscard]] const LossSum& step_loss() const { return step_loss_; }
-  double update(std::int64_t step) {
-    return trainer_.update(*context_, step, std::exchange(step_loss_, {}).labels);
+  double update(std::int64_t step) { return update(step, step_loss_.labels); }
+  double update(std::int64_t step, std::int64_t labels) {
+    step_loss_ = {};
+    return trainer_.update(*context_, step, labels);
   }
   [[nodiscard]] HostBatch batch(std::uint64_t seed) const {
     return random_batch(trainer_.decoder().config(), trainer_.decoder().sizes(), seed);
@@ -426,6 +431,46 @@ TEST(Trainer, TheSameSeedInitializesTheSameWeights) {
     const double wanted = 1 / std::sqrt(static_cast<double>(first.trainer().decoder().config().hidden));
     EXPECT_NEAR(std::sqrt(square), parameter.decays ? wanted : 1, parameter.decays ? 0.05 * wanted : 0)
         << parameter.name;
+  }
+}
+
+// Two ranks with a row each: the loss is that of both rows, and the norm that of both ranks' gradients.
+TEST(Trainer, LossAndNormAreThoseOfAllRanks) {
+  const OptimizerSettings settings{.learning_rate = 1e-3, .steps = 10, .max_norm = kNone};
+  const HostBatch whole = TrainingRun(settings).batch(3);
+  std::array<HostBatch, 2> rows = {row_of(whole, 0), row_of(whole, 1)};
+  std::fill_n(rows[0].labels.begin(), 20, kIgnore);  // ranks need not have as many labels
+  LossSum loss;
+  std::array<TrainingRun, 2> alone = {TrainingRun(settings, DType::f32, 1),
+                                      TrainingRun(settings, DType::f32, 1)};
+  const std::optional<double> second_row = alone[1].evaluate(rows[1]);
+  for (std::size_t r = 0; r < 2; ++r) {
+    static_cast<void>(alone[r].micro_step(rows[r]));
+    loss += alone[r].step_loss();
+  }
+  double squares = 0;
+  for (TrainingRun& run : alone) squares += std::pow(run.update(1, loss.labels), 2);
+
+  ThreadRanks ranks(2);
+  std::array<LossSum, 2> losses;
+  std::array<std::optional<double>, 2> evaluated;
+  std::array<double, 2> norms{};
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      TrainingRun run(settings, DType::f32, 1, false, &ranks.communicator(static_cast<int>(r)));
+      evaluated[r] = run.evaluate(r == 0 ? without_labels(rows[0]) : rows[1]);
+      static_cast<void>(run.micro_step(rows[r]));
+      losses[r] = run.step_loss();
+      norms[r] = run.update(1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(losses[r].labels, loss.labels);
+    EXPECT_DOUBLE_EQ(losses[r].sum, loss.sum);
+    EXPECT_EQ(evaluated[r], second_row);  // a rank without a label has the other's
+    EXPECT_NEAR(norms[r], std::sqrt(squares), 1e-6 * norms[r]);
   }
 }
 

@@ -14,7 +14,7 @@ namespace headroom {
 
 [[nodiscard]] DeviceDescription describe_cpu();
 
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   explicit CpuBackend(int threads = 0);  // as ThreadPool
   ~CpuBackend() override;

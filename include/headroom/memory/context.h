@@ -119,7 +119,10 @@ class Context {
   // The work of a phase, in order; what runs outside phases is not written down. Waits until main has done
   // it.
   [[nodiscard]] std::span<const WorkRecord> work(Phase phase) const;
-  // What all work of all phases took so far, as the device measured it.
+  // From now on the device measures how long each piece of work takes: on a GPU that is two events for each,
+  // which a step that nobody looks at does without. To be called outside of phases.
+  void measure_work();
+  // What all measured work of all phases took so far.
   [[nodiscard]] double work_seconds() const;
   // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
   // values only.
@@ -251,7 +254,8 @@ class Context {
   Ledger ledger_;
   std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   mutable std::vector<std::vector<WorkRecord>> work_;  // [phase][n-th piece]
-  mutable bool seconds_wait_ = false;                  // those of the last phase are with the backend still
+  bool measures_work_ = false;
+  mutable bool seconds_wait_ = false;  // those of the last phase are with the backend still
 
   // The open phase.
   bool in_phase_ = false;

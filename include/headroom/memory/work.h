@@ -29,7 +29,7 @@ struct WorkRecord {
   Work work;
   std::uint32_t stage = 0;  // Ledger::stage_path() reads it
   std::int64_t runs = 0;
-  double seconds = 0;  // of all runs, as the device measured them
+  double seconds = 0;  // of all runs that the device measured
   double began = 0;    // the last run, since the Context was made
   double last_seconds = 0;
 };
