@@ -1,5 +1,5 @@
-// The product through cuBLASLt: within twice the error of a plain f32 sum, for every layout, dtype and store
-// mode, and the same bits every time.
+// The product through cuBLASLt: as exact as a plain f32 sum but for a factor, for every layout, dtype and
+// store mode, and the same bits every time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -104,9 +104,9 @@ std::vector<std::byte> run_on(CudaBackend& gpu, const Case& c, const WideMatrix&
   return result;
 }
 
-// The largest error over the largest allowed: twice that of a plain f32 sum, or, as of attention, eight units
-// in the last place of the largest value in f32 (tensor cores cut off what they shift out of a sum, where a
-// plain sum rounds), one in 16 bits.
+// The largest error over the largest allowed: twice that of a plain f32 sum, three times where tensor cores
+// make an f32 result, as gradients of weights are (they cut off what they shift out of a sum, where a plain
+// sum rounds); or a unit in the last place of the largest value.
 double judge(CudaBackend& gpu, const Case& c, int repeats = 1) {
   WideMatrix a(c.m, c.k, c.dtype, c.left_transposed, c.gap, 1);
   WideMatrix b(c.k, c.n, c.dtype, c.right_transposed, c.gap, 2);
@@ -149,8 +149,9 @@ double judge(CudaBackend& gpu, const Case& c, int repeats = 1) {
       write_element(to, to.offset(i, j), read_element(from, from.offset(i, j)));
   }
   EXPECT_TRUE(untouched.memory == after.memory) << describe(c);
-  const double unit = c.result == DType::f32 ? 0x1p-20 : unit_in_last_place(c.result);
-  return error / std::max({2 * plain_error, largest * unit, 1e-30});
+  const double unit = c.result == DType::f32 ? 0x1p-23 : unit_in_last_place(c.result);
+  const double factor = c.result == DType::f32 && c.dtype != DType::f32 ? 3 : 2;
+  return error / std::max({factor * plain_error, largest * unit, 1e-30});
 }
 
 TEST_F(CudaMatmul, IsAsExactAsAPlainSum) {
