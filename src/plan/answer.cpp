@@ -45,8 +45,8 @@ std::string assumed_note(const std::vector<AssumedKernel>& kernels) {
         fmt::format("{}{} {}", workspaces.empty() ? "" : ", ", row.kernel, format_bytes(row.workspace_bytes));
   }
   return fmt::format(
-      "of the kernels of a step this device has attention alone so far; these workspaces are assumed: {}",
-      workspaces);
+      "{} kinds of kernels of a step are not there yet for this device; these workspaces are assumed: {}",
+      kernels.size(), workspaces);
 }
 
 }  // namespace
