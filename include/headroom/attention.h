@@ -14,7 +14,7 @@
 
 namespace headroom {
 
-// Where a chunk stands in the sequence that it is a part of: query q at position query_start + q, key k at
+// The positions of a chunk in the sequence that it is a part of: query q is at query_start + q, key k at
 // key_start + k.
 struct AttentionChunk {
   std::int64_t query_start = 0;
@@ -29,7 +29,7 @@ struct AttentionProblem {
   std::int64_t heads_kv = 1;            // divides heads_q
   std::int64_t head_dim = 0;            // a multiple of 8, 8 to 256
   DType dtype = DType::f32;             // of Q, K, V, O and their gradients
-  std::optional<DType> output_dtype{};  // of O and dO: f32, or by default as above
+  std::optional<DType> output_dtype{};  // of O and dO: f32 or dtype; by default dtype
   float scale = 0;                      // 0: 1 / sqrt(head_dim)
   float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
   bool sinks = false;                   // one learned logit per query head joins every softmax
@@ -52,9 +52,9 @@ struct AttentionProblem {
   [[nodiscard]] bool same_positions() const { return query_start() == key_start() && seq_q == seq_k; }
 };
 
-// Tensors in the problem's dtype with any strides, but unit stride in head_dim; the rest dense. The reference
-// alone, called by itself, also takes f64. Every row has to be finite, also those that no query sees: masked
-// probabilities are zeros, and zero times infinity is not.
+// Tensors in the problem's dtype may have any strides, with unit stride in head_dim; the others are dense
+// unless their line says otherwise. The reference alone, called by itself, also takes f64. Every row has to
+// be finite, also those that no query sees: masked probabilities are zeros, and zero times infinity is not.
 struct AttentionForward {
   TensorView query;            // [batch, seq_q, heads_q, head_dim]
   TensorView key;              // [batch, seq_k, heads_kv, head_dim]
@@ -85,10 +85,10 @@ using AttentionImplementation = Implementation<AttentionProblem, AttentionForwar
 [[nodiscard]] std::span<const AttentionImplementation> attention_implementations();
 
 // Validates, picks the implementation (or takes the pinned one), takes its workspace from the Context and
-// runs it. Where none serves, an error says why each does not. A problem is forward and backward on the same
-// implementation.
+// runs it. Where none serves, an error says why each does not. Forward and backward of a problem have to run
+// on the same implementation.
 //
-// Attention over a sequence is the sum of attention over chunks of its keys, in any order:
+// Attention over a sequence may be computed in chunks of its keys, in any order:
 // - Forward of a chunk gives the output and lse of its keys alone. They are merged with merge_attention, or
 //   the next chunk resumes from them.
 // - Sinks are part of one chunk: `sinks` is set in the problem of that chunk and in no other.

@@ -55,7 +55,7 @@ struct Mask {
 // dilated:SEGMENT/RATE, each once, joined by +.
 [[nodiscard]] Mask parse_mask(std::string_view text);
 
-// [begin, end).
+// The half-open interval [begin, end).
 template <class Index>
 struct Interval {
   Index begin = 0;

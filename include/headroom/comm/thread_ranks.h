@@ -1,5 +1,5 @@
-// Ranks that are threads of one process. Each has a communicator; what they exchange they read from each
-// other's memory.
+// Ranks that are threads of one process. Each has a communicator, and reads what the others give from their
+// memory.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ class ThreadRanks {
   ThreadRanks& operator=(const ThreadRanks&) = delete;
   ~ThreadRanks();
 
-  // One thread at a time uses it. It must not outlive this.
+  // Returns the communicator of a rank, 0 to count - 1. One thread at a time may use it, and it must not
+  // outlive this object.
   [[nodiscard]] Communicator& communicator(int rank);
 
  private:

@@ -1,11 +1,13 @@
-// What is asked of `headroom plan`, looked up: a model by its name or folder, a device by its name, and what
-// this machine knows of it. See plan/answer.h.
+// Looks up what `headroom plan` is asked about: a model by its name or folder, a device by its name, and the
+// rates that were measured on this machine. See plan/answer.h.
 #pragma once
 
 #include "headroom/plan/question.h"
 
 namespace headroom {
 
+// The CPU of this machine where the name is cpu, with what is free as its budget; otherwise a device of the
+// catalogue.
 [[nodiscard]] PlannedDevice find_planned_device(std::string_view name,
                                                 std::optional<std::int64_t> budget_bytes);
 

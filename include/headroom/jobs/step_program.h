@@ -41,12 +41,12 @@ class StepProgram {
   }
   void update() { trainer_.update(context_, ++updates_, std::exchange(labels_, 0)); }
 
-  // What was run until now does not count.
+  // What has run so far is left out of work().
   void warmed_up() {
     warm_.clear();
     warm_ = work();
   }
-  // Of a micro-step, then of an update.
+  // Returns the work of a micro-step, then that of an update.
   [[nodiscard]] std::vector<WorkRecord> work() const {
     std::vector<WorkRecord> records;
     for (const Phase phase : {Phase::micro_step, Phase::update}) {

@@ -1,6 +1,6 @@
-// What the memory room asks of a device: reserve, copy, and keep streams in order. One implementation per
-// kind of device; a phantom has none. Reserving happens before a run, everything else allocates nothing after
-// its first use.
+// The interface between a Context and a device: reserve, copy, and keep streams in order. There is one
+// implementation per kind of device; a phantom has none. Memory is reserved before a run. Everything else
+// allocates nothing after its first use.
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ class Backend {
   [[nodiscard]] virtual Device device() const = 0;
   [[nodiscard]] virtual const DeviceDescription& description() const = 0;
 
-  // Memory that is really there: an error of kind memory where it is not.
+  // Returns memory whose pages are present. Throws an error of kind memory where there is not enough.
   [[nodiscard]] void* reserve(Space space, std::int64_t bytes) {
     void* data = reserve_memory(space, bytes);
     reserved_bytes_[static_cast<std::size_t>(space)] += bytes;
@@ -77,17 +77,18 @@ class Backend {
   virtual void wait(StreamId waiter, std::uint32_t number) = 0;
   // Returns when everything before the record is done; raises what work on the record's stream raised.
   virtual void wait_on_host(std::uint32_t number) = 0;
-  // Until every stream is idle, whatever happens; the first error that work on them raised comes out here or
-  // at a wait.
+  // Returns when every stream is idle, also where work has failed. The first error of work on a stream is
+  // thrown here or at a wait.
   virtual void synchronize() = 0;
 
-  // A moment of main's work under a number of the caller's choice, from 0; a later mark takes the number
-  // again.
+  // Marks this moment of main's work with a number of the caller's choice, from 0. A later mark may have the
+  // same number and replaces this one.
   virtual void mark(std::uint32_t number) {
     if (marks_.size() <= number) marks_.resize(number + std::size_t{1});
     marks_[number] = std::chrono::steady_clock::now();
   }
-  // From one mark to a later one, as the device measured it; waits until main has passed both.
+  // Returns the seconds from one mark to a later one, as the device measured them. Waits until main has
+  // passed both.
   [[nodiscard]] virtual double seconds_between(std::uint32_t from, std::uint32_t to) {
     return std::chrono::duration<double>(marks_.at(to) - marks_.at(from)).count();
   }

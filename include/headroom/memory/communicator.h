@@ -1,6 +1,6 @@
-// What the memory room asks of the ranks that work on a step together. One implementation per transport,
-// below this room; a rehearsal has none and writes down what would be sent. Every rank makes the same calls
-// in the same order.
+// The interface between a Context and the other ranks that work on a step. There is one implementation per
+// transport (headroom/comm.h). A rehearsal has none: it records what would be sent. Every rank makes the same
+// calls in the same order.
 #pragma once
 
 #include <string_view>
@@ -10,14 +10,14 @@
 
 namespace headroom {
 
-// Which of how many. A program that says nothing of ranks is the one rank of one.
+// A rank and the number of ranks. By default there is one rank.
 struct Ranks {
   int rank = 0;
   int count = 1;
 
   bool operator==(const Ranks&) const = default;
 };
-// Throws where the rank is not one of them.
+// Throws unless 0 <= rank < count.
 void validate(const Ranks& ranks);
 
 class Communicator {
@@ -29,14 +29,15 @@ class Communicator {
 
   [[nodiscard]] virtual Ranks ranks() const = 0;
 
-  // values <- their sum over all ranks, element by element, added in the order of the ranks: the same bits on
-  // each. f32 or f64, dense, in the device's memory; in the order of the stream.
+  // values <- their sum over all ranks, element by element, added in the order of the ranks, so that every
+  // rank has the same bits. The values are f32 or f64, dense, in the device's memory. The sum is made in the
+  // order of the stream's work.
   virtual void all_reduce(const TensorView& values, const Stream& stream) = 0;
-  // The same of one number on the host, which waits for it.
+  // Returns the sum over all ranks of one number on the host. Waits until every rank has given its number.
   [[nodiscard]] virtual double all_reduce(double value) = 0;
 
   // Ends every call of every rank, those under way and those to come, with an error of kind runtime that
-  // gives the reason. What a rank that fails calls, so that the others do not wait for it.
+  // gives the reason. A rank that fails calls this, so that the others do not wait for it.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

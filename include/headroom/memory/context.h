@@ -58,7 +58,8 @@ class Context {
   explicit Context(DeviceDescription description, const Ranks& ranks = {});
   // A run: reserves what the layout says, once. Without a communicator it is the one rank of one.
   Context(Backend& backend, const Layout& layout, Communicator* communicator = nullptr);
-  // A run in memory that a host framework hands over, each at least as large as the layout says.
+  // A run in memory that a host framework hands over. Each arena has to be at least as large as the layout
+  // says.
   Context(Backend& backend, Layout layout, Arena device, Arena host, Communicator* communicator = nullptr);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -102,8 +103,8 @@ class Context {
 
   [[nodiscard]] Tensor allocate(const Allocation& allocation);
 
-  // Runs body(const Stream&) on main, where memory order needs no saying; a phantom writes the work down and
-  // runs nothing. Work that is assumed is refused unless this is a phantom.
+  // Runs body(const Stream&) on main, whose work is in order with every allocation and free. A phantom
+  // records the work and does not call the body. Work that is assumed is refused unless this is a phantom.
   template <class Body>
   void run(const Work& work, Body&& body) {
     note_work(work);
@@ -111,47 +112,49 @@ class Context {
     const TimedWork timed(*this);
     body(backend_->stream(StreamId::main));
   }
-  // What is no kernel: filling a batch, reading a value back.
+  // Runs what is no kernel, such as filling a batch or reading a value back.
   template <class Body>
   void run(Body&& body) {
     run(Work{.kind = WorkKind::host, .kernel = "host"}, std::forward<Body>(body));
   }
-  // The work of a phase, in order; what runs outside phases is not written down. Waits until main has done
-  // it.
+  // Returns the work of a phase, in order. Work outside of phases is not recorded. Where work is measured,
+  // this waits until main has done it.
   [[nodiscard]] std::span<const WorkRecord> work(Phase phase) const;
-  // From now on the device measures how long each piece of work takes: on a GPU that is two events for each,
-  // which a step that nobody looks at does without. To be called outside of phases.
+  // From now on the device measures how long each piece of work takes. On a GPU that costs two events for
+  // each piece, so it is off until this is called. To be called outside of phases.
   void measure_work();
-  // What all measured work of all phases took so far.
+  // Returns the seconds of all measured work so far, over all phases.
   [[nodiscard]] double work_seconds() const;
-  // Runs body(const Stream&) on another stream, saying which tensors it works on. The body is copied: plain
-  // values only.
+  // Runs body(const Stream&) on another stream; `touched` are the tensors that it works on. The body is
+  // copied, so it may hold trivially copyable values only.
   template <class Body>
   void run_on(StreamId id, std::initializer_list<const Tensor*> touched, const Body& body) {
     check_in_phase("run_on");
     for (const Tensor* tensor : touched) touch(id, *tensor);
     if (!phantom()) backend_->submit(id, Task(body));
   }
-  // Dense tensors of the same size, between any two spaces.
+  // Copies a dense tensor to another of the same size, between any two spaces.
   void copy(StreamId id, const Tensor& to, const Tensor& from);
-  // Parts of the same size.
+  // Copies a part to another of the same size.
   void copy(StreamId id, const TensorPart& to, const TensorPart& from);
 
   // values <- their sum over all ranks (f32 or f64, dense), on main; every rank calls it at the same place.
-  // With one rank that is what they are already: nothing is done and nothing is written down.
+  // With one rank they are their own sum: nothing is done and nothing is recorded.
   void all_reduce(const Tensor& values);
-  // The same of a number that the host has. A phantom takes its own number for that of every rank.
+  // Returns the sum over all ranks of a number that the host has; it is no event of the ledger. A phantom
+  // takes its own number for that of every rank.
   [[nodiscard]] double all_reduce(double value);
 
-  // Everything given to the stream so far; what the waiter is given from now on comes after it.
+  // Returns a ticket for everything that the stream was given so far. What the waiter is given after wait()
+  // comes after that.
   Ticket record(StreamId id);
   void wait(StreamId waiter, Ticket ticket);
   // Returns when everything before the ticket is done.
   void wait_on_host(Ticket ticket);
 
-  // The elements of a tensor in Space::host, for the host to read and write; a phantom's are none. The host
-  // has to have waited for the last work that a stream was given on the tensor; where it has not, that is an
-  // error in a rehearsal already.
+  // Returns the elements of a tensor in Space::host, for the host to read and write; a phantom has none. The
+  // host has to have waited for the last work that a stream was given on the tensor; where it has not, that
+  // is an error in a rehearsal already.
   template <class T>
   [[nodiscard]] std::span<T> host_elements(const Tensor& tensor) {
     check_host_access(tensor);
@@ -163,9 +166,10 @@ class Context {
   void upload(const Tensor& to, std::span<const std::byte> from);
   void download(std::span<std::byte> to, const Tensor& from);
 
-  // Outside of phases: returns when every stream is idle.
+  // Returns when every stream is idle. To be called outside of phases.
   void synchronize();
-  // Seconds that main takes for the work that body() gives it, as the device measures them.
+  // Returns the seconds that main takes for the work that body() gives it, as the device measures them; 0 on
+  // a phantom.
   template <class Body>
   [[nodiscard]] double device_seconds(Body&& body) {
     if (!phantom()) backend_->mark(kTimerBegin);

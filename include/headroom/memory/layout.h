@@ -23,8 +23,8 @@ struct Layout {
   }
 };
 
-// Equal for equal layouts, on any machine: ranks compare theirs before they begin. Different layouts have the
-// same one once in 2^64.
+// Returns the same number for equal layouts, on any machine, so that ranks can compare theirs. Two different
+// layouts have the same number once in 2^64.
 [[nodiscard]] std::uint64_t hash(const Layout& layout);
 
 [[nodiscard]] Layout make_layout(Ledger rehearsal, std::int64_t alignment = kArenaAlignment);

@@ -95,11 +95,11 @@ class Ledger {
   // The same names and stages and no events: what a run starts from, so that ids mean the same on both sides.
   [[nodiscard]] Ledger same_vocabulary() const;
 
-  // Index of the phase, which is now open; its first run records, later runs only count.
+  // Opens a phase and returns its index. Its first run is recorded; later runs are only counted.
   std::size_t begin_phase(Phase phase);
   void end_phase();
-  // Live bytes and stage go back to where they were, a first run's trace is dropped; peaks stay what they
-  // were.
+  // Live bytes and stage go back to what they were when the phase began, and a first run's trace is dropped.
+  // Peaks that the phase has reached stay.
   void abandon_phase();
   void append(const Event& event);
 
@@ -115,7 +115,7 @@ class Ledger {
   [[nodiscard]] std::span<const Trace> phases() const { return phases_; }
   [[nodiscard]] std::optional<std::size_t> find_phase(Phase phase) const;
   [[nodiscard]] const Usage& usage(Space space) const { return usage_[static_cast<std::size_t>(space)]; }
-  // A block for the run that goes after the last phase: no event, the live bytes only.
+  // Removes a block of the run that is freed outside of phases from the live bytes; there is no event.
   void remove_live(Space space, Category category, std::int64_t bytes) {
     usage(space).remove(category, bytes);
   }

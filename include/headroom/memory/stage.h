@@ -1,5 +1,5 @@
-// Phases and stages: where in a program an allocation or a piece of work belongs. They are types, so one that
-// nobody knows does not compile, and whoever reads a ledger asks for a stage instead of parsing its name.
+// Phases and stages: where in a program an allocation or a piece of work belongs. They are types, so a
+// misspelt one does not compile, and code that reads a ledger compares stages instead of parsing names.
 #pragma once
 
 #include <array>
@@ -68,7 +68,7 @@ class StagePath {
     for (const Stage& stage : stages) open(stage);
   }
 
-  // Inside those that are open.
+  // Opens a stage inside those that are open. Throws where they would nest deeper than kMaxDepth.
   constexpr void open(const Stage& stage) {
     if (depth_ == kMaxDepth) fail(ErrorKind::runtime, "stages nest deeper than {}", kMaxDepth);
     stages_[depth_++] = stage;

@@ -24,8 +24,8 @@ class Staging {
  public:
   static constexpr std::int64_t kPieceBytes = 16 * kMiB;
 
-  // Belongs to the open phase, and has to go before it ends. A piece has at most kPieceBytes, and at most the
-  // bytes of the largest transfer.
+  // Belongs to the open phase, and has to be destroyed before it ends. A piece has at most kPieceBytes,
+  // and at most the bytes of the largest transfer.
   explicit Staging(Context& context, std::int64_t largest_transfer_bytes = kPieceBytes);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -43,11 +43,11 @@ class Staging {
   // called on a phantom.
   void download(const TensorPart& from, const Consume& consume);
 
-  // A whole dense tensor; host memory has its size.
+  // Moves a whole dense tensor from or to host memory of the same size.
   void upload(const Tensor& to, std::span<const std::byte> from);
   void download(std::span<std::byte> to, const Tensor& from);
-  // A whole dense tensor where the host can read it: the tensor itself where the host reaches it, otherwise a
-  // copy in `memory`. A phantom's view has no memory.
+  // Returns a whole dense tensor where the host can read it: the tensor itself where the host reaches it,
+  // otherwise a copy in `memory`. A phantom's view has no memory.
   [[nodiscard]] TensorView on_host(const Tensor& tensor, std::vector<std::byte>& memory);
 
  private:

@@ -27,22 +27,22 @@ class StreamOrder {
 
   void reset();
   [[nodiscard]] Stamp allocate() { return {.allocated = tick(StreamId::main), .touched = {}}; }
-  // False: this stream has not waited for main since the block was allocated.
+  // Returns false where this stream has not waited for main since the block was allocated.
   [[nodiscard]] bool touch(Stamp& block, StreamId stream);
   std::uint32_t record(StreamId stream);                     // its number
   void record_again(std::uint32_t record, StreamId stream);  // a later moment takes the number
   [[nodiscard]] std::uint32_t records() const { return static_cast<std::uint32_t>(records_.size()); }
   void wait(StreamId waiter, std::uint32_t record);
   void wait_on_host(std::uint32_t record);
-  // False: main has not waited for the last work on the block.
+  // Returns false where main has not waited for the last work on the block.
   [[nodiscard]] bool known_to_main(const Stamp& block) const;
-  // False: the host has not waited for the last work on the block.
+  // Returns false where the host has not waited for the last work on the block.
   [[nodiscard]] bool known_to_host(const Stamp& block) const;
   // A block of device memory is freed on main, one of host memory by the host.
   [[nodiscard]] bool may_free(const Stamp& block, Space space) const {
     return space == Space::host ? known_to_host(block) : known_to_main(block);
   }
-  // The same of everything: false while another stream still works on something main has not waited for.
+  // Returns false where another stream may still do work that main has not waited for.
   [[nodiscard]] bool joined() const;
 
  private:

@@ -1,4 +1,4 @@
-// What a ledger says, summed up: by stage, and at the highest moment.
+// A ledger summed up: by stage, and at its peak.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace headroom {
 
-// One stage of one phase, over all its visits. The phase itself comes first, as the stage without a path.
+// One stage of one phase, over all the times that it was open. The phase itself comes first, as the
+// stage without a path.
 struct StageUsage {
   Phase phase = Phase::step;
   StagePath stage;

@@ -17,7 +17,7 @@
 
 namespace headroom {
 
-// The batch of a step, whole: what all ranks work on together.
+// The whole batch of a step.
 struct StepSizes {
   std::int64_t batch = 1;          // sequences
   std::int64_t context = 0;        // tokens of each
@@ -26,7 +26,7 @@ struct StepSizes {
   bool operator==(const StepSizes&) const = default;
 };
 
-// A rank's part of it: the sizes of its tensors.
+// The sizes of a rank's tensors.
 struct RankSizes {
   std::int64_t batch = 1;
   std::int64_t seq = 0;  // tokens of each sequence that are this rank's
@@ -34,7 +34,7 @@ struct RankSizes {
 
   [[nodiscard]] std::int64_t tokens() const { return batch * seq; }
 };
-// A rank works on whole sequences.
+// Returns the sizes of the whole batch: no batch is divided over ranks yet.
 [[nodiscard]] RankSizes rank_sizes(const StepSizes& sizes);
 // Throws where an update has more than 2^40 tokens: a plan tries out every divisor of the batch.
 void check_plannable(const StepSizes& sizes);
@@ -54,7 +54,7 @@ struct StepBuffers {
 
 class Decoder {
  public:
-  // `mask` is what every layer sees by; a layer that slides by its configuration sees its window of that.
+  // `mask` holds in every layer. In a layer with a sliding window that window holds too.
   Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }

@@ -64,10 +64,10 @@ class ParameterTable {
   // Null where the layer does not have the weight.
   [[nodiscard]] const Parameter* find(std::int64_t layer, Weight weight) const;
 
-  // A parameter's part of a flat buffer [elements()] of any dtype; phantoms too.
+  // Returns a parameter's part of a flat buffer [elements()] of any dtype, also of a phantom's.
   [[nodiscard]] TensorView view(const TensorView& flat, const Parameter& parameter) const;
 
-  // The same of a flat tensor.
+  // Returns a parameter's part of a flat tensor.
   [[nodiscard]] TensorPart part(const Tensor& flat, const Parameter& parameter) const;
 
   // Zeroes what lies between the parameters of a flat tensor.

@@ -39,7 +39,8 @@ struct SafetensorsHeader {
   [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const;  // null where there is none
 };
 
-// The header of a whole file in memory; throws where anything in it is not so. `source` opens every message.
+// Returns the header of a whole file in memory. Throws where the header is not valid for the file, with
+// `source` at the beginning of the message.
 [[nodiscard]] SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string_view source);
 
 class SafetensorsFile {

@@ -122,9 +122,10 @@ struct StepStageUsage {
   std::int64_t peak_bytes = 0;  // the most that was held in it
   CategoryBytes at_peak{};
 };
-// Those that the ledger has, in their order.
+// Returns the stages that the ledger has, in the order of StepStage.
 [[nodiscard]] std::vector<StepStageUsage> step_stages(const Ledger& ledger);
-// Where the time of a piece of work counts; `layers` without the first. Nothing: outside of all.
+// Returns the stage that the time of a piece of work is counted in; `layers` is without the first layer.
+// Returns nothing for work that is in none of them.
 [[nodiscard]] std::optional<StepStage> step_stage_of(Phase phase, const StagePath& path);
 
 }  // namespace headroom

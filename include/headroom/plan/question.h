@@ -25,7 +25,8 @@ struct PlanOptions {
   bool compare = false;
 };
 
-// A device by the name that people type. Without a budget it is what the device has left for a program.
+// A device of the catalogue, by its name. Without a budget, that is the device's memory less what its driver
+// takes.
 struct PlannedDevice {
   DeviceDescription description;
   std::int64_t budget_bytes = 0;
@@ -33,11 +34,11 @@ struct PlannedDevice {
 [[nodiscard]] PlannedDevice find_catalogue_device(std::string_view name,
                                                   std::optional<std::int64_t> budget_bytes);
 
-// The options' names of model and device are repeated in the answer, and not looked up. Throws where
-// attention is not causal.
+// Makes the question for this model and this device. The options' names of both are not looked up: the answer
+// repeats them. Throws where attention is not causal.
 [[nodiscard]] PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model,
                                          const PlannedDevice& device);
-// The rates of the catalogue.
+// Returns the catalogue's rates for the question's device.
 [[nodiscard]] PlanCosts catalogue_costs(const PlanQuestion& question);
 
 }  // namespace headroom

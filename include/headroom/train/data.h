@@ -22,7 +22,7 @@ struct DataOptions {
   bool bytes = false;                // bytes are tokens 0 to 255: of any file, for a model of any vocabulary
 };
 
-// Room in the host's memory for one sample, or for several, one after the other.
+// Host memory for one sample, or for several, one after the other.
 struct Samples {
   std::span<std::int32_t> tokens;           // [context]
   std::span<std::int32_t> labels;           // [context]: what token i is to predict, or kIgnore
@@ -30,7 +30,7 @@ struct Samples {
   std::span<std::int32_t> document_starts;  // [max_documents + 1], rising from 0, then context; empty: no
                                             // boundaries
 
-  // Of `count` samples, the one at the index.
+  // Returns the sample at an index, where this holds `count` of them.
   [[nodiscard]] Samples sample(std::int64_t index, std::int64_t count) const {
     const auto part = [&](std::span<std::int32_t> all) {
       const std::size_t each = all.size() / static_cast<std::size_t>(count);

@@ -72,9 +72,9 @@ class Trainer {
   void load(Context& context, const HostWork& body);
   // Random matrices of deviation 1 / sqrt(hidden), norms 1. To be called in load's body.
   void initialize(Context& context, std::uint64_t seed) const;
-  // Valid after load, as long as the trainer.
+  // The tensors that a checkpoint holds. Valid after load, as long as the trainer lives.
   [[nodiscard]] TrainBuffers buffers() const;
-  // Of the sum of the losses since the last update, divided by the tokens of one batch.
+  // The gradients of the sum of the losses since the last update, divided by the tokens of one batch.
   [[nodiscard]] const Tensor& gradients() const { return gradients_; }
   // What gradients() are multiplied by to be those of the mean loss over this many labels.
   [[nodiscard]] double gradient_scale(std::int64_t labels) const;
@@ -87,7 +87,7 @@ class Trainer {
 
   // Ends a step of so many labels, at least one: makes the gradients those of the mean loss over all of
   // them, clips, updates the weights unless the norm is not finite, and clears the gradients. Returns the
-  // norm: of the gradients of all ranks, each of which has a part.
+  // norm over the gradients of all ranks: the squares of every rank's gradients are added up.
   double update(Context& context, std::int64_t step, std::int64_t labels);
 
   // Phase save: body() reads buffers() and gradients(), to write a checkpoint or to look at them.
