@@ -18,10 +18,10 @@ CUevent_st* event(std::vector<CUevent_st*>& events, std::uint32_t number, unsign
 
 CudaBackend::CudaBackend(int index) : index_(index), description_(describe_cuda(index)) {
   check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  libraries_ = std::make_unique<VendorLibraries>();
   for (CUstream_st*& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   }
-  libraries_ = std::make_unique<VendorLibraries>();
 }
 
 CudaBackend::~CudaBackend() {

@@ -1,5 +1,6 @@
 #include "headroom/memory/arena.h"
 
+#include <cstring>
 #include <utility>
 
 #include "headroom/core/error.h"
@@ -89,7 +90,11 @@ void Arena::poison(std::int64_t offset, std::int64_t bytes) noexcept {
   if (bytes == 0) return;
   if constexpr (kFillPoison) {
     try {
-      backend_->fill(StreamId::main, data_ + offset, kPoison, bytes);
+      if (space_ == Space::host) {  // the host's own by now, and perhaps soon another block's
+        std::memset(data_ + offset, kPoison, static_cast<std::size_t>(bytes));
+      } else {
+        backend_->fill(StreamId::main, data_ + offset, kPoison, bytes);
+      }
     } catch (const Error&) {
       // A device that cannot fill fails its next checked call, with a better message than this one could
       // give.

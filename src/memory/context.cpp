@@ -40,6 +40,12 @@ Context::Context(Backend& backend, Layout layout, Arena device, Arena host, Comm
   check_handed_over(arena(Space::host), layout_.reserved(Space::host), "host");
 }
 
+Context::~Context() {
+  if (communicator_ != nullptr && std::uncaught_exceptions() > errors_when_made_) {
+    communicator_->abort("another rank ended with an error");
+  }
+}
+
 void Context::begin_phase(Phase phase) {
   if (in_phase_) {
     fail(ErrorKind::runtime, "phase '{}' begins inside phase '{}'", name(phase),
@@ -55,6 +61,8 @@ void Context::begin_phase(Phase phase) {
          fmt::join(names, ", "));
   }
   collect_seconds();
+  phase_began_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
+  if (measures_work_) backend_->mark(kPhaseBegin);
   script_ = scripted ? &script : nullptr;
   script_phase_ = scripted.value_or(0);
   phase_ = ledger_.begin_phase(phase);
@@ -62,8 +70,6 @@ void Context::begin_phase(Phase phase) {
   cursor_ = 0;
   work_cursor_ = 0;
   if (work_.size() <= phase_) work_.resize(phase_ + 1);
-  phase_began_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count();
-  if (measures_work_) backend_->mark(kPhaseBegin);
   ++phase_run_;
   run_blocks_before_ = run_blocks_.size();
   restart_order();
@@ -135,6 +141,11 @@ void Context::abandon_phase() {
   run_blocks_.resize(run_blocks_before_);
   restart_order();
   ledger_.abandon_phase();
+  if (ledger_.phases().size() <= phase_) {
+    work_[phase_].clear();  // with the trace of a first run
+  } else {
+    for (std::size_t piece = 0; piece < work_cursor_; ++piece) --work_[phase_][piece].runs;
+  }
   leave_phase();
 }
 
@@ -178,15 +189,15 @@ void Context::measure_work() {
   measures_work_ = !phantom();
 }
 
-void Context::mark_work(Side side) {
-  if (measures_work_ && in_phase_) backend_->mark(work_mark(work_cursor_ - 1, side));
+void Context::mark_work(std::size_t piece, Side side) {
+  if (measures_work_ && in_phase_) backend_->mark(work_mark(piece, side));
 }
 
 void Context::collect_seconds() const {
   if (!std::exchange(seconds_wait_, false)) return;
   for (std::size_t piece = 0; piece < work_cursor_; ++piece) {
     WorkRecord& record = work_[phase_][piece];
-    if (record.work.kind == WorkKind::copy) continue;  // on a stream of its own, beside main
+    if (record.work.kind == WorkKind::copy) continue;  // of any stream: they are not measured
     const std::uint32_t begin = work_mark(piece, Side::begin);
     record.last_seconds = backend_->seconds_between(begin, work_mark(piece, Side::end));
     record.seconds += record.last_seconds;
@@ -310,6 +321,15 @@ void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
 
 void Context::all_reduce(const Tensor& values) {
   check_in_phase("all_reduce");
+  const Block* block = find(values);
+  check(block != nullptr, "all_reduce is given a tensor that was freed");
+  check(order_.known_to_main(block->stamp),
+        "'{}' is summed over ranks while another stream may still work on it",
+        ledger_.text(block->event.name));
+  const DType dtype = values.view().dtype();
+  check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64),
+        "'{}' is summed over ranks: it has to be dense f32 or f64, not {}", ledger_.text(block->event.name),
+        name(dtype));
   if (ranks_.count == 1) return;
   const std::int64_t bytes = values.view().bytes();
   note({.kind = EventKind::all_reduce, .stage = ledger_.stage(), .bytes = bytes});

@@ -90,6 +90,7 @@ std::uint64_t hash(const Layout& layout) {
     add(values.size());
     for (const auto value : values) add(value);
   };
+  add(layout.rehearsal.phases().size());
   for (const Ledger::Trace& phase : layout.rehearsal.phases()) {
     add(phase.phase);
     add(phase.events.size());
@@ -102,6 +103,7 @@ std::uint64_t hash(const Layout& layout) {
       add(event.id);
       add(event.bytes);
       const StagePath path = layout.rehearsal.stage_path(event.stage);
+      add(path.depth());
       for (const Stage& stage : path.stages()) {
         add(stage.kind);
         add(stage.index);

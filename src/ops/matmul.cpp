@@ -178,9 +178,19 @@ void cpu_product(const Product& product, TensorView workspace, const Stream& str
   }
 }
 
+bool overlaps_itself(const TensorView& matrix) {
+  if (matrix.rank() != 2) return false;  // of a product that is not known yet
+  const bool by_rows = matrix.stride(1) == 1 || matrix.extent(1) == 1;
+  const int across = by_rows ? 0 : 1;
+  return matrix.extent(across) > 1 && matrix.stride(across) < matrix.extent(1 - across);
+}
+
 // cuBLASLt multiplies matrices of one dtype; the result is f32 or of that dtype.
 Support by_cublaslt(const Product& product, const DeviceDescription& device) {
   if (const Support support = on_cuda_gpus(product, device); !support) return support;
+  for (const TensorView* operand : {&product.a, &product.b, &product.c}) {
+    if (overlaps_itself(*operand)) return Support::no("takes no matrix whose rows overlap");
+  }
   const DType result = product.c.dtype();
   if (product.a.dtype() == product.b.dtype() && (result == DType::f32 || result == product.a.dtype())) {
     return Support::yes();

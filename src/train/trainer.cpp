@@ -211,8 +211,8 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     const Tensor norm = value("gradient norm", DType::f32);
     const Tensor factor = value("clip factor", DType::f32);
     const Tensor finite = value("finite", DType::i32);
+    context.all_reduce(gradients_);
     sum_of_squares(context, gradients_, sum, Store::overwrite);
-    context.all_reduce(sum);
     clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
                 {.max_norm = optimizer_.max_norm, .scale = gradient_scale(labels)});
     const OptimizerUpdate update{.table = decoder_.parameters(),

@@ -517,6 +517,8 @@ TEST(Context, TheDeviceMeasuresTheWork) {
         context.run(Work{.kernel = "second"}, [](const Stream&) { throw std::runtime_error("caught"); });
       } catch (const std::runtime_error&) {
       }
+      context.run(Work{.kernel = "outer"},
+                  [&](const Stream&) { context.run(Work{.kernel = "inner"}, [](const Stream&) {}); });
     });
   };
   CountingBackend backend;
@@ -527,13 +529,14 @@ TEST(Context, TheDeviceMeasuresTheWork) {
   context.measure_work();
   for (int i = 0; i < 3; ++i) program(context);
   const std::span<const WorkRecord> work = context.work(Phase::step);
-  ASSERT_EQ(work.size(), 2U);
+  ASSERT_EQ(work.size(), 4U);
   EXPECT_EQ(work[0].runs, 4);
   EXPECT_EQ(work[0].seconds, 3);
   EXPECT_EQ(work[1].seconds, 3);
   EXPECT_EQ(work[1].last_seconds, 1);
   EXPECT_EQ(work[1].began - work[0].began, 2);
-  EXPECT_EQ(context.work_seconds(), 6);
+  EXPECT_EQ(work[2].seconds, 9);  // the work inside it too
+  EXPECT_EQ(work[3].seconds, 3);
   EXPECT_EQ(context.device_seconds([] {}), 1);
 }
 

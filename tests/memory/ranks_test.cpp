@@ -54,6 +54,18 @@ TEST(Ranks, ARunWithoutItsRanksDeparts) {
                Error);
 }
 
+TEST(Ranks, WhatCannotBeSummedIsRefusedInRehearsal) {
+  for (const Ranks& ranks : {Ranks{}, Ranks{0, 2}}) {
+    Context context(DeviceDescription{.name = "made up"}, ranks);
+    context.phase(Phase::step, [&] {
+      Tensor half = context.allocate({.name = "half", .dtype = DType::bf16, .shape = {4}});
+      EXPECT_THROW(context.all_reduce(half), Error);
+      half.free();
+      EXPECT_THROW(context.all_reduce(half), Error);
+    });
+  }
+}
+
 TEST(LayoutHash, TellsLayoutsApart) {
   const auto program = [](std::int64_t elements, std::string_view name, StageKind stage, Space space) {
     return hash(rehearse([&](Context& context) {

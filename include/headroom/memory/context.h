@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <span>
@@ -63,7 +64,8 @@ class Context {
   Context(Backend& backend, Layout layout, Arena device, Arena host, Communicator* communicator = nullptr);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  ~Context() = default;
+  // A rank that an error ends takes the others with it.
+  ~Context();
 
   [[nodiscard]] bool phantom() const { return backend_ == nullptr; }
   [[nodiscard]] Device device() const { return device_; }
@@ -224,19 +226,22 @@ class Context {
   static std::uint32_t work_mark(std::size_t piece, Side side) {
     return kPhaseBegin + 1 + static_cast<std::uint32_t>(2 * piece + (side == Side::end ? 1 : 0));
   }
-  void mark_work(Side side);  // of what was noted last
+  void mark_work(std::size_t piece, Side side);
   // Marks both sides of the work that was noted last, also where it throws.
   class TimedWork {
    public:
-    explicit TimedWork(Context& context) : context_(context) { context_.mark_work(Side::begin); }
+    explicit TimedWork(Context& context) : context_(context), piece_(context.work_cursor_ - 1) {
+      context_.mark_work(piece_, Side::begin);
+    }
     TimedWork(const TimedWork&) = delete;
     TimedWork& operator=(const TimedWork&) = delete;
     ~TimedWork() {
-      context_.quietly([&] { context_.mark_work(Side::end); });
+      context_.quietly([&] { context_.mark_work(piece_, Side::end); });
     }
 
    private:
     Context& context_;
+    std::size_t piece_;
   };
   void collect_seconds() const;  // of the phase that ran last, once
   void throw_deferred();
@@ -253,6 +258,7 @@ class Context {
   Backend* backend_ = nullptr;
   Communicator* communicator_ = nullptr;
   Ranks ranks_;
+  int errors_when_made_ = std::uncaught_exceptions();
   Layout layout_;
   std::array<Arena, kSpaceCount> arenas_;
   Ledger ledger_;

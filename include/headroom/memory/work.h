@@ -9,7 +9,7 @@ namespace headroom {
 
 enum class WorkKind : std::uint8_t {
   kernel,
-  copy,           // between two spaces, beside the kernels
+  copy,           // between two spaces
   host,           // what is no kernel: filling a batch, reading a value back
   communication,  // between ranks
 };

@@ -85,9 +85,9 @@ class Trainer {
   using FillBatch = std::function<void(const Samples& batch)>;
   LossSum micro_step(Context& context, const FillBatch& fill);
 
-  // Ends a step of so many labels, at least one: makes the gradients those of the mean loss over all of
-  // them, clips, updates the weights unless the norm is not finite, and clears the gradients. Returns the
-  // norm over the gradients of all ranks: the squares of every rank's gradients are added up.
+  // Ends a step of so many labels, at least one: adds the gradients of all ranks up, makes them those of the
+  // mean loss over all labels, clips, updates the weights unless the norm is not finite, and clears the
+  // gradients. Returns the norm. So ranks that begin with the same weights keep them the same.
   double update(Context& context, std::int64_t step, std::int64_t labels);
 
   // Phase save: body() reads buffers() and gradients(), to write a checkpoint or to look at them.
