@@ -52,21 +52,21 @@ struct ThreadRanks::Group {
     Ranks ranks_;
   };
 
-  explicit Group(int count) : values(static_cast<std::size_t>(count)) {
+  explicit Group(int count) : of_ranks(static_cast<std::size_t>(count)) {
     for (int rank = 0; rank < count; ++rank) {
       members.push_back(std::make_unique<Member>(*this, Ranks{rank, count}));
     }
   }
 
   void add_up(int rank, const TensorView& mine) {
-    values[static_cast<std::size_t>(rank)] = mine;
+    of_ranks[static_cast<std::size_t>(rank)] = mine;
     meet([&] {
-      for (const TensorView& other : values) {
+      for (const TensorView& other : of_ranks) {
         check(other.shape() == mine.shape() && other.dtype() == mine.dtype(),
               "ranks add up values of different sizes: {} of {} and {} of {}", name(mine.dtype()),
               mine.shape(), name(other.dtype()), other.shape());
       }
-      mine.dtype() == DType::f64 ? headroom::add_up<double>(values) : headroom::add_up<float>(values);
+      mine.dtype() == DType::f64 ? headroom::add_up<double>(of_ranks) : headroom::add_up<float>(of_ranks);
     });
   }
 
@@ -77,14 +77,14 @@ struct ThreadRanks::Group {
     throw_if_aborted();
     if (++arrived < members.size()) {
       const std::int64_t meeting = meetings;
-      everybody.wait(lock, [&] { return meetings != meeting || reason; });
+      everybody.wait(lock, [&] { return meetings != meeting || failure; });
       throw_if_aborted();
       return;
     }
     try {
       body();
     } catch (const Error& error) {
-      reason = error.what();
+      failure = error.what();
     }
     arrived = 0;
     ++meetings;
@@ -93,22 +93,22 @@ struct ThreadRanks::Group {
   }
 
   void throw_if_aborted() const {
-    if (reason) fail(ErrorKind::runtime, "{}", *reason);
+    if (failure) fail(ErrorKind::runtime, "{}", *failure);
   }
 
   void abort(std::string_view why) noexcept {
     const std::lock_guard lock(mutex);
-    if (!reason) reason.emplace(why);
+    if (!failure) failure.emplace(why);
     everybody.notify_all();
   }
 
   std::vector<std::unique_ptr<Member>> members;
-  std::vector<TensorView> values;  // [rank], of the call under way
+  std::vector<TensorView> of_ranks;  // [rank], of the call under way
   std::mutex mutex;
   std::condition_variable everybody;
   std::size_t arrived = 0;
   std::int64_t meetings = 0;
-  std::optional<std::string> reason;  // of the abort
+  std::optional<std::string> failure;  // why everything ends
 };
 
 ThreadRanks::ThreadRanks(int count) {

@@ -187,7 +187,7 @@ bool overlaps_itself(const TensorView& matrix) {
 
 // cuBLASLt multiplies matrices of one dtype; the result is f32 or of that dtype.
 Support by_cublaslt(const Product& product, const DeviceDescription& device) {
-  if (const Support support = on_cuda_gpus(product, device); !support) return support;
+  if (Support support = on_cuda_gpus(product, device); !support) return support;
   for (const TensorView* operand : {&product.a, &product.b, &product.c}) {
     if (overlaps_itself(*operand)) return Support::no("takes no matrix whose rows overlap");
   }
