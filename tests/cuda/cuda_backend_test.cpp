@@ -1,5 +1,6 @@
 // The same program rehearsed and run on a GPU: arena, staging, two streams, and the same bits as on the CPU.
 #include "cuda/cuda_backend.h"
+#include "cuda/gpu_test.h"
 
 #include <gtest/gtest.h>
 
@@ -16,13 +17,7 @@
 namespace headroom {
 namespace {
 
-class CudaTest : public testing::Test {
- protected:
-  void SetUp() override {
-    const CudaCount count = cuda_device_count();
-    if (count.devices == 0) GTEST_SKIP() << "no GPU: " << count.reason;
-  }
-};
+class CudaTest : public GpuTest {};
 
 constexpr std::int64_t kCount = (1 << 20) + 3;
 

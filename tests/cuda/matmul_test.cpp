@@ -8,6 +8,7 @@
 
 #include "case_tools.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/gpu_test.h"
 #include "headroom/core/elements.h"
 #include "headroom/memory.h"
 #include "headroom/ops.h"
@@ -16,13 +17,7 @@
 namespace headroom {
 namespace {
 
-class CudaMatmul : public testing::Test {
- protected:
-  void SetUp() override {
-    const CudaCount count = cuda_device_count();
-    if (count.devices == 0) GTEST_SKIP() << "no GPU: " << count.reason;
-  }
-};
+class CudaMatmul : public GpuTest {};
 
 struct Case {
   std::int64_t m, n, k;

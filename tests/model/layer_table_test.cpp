@@ -9,6 +9,7 @@
 
 #include "model/family.h"
 #include "model/layer.h"
+#include "model/small_models.h"
 
 namespace headroom {
 namespace {
@@ -16,16 +17,9 @@ namespace {
 constexpr std::array kNorms = {NormKind::pre, NormKind::pre_and_heads};
 
 ModelConfig two_layers(ModelFamily family) {
-  return {.family = family,
-          .vocab = 97,
-          .hidden = 48,
-          .layers = 2,
-          .heads_q = 4,
-          .heads_kv = 2,
-          .head_dim = 16,
-          .mlp = 72,
-          .max_positions = 1024,
-          .rope = {}};
+  ModelConfig config = small_model(false, family == ModelFamily::qwen3);
+  config.layers = 2;
+  return config;
 }
 
 TEST(ModelFamilies, EachHasItsRow) {
