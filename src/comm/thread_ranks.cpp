@@ -34,9 +34,11 @@ struct ThreadRanks::Group {
 
     // The stream is the calling thread's.
     void all_reduce(const TensorView& values, const Stream& stream) override {
-      check(stream.device == nullptr || stream.device->host_accessible(),
-            "ranks that are threads read each other's memory, which {} does not let them",
-            stream.device->name);
+      if (stream.device != nullptr) {
+        check(stream.device->host_accessible(),
+              "ranks that are threads read each other's memory, which {} does not let them",
+              stream.device->name);
+      }
       check(values.is_dense() && (values.dtype() == DType::f32 || values.dtype() == DType::f64),
             "ranks add up dense f32 or f64, not {} of shape {}", name(values.dtype()), values.shape());
       group_.add_up(ranks_.rank, values);
