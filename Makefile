@@ -3,7 +3,8 @@
 .PHONY: setup setup-checks setup-browser build program run test check check-ci check-sm61 parity format bench clean
 .NOTPARALLEL:
 
-build_release = cmake --preset release && cmake --build --preset release
+# In CI, warnings are errors.
+build_release = cmake --preset release -D HEADROOM_WARNINGS_AS_ERRORS=$(if $(CI),ON,OFF) && cmake --build --preset release
 
 build: setup
 	@$(build_release)

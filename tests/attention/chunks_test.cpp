@@ -11,11 +11,12 @@ namespace {
 using testing::HasSubstr;
 
 TEST(AttentionChunks, MakeTheWhole) {
-  EXPECT_EQ(run_chunk_draws(on_cpu("tiled"), 1, 30), 30);
-  EXPECT_EQ(run_chunk_draws(on_cpu("reference"), 100, 5), 5);
+  // A few, for sanitizers too; the long test draws many.
+  EXPECT_EQ(run_chunk_draws(on_cpu("tiled"), 1, 10), 10);
+  EXPECT_EQ(run_chunk_draws(on_cpu("reference"), 100, 3), 3);
   // Plain computations round probabilities to the inputs' dtype.
-  EXPECT_GT(run_chunk_draws(on_cpu("naive"), 1, 15, true), 2);
-  EXPECT_GT(run_chunk_draws(on_cpu("naive-recompute"), 1, 15, true), 2);
+  EXPECT_GT(run_chunk_draws(on_cpu("naive"), 1, 12, true), 2);
+  EXPECT_GT(run_chunk_draws(on_cpu("naive-recompute"), 1, 12, true), 2);
 }
 
 // The rows of a partial result with one column, and of the other.

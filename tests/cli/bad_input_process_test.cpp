@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr unsigned kHangs = 60;  // seconds after which a process is ended
-constexpr long kMostKiB = 1 << 20;
+constexpr unsigned kHangs = 60;                      // seconds after which a process is ended
+[[maybe_unused]] constexpr long kMostKiB = 1 << 20;  // where the build has limits
 
 struct Ended {
   int code = 0;  // negative: the signal that ended it

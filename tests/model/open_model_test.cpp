@@ -17,7 +17,6 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kOutput = "lm_head.weight";
 
 class OpenModel : public testing::Test {
