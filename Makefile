@@ -33,7 +33,7 @@ check-ci: setup-checks setup-browser
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset ci && cmake --build --preset ci; \
 	else echo "check-ci: no nvcc, CUDA left out"; fi
 	@cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_config fuzz_safetensors
-	@scripts/run_fuzzers.sh build/fuzz 30 fuzz_config fuzz_safetensors
+	@scripts/run_fuzzers.sh build/fuzz 20 fuzz_config fuzz_safetensors
 
 # Everything, however slow: steps of more than a gibibyte, every fault of tests/faults, every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
 check: test check-ci

@@ -2,9 +2,9 @@
 # The short clang-tidy list of .clang-tidy over our own sources; what needs the CUDA toolkit's headers is left out. Usage: check_tidy.sh BUILD_FOLDER
 set -eu
 cd "$(dirname "$0")/.."
-# GCC's precompiled headers mean nothing to clang, and without them every file has to include what it uses.
+# Without the precompiled headers, so that every file has to include what it uses.
 mkdir -p "$1/tidy"
-sed 's/-Winvalid-pch -include [^ ]*cmake_pch.hxx//' "$1/compile_commands.json" >"$1/tidy/compile_commands.json"
+sed -E 's/-Winvalid-pch (-Xclang -include(-pch)? -Xclang [^ ]+ )+//' "$1/compile_commands.json" >"$1/tidy/compile_commands.json"
 git ls-files -z --cached --others --exclude-standard -- 'src/*.cpp' 'tools/*.cpp' ':!src/cuda' ':!src/attention/cuda/sm90/launch.cpp' |
   xargs -0 -n 4 -P "$(nproc)" clang-tidy-16 --quiet -p "$1/tidy" 2>/dev/null
 echo "tidy: clean"
