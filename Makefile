@@ -38,8 +38,8 @@ check-ci: setup-checks setup-browser
 # Everything, however slow: steps of more than a gibibyte, every fault of tests/faults, every test under every sanitizer, pages in Chromium, the fuzzers, every CUDA instance.
 check: test check-ci
 	@ctest --preset huge
-	@ctest --preset dev
-	@cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
+	@cmake --build --preset dev --target long_tests && ctest --preset dev
+	@cmake --preset tsan && cmake --build --preset tsan --target all long_tests && ctest --preset tsan
 	@cmake --preset fuzz && cmake --build --preset fuzz && scripts/run_fuzzers.sh build/fuzz 60
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda; \
 	else echo "check: no nvcc on PATH, CUDA left out"; fi
