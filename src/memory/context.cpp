@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 
 #include "headroom/core/bytes.h"
@@ -42,7 +43,10 @@ Context::Context(Backend& backend, Layout layout, Arena device, Arena host, Comm
 
 Context::~Context() {
   if (communicator_ != nullptr && std::uncaught_exceptions() > errors_when_made_) {
-    communicator_->abort("another rank ended with an error");
+    std::array<char, 64> reason;  // a destructor takes nothing from the heap
+    const auto end =
+        fmt::format_to_n(reason.data(), reason.size(), "rank {} ended with an error", ranks_.rank).out;
+    communicator_->abort(std::string_view(reason.data(), end));
   }
 }
 

@@ -493,7 +493,7 @@ TEST(Trainer, ARankWhoseDataFailsEndsTheOthers) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(errors[0], "the data of rank 0 cannot be read");
-  EXPECT_EQ(errors[1], "another rank ended with an error");
+  EXPECT_EQ(errors[1], "rank 0 ended with an error");
 }
 
 }  // namespace
