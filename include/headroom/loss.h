@@ -54,7 +54,7 @@ using LossImplementation = Implementation<LossProblem, LossForward, LossBackward
 
 // Fastest first, the reference last:
 //   fused              chunks of tokens; loss and gradients in one visit, nothing is kept
-//   fused-cuda         the same on a GPU; its bytes are assumed until its kernel exists
+//   fused-cuda         the same on a GPU, logits in the problem's dtype
 //   chunked-recompute  4,096 tokens at a time, forward, then everything again backward
 //   chunked            the same loop as eager autograd runs it: every chunk's logits are kept for backward
 //   standard           all logits at once

@@ -376,10 +376,6 @@ void backward(const LossProblem& problem, const LossBackward& views, TensorView 
       [&](ChunkedLoss& loss, const ChunkedLoss::Chunk& chunk) { loss.add_gradients(chunk, views); });
 }
 
-Support supports_cuda(const LossProblem&, const DeviceDescription& device) {
-  return device.kind == DeviceKind::cuda ? Support::yes() : Support::no("it runs on CUDA GPUs");
-}
-
 template <Setting kSetting>
 constexpr LossImplementation row(std::string_view name) {
   return {.name = name,
@@ -394,16 +390,6 @@ constexpr LossImplementation row(std::string_view name) {
 
 const LossImplementation& fused_loss() {
   static constexpr LossImplementation kRow = row<Setting::fused>("fused");
-  return kRow;
-}
-
-const LossImplementation& fused_cuda_loss() {
-  static constexpr LossImplementation kRow{.name = "fused-cuda",
-                                           .supports = supports_cuda,
-                                           .workspace_bytes = workspace_bytes<Setting::fused>,
-                                           .saved_bytes = saved_bytes<Setting::fused>,
-                                           .forward = nullptr,
-                                           .backward = nullptr};
   return kRow;
 }
 
@@ -428,7 +414,8 @@ LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& 
     LossProblem chunked = problem;
     chunked.chunk_tokens = chunks.tokens;
     chunked.chunk_vocab = chunks.vocab;
-    return fused_loss().workspace_bytes(chunked, device, Pass::backward);
+    const LossImplementation& fused = device.kind == DeviceKind::cuda ? fused_cuda_loss() : fused_loss();
+    return fused.workspace_bytes(chunked, device, Pass::backward);
   };
   // The largest count of steps for which `at(steps)` fits; at least one.
   const auto most = [&](std::int64_t limit, const auto& at) {

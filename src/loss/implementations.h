@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headroom/loss.h"
+#include "loss/labels.h"
 
 namespace headroom {
 
@@ -18,20 +19,14 @@ class TokenTargets {
   TokenTargets(const LossProblem& problem, const LossForward& views);
 
   // -1 where the token counts for nothing.
-  [[nodiscard]] std::int64_t label(std::int64_t token) const;
+  [[nodiscard]] std::int64_t label(std::int64_t token) const { return labels_.label(token); }
   // Of the token's loss in the whole; 0 where it counts for nothing. A mean over nothing is 0.
   [[nodiscard]] double weight(std::int64_t token) const;
   // Whether some token of [begin, end) counts.
   [[nodiscard]] bool any(std::int64_t begin, std::int64_t end) const;
 
  private:
-  [[nodiscard]] double own_weight(std::int64_t token) const {
-    return weights_ == nullptr ? 1.0 : weights_[token];
-  }
-
-  const LossProblem& problem_;
-  const std::int32_t* labels_;
-  const float* weights_;
+  LossLabels labels_;
   double divisor_ = 1;
 };
 

@@ -75,7 +75,7 @@ void loss_forward(Context& context, const LossProblem& problem, const LossForwar
                   .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::forward)};
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
-    check_labels(problem, views);
+    if (context.description().host_accessible()) check_labels(problem, views);
     chosen.forward(problem, views, workspace, stream);
   });
 }
@@ -99,32 +99,22 @@ void loss_backward(Context& context, const LossProblem& problem, const LossBackw
                   .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::backward)};
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
-    check_labels(problem, views.forward);
+    if (context.description().host_accessible()) check_labels(problem, views.forward);
     chosen.backward(problem, views, workspace, stream);
   });
 }
 
 TokenTargets::TokenTargets(const LossProblem& problem, const LossForward& views)
-    : problem_(problem),
-      labels_(views.labels.data<std::int32_t>()),
-      weights_(problem.token_weights ? views.token_weights.data<float>() : nullptr) {
+    : labels_(LossLabels::of(problem, views)) {
   if (problem.reduction != Reduction::mean) return;
   divisor_ = 0;
   for (std::int64_t token = 0; token < problem.tokens; ++token) {
-    if (label(token) >= 0) divisor_ += own_weight(token);
+    if (label(token) >= 0) divisor_ += labels_.weight(token);
   }
-}
-
-std::int64_t TokenTargets::label(std::int64_t token) const {
-  if (problem_.shift) {
-    const std::int64_t sequence = problem_.sequence_tokens == 0 ? problem_.tokens : problem_.sequence_tokens;
-    if (++token % sequence == 0) return -1;
-  }
-  return labels_[token] == problem_.ignore_index ? -1 : labels_[token];
 }
 
 double TokenTargets::weight(std::int64_t token) const {
-  return label(token) < 0 || divisor_ == 0 ? 0 : own_weight(token) / divisor_;
+  return label(token) < 0 || divisor_ == 0 ? 0 : labels_.weight(token) / divisor_;
 }
 
 bool TokenTargets::any(std::int64_t begin, std::int64_t end) const {

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -25,7 +26,7 @@ void check_settings(const AdamW& settings) {
 }
 
 // Bias corrections lose their digits in f32 (1 - 0.999^1), so all of this is double up to the last rounding.
-cpu::AdamWFactors factors_of(const AdamW& settings) {
+AdamWFactors factors_of(const AdamW& settings) {
   const auto step = static_cast<double>(settings.step);
   const double bias1 = 1 - std::pow(settings.beta1, step);
   const double bias2 = 1 - std::pow(settings.beta2, step);
@@ -45,9 +46,12 @@ struct AdamWCall {
 };
 constexpr OperationRow<AdamWCall> kRows[] = {{"cpu", on_cpus,
                                               [](const AdamWCall& call, TensorView, const Stream& stream) {
-                                                cpu::adamw(call.views, call.settings, stream);
+                                                cpu::adamw(call.views, factors_of(call.settings), stream);
                                               }},
-                                             {"cuda", on_cuda_gpus, nullptr}};
+                                             {"cuda", on_cuda_gpus,
+                                              [](const AdamWCall& call, TensorView, const Stream& stream) {
+                                                cuda::adamw(call.views, factors_of(call.settings), stream);
+                                              }}};
 
 }  // namespace
 
@@ -70,9 +74,8 @@ void adamw(Context& context, const AdamWViews& views, const AdamW& settings) {
 
 namespace cpu {
 
-void adamw(const AdamWViews& views, const AdamW& settings, const Stream& stream) {
+void adamw(const AdamWViews& views, const AdamWFactors& factors, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
-  const AdamWFactors factors = factors_of(settings);
   const bool copied = views.weight.raw() != views.master.raw();
   for_each_span(std::array{views.master, views.gradient, views.first, views.second, views.weight}, stream,
                 [&](const std::array<void*, 5>& pointers, std::int64_t count) {

@@ -5,6 +5,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -17,7 +18,9 @@ struct AddCall {
 constexpr OperationRow<AddCall> kAdd[] = {
     {"cpu", on_cpus,
      [](const AddCall& call, TensorView, const Stream& stream) { cpu::add(call.a, call.b, call.y, stream); }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const AddCall& call, TensorView, const Stream& stream) {
+       cuda::add(call.a, call.b, call.y, stream);
+     }}};
 
 struct FillCall {
   TensorView view;
@@ -27,7 +30,10 @@ constexpr OperationRow<FillCall> kFill[] = {{"cpu", on_cpus,
                                              [](const FillCall& call, TensorView, const Stream& stream) {
                                                cpu::fill(call.view, call.value, stream);
                                              }},
-                                            {"cuda", on_cuda_gpus, nullptr}};
+                                            {"cuda", on_cuda_gpus,
+                                             [](const FillCall& call, TensorView, const Stream& stream) {
+                                               cuda::fill(call.view, call.value, stream);
+                                             }}};
 
 struct ZeroCall {
   TensorView view;
@@ -35,7 +41,8 @@ struct ZeroCall {
 constexpr OperationRow<ZeroCall> kZero[] = {
     {"cpu", on_cpus,
      [](const ZeroCall& call, TensorView, const Stream& stream) { cpu::zero(call.view, stream); }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus,
+     [](const ZeroCall& call, TensorView, const Stream& stream) { cuda::zero(call.view, stream); }}};
 
 struct ConvertCall {
   TensorView from, to;
@@ -45,7 +52,9 @@ constexpr OperationRow<ConvertCall> kConvert[] = {
      [](const ConvertCall& call, TensorView, const Stream& stream) {
        cpu::convert(call.from, call.to, stream);
      }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const ConvertCall& call, TensorView, const Stream& stream) {
+       cuda::convert(call.from, call.to, stream);
+     }}};
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/token_sort.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -36,7 +38,9 @@ constexpr OperationRow<ForwardCall> kForward[] = {
        cpu::check_ids(call.ids, call.table.extent(0));
        cpu::embedding_forward(call.table, call.ids, call.x, stream);
      }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const ForwardCall& call, TensorView, const Stream& stream) {
+       cuda::embedding_forward(call.table, call.ids, call.x, stream);
+     }}};
 
 struct BackwardCall {
   TensorView ids, x_gradient, table_gradient;
@@ -48,9 +52,13 @@ constexpr OperationRow<BackwardCall> kBackward[] = {
        cpu::check_ids(call.ids, call.table_gradient.extent(0));
        cpu::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, stream);
      }},
-    // Tokens sorted by id, so that repeated ones are added in their order: two arrays of keys, two of places.
-    {"cuda", on_cuda_gpus, nullptr, [](const BackwardCall& call, const DeviceDescription&) -> std::int64_t {
-       return 4 * call.ids.bytes();
+    {"cuda", on_cuda_gpus,
+     [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
+       cuda::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, workspace,
+                                stream);
+     },
+     [](const BackwardCall& call, const DeviceDescription&) {
+       return cuda::TokenSort::bytes(call.ids.elements());
      }}};
 
 }  // namespace

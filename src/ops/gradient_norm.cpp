@@ -6,14 +6,14 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 16;    // elements of one partial sum
-constexpr std::int64_t kCudaBlocks = 1024;  // one partial sum each
+constexpr std::int64_t kChunk = 1 << 16;  // elements of one partial sum
 
 struct SumCall {
   TensorView view, result;
@@ -27,8 +27,11 @@ constexpr OperationRow<SumCall> kSumOfSquares[] = {
      [](const SumCall& call, const DeviceDescription&) {
        return divide_up(call.view.elements(), kChunk) * size_bytes(DType::f64);
      }},
-    {"cuda", on_cuda_gpus, nullptr,
-     [](const SumCall&, const DeviceDescription&) { return kCudaBlocks * size_bytes(DType::f64); }}};
+    {"cuda", on_cuda_gpus,
+     [](const SumCall& call, TensorView workspace, const Stream& stream) {
+       cuda::sum_of_squares(call.view, call.result, call.store, workspace, stream);
+     },
+     [](const SumCall&, const DeviceDescription&) { return cuda::kSumBlocks * size_bytes(DType::f64); }}};
 
 struct ClipCall {
   ClipFactor views;
@@ -37,7 +40,9 @@ struct ClipCall {
 constexpr OperationRow<ClipCall> kClipFactor[] = {
     {"cpu", on_cpus,
      [](const ClipCall& call, TensorView, const Stream&) { cpu::clip_factor(call.views, call.clipping); }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const ClipCall& call, TensorView, const Stream& stream) {
+       cuda::clip_factor(call.views, call.clipping, stream);
+     }}};
 
 void check_sum(const Arguments& arguments, const TensorView& sum, std::string_view what) {
   arguments.shape(sum, {1}, what);

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -56,7 +57,9 @@ constexpr OperationRow<ForwardCall> kForward[] = {
      [](const ForwardCall& call, TensorView, const Stream& stream) {
        cpu::rms_norm_forward(call.views, call.epsilon, stream);
      }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const ForwardCall& call, TensorView, const Stream& stream) {
+       cuda::rms_norm_forward(call.views, call.epsilon, stream);
+     }}};
 
 struct BackwardCall {
   RmsNormBackward views;
@@ -67,9 +70,8 @@ std::int64_t cpu_parts_bytes(const BackwardCall& call, const DeviceDescription&)
   const std::int64_t rows = rows_of(call.views.x.shape());
   return dense_bytes(DType::f32, {divide_up(rows, chunk_rows(rows)), dim_of(call.views.x.shape())});
 }
-// One part for each multiprocessor.
 std::int64_t cuda_parts_bytes(const BackwardCall& call, const DeviceDescription& device) {
-  return dense_bytes(DType::f32, {device.cores, dim_of(call.views.x.shape())});
+  return dense_bytes(DType::f32, {cuda::rms_norm_parts(device), dim_of(call.views.x.shape())});
 }
 constexpr OperationRow<BackwardCall> kBackward[] = {
     {"cpu", on_cpus,
@@ -77,7 +79,11 @@ constexpr OperationRow<BackwardCall> kBackward[] = {
        cpu::rms_norm_backward(call.views, call.x_gradient, workspace, stream);
      },
      cpu_parts_bytes},
-    {"cuda", on_cuda_gpus, nullptr, cuda_parts_bytes}};
+    {"cuda", on_cuda_gpus,
+     [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
+       cuda::rms_norm_backward(call.views, call.x_gradient, workspace, stream);
+     },
+     cuda_parts_bytes}};
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -19,7 +20,11 @@ constexpr OperationRow<RopeCall> kRows[] = {{"cpu", on_cpus,
                                                cpu::rope(call.x, call.positions, call.frequencies, call.pass,
                                                          stream);
                                              }},
-                                            {"cuda", on_cuda_gpus, nullptr}};
+                                            {"cuda", on_cuda_gpus,
+                                             [](const RopeCall& call, TensorView, const Stream& stream) {
+                                               cuda::rope(call.x, call.positions, call.frequencies,
+                                                          call.pass, stream);
+                                             }}};
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include "ops/arguments.h"
 #include "ops/cpu/ops.h"
 #include "ops/cpu/spans.h"
+#include "ops/cuda/ops.h"
 #include "ops/operation.h"
 #include "ops/swiglu.h"
 #include "ops/work.h"
@@ -28,13 +29,17 @@ constexpr OperationRow<SwigluForward> kForward[] = {
      [](const SwigluForward& call, TensorView, const Stream& stream) {
        cpu::swiglu_forward(call.gate, call.up, call.act, stream);
      }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const SwigluForward& call, TensorView, const Stream& stream) {
+       cuda::swiglu_forward(call.gate, call.up, call.act, stream);
+     }}};
 constexpr OperationRow<SwigluBackward> kBackward[] = {
     {"cpu", on_cpus,
      [](const SwigluBackward& call, TensorView, const Stream& stream) {
        cpu::swiglu_backward(call, stream);
      }},
-    {"cuda", on_cuda_gpus, nullptr}};
+    {"cuda", on_cuda_gpus, [](const SwigluBackward& call, TensorView, const Stream& stream) {
+       cuda::swiglu_backward(call, stream);
+     }}};
 
 }  // namespace
 

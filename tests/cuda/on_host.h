@@ -243,4 +243,8 @@ void launch(const char*, void (*kernel)(Parameters...), std::int64_t blocks, int
   }
 }
 
+inline void set_bytes(void* data, std::uint8_t value, std::int64_t bytes, const Stream&) {
+  std::memset(data, value, static_cast<std::size_t>(bytes));
+}
+
 }  // namespace headroom::cuda

@@ -1,10 +1,11 @@
-// Small random models and batches, and one training step of them on the CPU: what tests of decoder and
+// Small random models and batches, and one training step of them: what tests of decoder and
 // trainer share. Everything is a function of seeds, so two runs differ only in what a test varies.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -99,6 +100,9 @@ struct SmallStep {
   float loss_gradient = 1;
   float gradients_before = 0;  // what stands in the gradients already
   Decoder::Inspect inspect{};
+  std::unique_ptr<Backend> (*make_backend)(int threads) = [](int count) -> std::unique_ptr<Backend> {
+    return std::make_unique<CpuBackend>(count);
+  };
 
   // Rehearses and runs evaluate and then train.
   [[nodiscard]] StepResult run(const std::vector<float>& weights, const HostBatch& host) const {
@@ -140,8 +144,8 @@ struct SmallStep {
         context.download(std::as_writable_bytes(std::span(result.gradients)), gradients);
       });
     };
-    CpuBackend backend(threads);
-    Context context(backend, rehearse(program, backend.description()));
+    const std::unique_ptr<Backend> backend = make_backend(threads);
+    Context context(*backend, rehearse(program, backend->description()));
     program(context);
     return result;
   }

@@ -1,4 +1,4 @@
-// What the tests of the operations share: every SIMD level of the machine, tensors with gaps between their
+// What the tests of the operations share: what they run on, tensors with gaps between their
 // rows that have to stay as they are, and the judge: error at most a multiple of a plain loop's.
 #pragma once
 
@@ -6,13 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "headroom/core/elements.h"
-#include "headroom/cpu.h"
+#include "headroom/memory/staging.h"
 #include "headroom/ops.h"
 #include "memory/rehearsed.h"
 
@@ -23,21 +25,23 @@ using Values = std::vector<double>;
 inline constexpr DType kFloating[] = {DType::f32, DType::bf16, DType::f16};
 inline constexpr std::int64_t kOddSizes[] = {1, 7, 63, 65, 1000};
 
-// Tests run once per level the machine has.
+// What the tests run on, one file for each: on_cpu.cpp, on_host.cpp (a GPU's kernels, thread by thread on the
+// CPU) or, on a GPU, tests/cuda/ops_on_gpu.cpp.
+[[nodiscard]] std::vector<const char*> levels_under_test();
+[[nodiscard]] std::string use_level(std::string_view level);  // why not; empty: it is used from now on
+[[nodiscard]] std::unique_ptr<Backend> backend_under_test(int threads);
+
+// Tests run once per level.
 class OpsLevels : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    unsetenv("HEADROOM_SIMD");
-    const SimdLevel widest = describe_cpu().simd;
-    for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512}) {
-      if (name(level) == GetParam() && level > widest) GTEST_SKIP() << "this CPU has " << name(widest);
-    }
-    setenv("HEADROOM_SIMD", GetParam(), 1);
+    const std::string refused = use_level(GetParam());
+    if (!refused.empty()) GTEST_SKIP() << refused;
   }
-  void TearDown() override { unsetenv("HEADROOM_SIMD"); }
+  void TearDown() override { static_cast<void>(use_level("")); }
 };
 inline auto all_levels() {
-  return testing::Values("portable", "avx2", "avx512");
+  return testing::ValuesIn(levels_under_test());
 }
 
 inline double unit(DType dtype) {
@@ -77,31 +81,28 @@ class Placed {
       stride *= shape[i];
     }
     view = TensorView(tensor_.view().raw(), dtype, shape, strides);
-    context.run([&](const Stream&) {
-      for (std::int64_t i = 0; i < tensor_.view().elements(); ++i) write_element(tensor_.view(), i, kCanary);
-    });
+    put(context, {});
   }
   Placed(Context& context, const Shape& shape, DType dtype, const Values& values, std::int64_t gap = 0)
       : Placed(context, shape, dtype, gap) {
-    context.run([&](const Stream&) {
-      for (std::size_t i = 0; i < values.size(); ++i) write_element(tensor_.view(), place(i), values[i]);
-    });
+    put(context, values);
   }
 
   // The elements in order; gaps that were written to fail the test.
   [[nodiscard]] Values read(Context& context) const {
     Values values;
-    context.run([&](const Stream&) {
-      const TensorView& all = tensor_.view();
-      for (std::int64_t i = 0; i < all.elements(); ++i) {
-        const double value = read_element(all, i);
-        if (i % all.extent(1) < width_) {
-          values.push_back(value);
-        } else {
-          EXPECT_EQ(value, kCanary) << "a gap was written to";
-        }
+    std::vector<std::byte> memory;
+    Staging staging(context, tensor_.view().bytes());
+    const TensorView all = staging.on_host(tensor_, memory);
+    if (context.phantom()) return values;
+    for (std::int64_t i = 0; i < all.elements(); ++i) {
+      const double value = read_element(all, i);
+      if (i % all.extent(1) < width_) {
+        values.push_back(value);
+      } else {
+        EXPECT_EQ(value, kCanary) << "a gap was written to";
       }
-    });
+    }
     return values;
   }
 
@@ -109,6 +110,15 @@ class Placed {
 
  private:
   static constexpr double kCanary = 1536;  // every dtype holds it
+
+  // The values, and the canary everywhere else.
+  void put(Context& context, const Values& values) {
+    std::vector<std::byte> memory(static_cast<std::size_t>(tensor_.view().bytes()));
+    const TensorView all(memory.data(), tensor_.view().dtype(), tensor_.view().shape());
+    for (std::int64_t i = 0; i < all.elements(); ++i) write_element(all, i, kCanary);
+    for (std::size_t i = 0; i < values.size(); ++i) write_element(all, place(i), values[i]);
+    Staging(context, all.bytes()).upload(tensor_, memory);
+  }
 
   [[nodiscard]] std::int64_t place(std::size_t i) const {
     const auto index = static_cast<std::int64_t>(i);
@@ -125,9 +135,19 @@ class PlacedIds {
   PlacedIds(Context& context, const std::vector<std::int32_t>& ids)
       : tensor_(context.allocate(
             {.name = "ids", .dtype = DType::i32, .shape = {static_cast<std::int64_t>(ids.size())}})) {
-    context.run([&](const Stream&) { std::copy(ids.begin(), ids.end(), tensor_.data<std::int32_t>()); });
+    Staging(context, tensor_.view().bytes()).upload(tensor_, std::as_bytes(std::span(ids)));
   }
   operator const TensorView&() const { return tensor_.view(); }
+
+  // Nothing of a phantom.
+  [[nodiscard]] std::vector<std::int32_t> read(Context& context) const {
+    std::vector<std::byte> memory;
+    Staging staging(context, tensor_.view().bytes());
+    const TensorView all = staging.on_host(tensor_, memory);
+    if (context.phantom()) return {};
+    const auto* first = all.data<std::int32_t>();
+    return {first, first + all.elements()};
+  }
 
  private:
   Tensor tensor_;
@@ -136,9 +156,9 @@ class PlacedIds {
 // Rehearsed, then run on so many threads; body() is one phase.
 template <class Body>
 void run_phase(int threads, const Body& body) {
-  CpuBackend backend(threads);
+  const std::unique_ptr<Backend> backend = backend_under_test(threads);
   const auto program = [&](Context& context) { context.phase(Phase::step, [&] { body(context); }); };
-  Context context(backend, rehearse(program, backend.description()));
+  Context context(*backend, rehearse(program, backend->description()));
   program(context);
 }
 

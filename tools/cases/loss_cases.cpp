@@ -171,13 +171,6 @@ void add_large_logits(CaseList& list) {
 
 // ---- running one
 
-const LossImplementation& find(std::string_view name) {
-  for (const LossImplementation& row : loss_implementations()) {
-    if (row.name == name) return row;
-  }
-  fail(ErrorKind::input, "implementation '{}' is unknown", name);
-}
-
 std::int64_t losses(const LossProblem& problem) {
   return problem.reduction == Reduction::none ? problem.tokens : 1;
 }
@@ -193,6 +186,13 @@ std::size_t at(std::int64_t index) {
 
 }  // namespace
 
+const LossImplementation& find_loss(std::string_view name) {
+  for (const LossImplementation& row : loss_implementations()) {
+    if (row.name == name) return row;
+  }
+  fail(ErrorKind::input, "implementation '{}' is unknown", name);
+}
+
 std::vector<LossCase> loss_cases() {
   CaseList list;
   add_sizes(list);
@@ -205,7 +205,7 @@ std::vector<LossCase> loss_cases() {
 PreparedLossCase::PreparedLossCase(LossCase c) : case_(std::move(c)) {
   make_inputs();
   truth_ = run(case_.problem, "reference", describe_cpu(), true);
-  compute_plainly();
+  plain_ = compute_plainly(DType::f32);
 }
 
 void PreparedLossCase::make_inputs() {
@@ -238,7 +238,7 @@ void PreparedLossCase::make_inputs() {
 
 LossResults PreparedLossCase::run(const LossProblem& problem, std::string_view implementation,
                                   const DeviceDescription& device, bool in_double) const {
-  const LossImplementation& row = find(implementation);
+  const LossImplementation& row = find_loss(implementation);
   ThreadPool pool(device.cores);
   const Stream stream{.device = &device, .pool = &pool, .poll = {}, .native = nullptr};
   const DType wide = in_double ? DType::f64 : DType::f32;
@@ -283,8 +283,8 @@ LossResults PreparedLossCase::run(const LossProblem& problem, std::string_view i
 }
 
 // The formulas in f32, as one would write them who has memory enough; only that the largest logit is
-// subtracted.
-void PreparedLossCase::compute_plainly() {
+// subtracted. Logits and their gradients are rounded to a dtype.
+LossResults PreparedLossCase::compute_plainly(DType logits) const {
   const LossProblem& p = case_.problem;
   const std::vector<float> x = in_f32(hidden_);
   const std::vector<float> w = in_f32(weight_);
@@ -308,12 +308,17 @@ void PreparedLossCase::compute_plainly() {
   std::vector<float> weight_gradient = in_f32(old_weight_gradient_);
   std::vector<float> z(at(p.vocab));
   const float words = static_cast<float>(p.vocab);
+  const auto rounded_logit = [&](float value) {
+    if (logits == DType::bf16) return static_cast<float>(BFloat16(value));
+    return logits == DType::f16 ? static_cast<float>(Float16(value)) : value;
+  };
   for (std::int64_t t = 0; t < p.tokens; ++t) {
     if (labels[at(t)] < 0) continue;
     const float weight = weights[at(t)] / divisor;
     for (std::int64_t v = 0; v < p.vocab; ++v) {
       float dot = 0;
       for (std::int64_t i = 0; i < p.hidden; ++i) dot += x[at(t * p.hidden + i)] * w[at(v * p.hidden + i)];
+      dot = rounded_logit(dot);
       z[at(v)] = p.softcap == 0 ? dot : p.softcap * std::tanh(dot / p.softcap);
     }
     const float max = *std::ranges::max_element(z);
@@ -335,7 +340,7 @@ void PreparedLossCase::compute_plainly() {
       float dz = (1 + 2 * p.z_loss * lse) * std::exp(z[at(v)] - max) / sum - p.label_smoothing / words;
       if (v == labels[at(t)]) dz -= 1 - p.label_smoothing;
       if (p.softcap != 0) dz *= 1 - z[at(v)] / p.softcap * (z[at(v)] / p.softcap);
-      dz *= scale;
+      dz = rounded_logit(dz * scale);
       for (std::int64_t i = 0; i < p.hidden; ++i) {
         hidden_gradient[at(t * p.hidden + i)] += dz * w[at(v * p.hidden + i)];
         weight_gradient[at(v * p.hidden + i)] += dz * x[at(t * p.hidden + i)];
@@ -346,14 +351,17 @@ void PreparedLossCase::compute_plainly() {
   for (std::int64_t i = 0; i < p.tokens * p.hidden; ++i) {
     write_element(rounded.view(), i, hidden_gradient[at(i)]);
   }
-  plain_.values = {std::vector<double>(loss.begin(), loss.end()), rounded.values(),
-                   std::vector<double>(weight_gradient.begin(), weight_gradient.end())};
+  return {.values = {std::vector<double>(loss.begin(), loss.end()), rounded.values(),
+                     std::vector<double>(weight_gradient.begin(), weight_gradient.end())}};
 }
 
 LossErrors PreparedLossCase::judge(std::string_view implementation, const DeviceDescription& device) const {
   const LossResults ours = run(case_.problem, implementation, device, false);
   LossErrors errors;
   errors.canaries_alive = ours.canaries_alive;
+  // GPUs hold logits in the problem's dtype, as everybody's do.
+  const bool narrow = device.kind == DeviceKind::cuda && case_.problem.dtype != DType::f32;
+  const LossResults plainly = narrow ? compute_plainly(case_.problem.dtype) : plain_;
   for (std::size_t i = 0; i < kLossResults; ++i) {
     const double largest = largest_magnitude(truth_.values[i]);
     // A few results are exact in the plain computation: two units of f32 in the last place of the largest
@@ -361,9 +369,10 @@ LossErrors PreparedLossCase::judge(std::string_view implementation, const Device
     const bool wide = case_.problem.dtype == DType::f32 || i != 1;
     const double floor = largest * (wide ? 0x1p-22 : unit_in_last_place(case_.problem.dtype) / 2);
     const double factor = i == 0 ? 2 : 3;
-    const double plain = largest_difference(truth_.values[i], plain_.values[i]);
+    const double plain = largest_difference(truth_.values[i], plainly.values[i]);
     // Two independent derivations: had they little in common, the plain one would allow anything.
-    const bool agree = plain <= largest * (wide ? 0x1p-9 : 4 * unit_in_last_place(case_.problem.dtype));
+    const double unit = unit_in_last_place(case_.problem.dtype);
+    const bool agree = plain <= largest * (wide && !narrow ? 0x1p-9 : 4 * unit);
     errors.allowed[i] = agree ? std::max(factor * plain, floor) : 0;
     errors.ours[i] = largest_difference(truth_.values[i], ours.values[i]);
     if (!agree) errors.ours[i] = std::numeric_limits<double>::infinity();
@@ -378,7 +387,7 @@ double LossErrors::worst() const {
 }
 
 Support serves(const LossCase& c, std::string_view implementation) {
-  return find(implementation).supports(c.problem, describe_cpu());
+  return find_loss(implementation).supports(c.problem, describe_cpu());
 }
 
 }  // namespace headroom

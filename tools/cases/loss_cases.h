@@ -22,6 +22,8 @@ struct LossCase {
 
 [[nodiscard]] std::vector<LossCase> loss_cases();
 
+[[nodiscard]] const LossImplementation& find_loss(std::string_view name);
+
 // loss, dHidden, dWeight.
 inline constexpr int kLossResults = 3;
 
@@ -59,7 +61,7 @@ class PreparedLossCase {
   [[nodiscard]] LossResults run(const LossProblem& problem, std::string_view implementation,
                                 const DeviceDescription& device, bool in_double) const;
   void make_inputs();
-  void compute_plainly();
+  [[nodiscard]] LossResults compute_plainly(DType logits) const;
 
   LossCase case_;
   Guarded hidden_, weight_, token_weights_, loss_gradient_, old_weight_gradient_;

@@ -39,6 +39,6 @@ void sum_of_squares(const TensorView& view, const TensorView& result, Store stor
                     const TensorView& workspace, const Stream& stream);
 void clip_factor(const ClipFactor& views, const Clipping& clipping);
 
-void adamw(const AdamWViews& views, const AdamW& settings, const Stream& stream);
+void adamw(const AdamWViews& views, const AdamWFactors& factors, const Stream& stream);
 
 }  // namespace headroom::cpu

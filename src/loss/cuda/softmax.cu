@@ -1,0 +1,200 @@
+// One block per token reads its logits twice: for the statistics, then for the gradients, which take their
+// place. Bound by memory.
+#include "loss/cuda/softmax.h"
+
+#include "ops/cuda/eights.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kTokenThreads = 512;
+constexpr float kLog2E = 1.44269504F;
+
+__device__ __forceinline__ float minus_infinity() {
+  return bits_to_float(0xff800000u);
+}
+
+// Of some of a token's logits: the largest, the sum of e^(logit - max), and the sum of the logits.
+struct Statistics {
+  float max = minus_infinity();
+  float sum = 0;
+  float logits = 0;
+
+  __device__ __forceinline__ void add(const Statistics& other) {
+    const float most = other.max > max ? other.max : max;
+    // Where both have nothing, most is -inf and the sums are 0.
+    sum = (max == most ? sum : sum * power_of_two((max - most) * kLog2E)) +
+          (other.max == most ? other.sum : other.sum * power_of_two((other.max - most) * kLog2E));
+    max = most;
+    logits += other.logits;
+  }
+};
+
+template <DType kType>
+struct SoftmaxCall {
+  RowsOf<kType> logits;
+  std::int64_t vocab;
+  std::int64_t first;
+  LossLabels labels;
+  LossScratch scratch;
+  float label_smoothing;
+  float z_loss;
+  float softcap;
+  const float* loss_gradient;  // null: the losses alone
+  bool gradient_per_token;
+
+  __device__ __forceinline__ float capped(float logit) const {
+    return softcap == 0 ? logit : softcap * tanhf(logit / softcap);
+  }
+};
+
+template <DType kType>
+__global__ void softmax_loss_kernel(SoftmaxCall<kType> call) {
+  auto* shared = reinterpret_cast<Statistics*>(shared_memory);
+  const std::int64_t token = call.first + blockIdx.x;
+  Stored<kType>* row = call.logits.row(blockIdx.x);
+  const std::int64_t label = call.labels.label(token);
+  const double divisor = *call.scratch.divisor;
+  const double weight = label < 0 || divisor == 0 ? 0 : call.labels.weight(token) / divisor;
+  const auto for_eights = [&](const auto& body) {
+    for (std::int64_t i = threadIdx.x * kEight; i < call.vocab; i += kTokenThreads * kEight) {
+      body(i, call.vocab - i);
+    }
+  };
+  if (weight == 0) {
+    if (threadIdx.x == 0) call.scratch.losses[token] = 0;
+    if (call.loss_gradient == nullptr) return;
+    for_eights([&](std::int64_t i, std::int64_t count) {
+      store_eight<kType>(row + i, count, call.logits.aligned, Eight{});
+    });
+    return;
+  }
+
+  Statistics own;
+  for_eights([&](std::int64_t i, std::int64_t count) {
+    Eight values = load_eight<kType>(row + i, count, call.logits.aligned);
+    Statistics eight;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      values.at[j] = call.capped(values.at[j]);
+      if (j < count) {
+        if (!(values.at[j] <= eight.max)) eight.max = values.at[j];  // NaN too
+        eight.logits += values.at[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      if (j < count) eight.sum += power_of_two((values.at[j] - eight.max) * kLog2E);
+    }
+    own.add(eight);
+  });
+  shared[threadIdx.x] = own;
+  for (unsigned half = kTokenThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) shared[threadIdx.x].add(shared[threadIdx.x + half]);
+  }
+  const bool there = label < call.vocab;
+  const float target = there ? call.capped(widen<kType>(row[label])) : bits_to_float(0x7fc00000u);
+  __syncthreads();  // everybody has read the label's logit, and sees the sums
+  const Statistics all = shared[0];
+  const double log_sum = log(static_cast<double>(all.sum));
+  const double lse = static_cast<double>(all.max) + log_sum;
+  const double smoothing = call.label_smoothing;
+  if (threadIdx.x == 0) {
+    const double max = all.max;
+    const double mean = static_cast<double>(all.logits) / static_cast<double>(call.vocab);
+    const double loss = (1 - smoothing) * (max - static_cast<double>(target) + log_sum) +
+                        smoothing * (max - mean + log_sum) + static_cast<double>(call.z_loss) * lse * lse;
+    call.scratch.losses[token] = weight * loss;
+  }
+  if (call.loss_gradient == nullptr) return;
+
+  // dZ <- factor * e^(Z - max) - smoothed, less the label's share, through the softcap
+  const double scale =
+      weight * static_cast<double>(call.loss_gradient[call.gradient_per_token ? token : 0]);
+  const auto factor = static_cast<float>(scale * (1 + 2 * static_cast<double>(call.z_loss) * lse) /
+                                         static_cast<double>(all.sum));
+  const auto smoothed = static_cast<float>(scale * smoothing / static_cast<double>(call.vocab));
+  const auto share = there ? static_cast<float>(scale * (1 - smoothing)) : bits_to_float(0x7fc00000u);
+  for_eights([&](std::int64_t i, std::int64_t count) {
+    Eight values = load_eight<kType>(row + i, count, call.logits.aligned);
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      const float logit = call.capped(values.at[j]);
+      float gradient = factor * power_of_two((logit - all.max) * kLog2E) - smoothed;
+      if (i + j == label || !there) gradient -= share;
+      if (call.softcap != 0) {
+        const float part = logit / call.softcap;
+        gradient *= 1 - part * part;
+      }
+      values.at[j] = gradient;
+    }
+    store_eight<kType>(row + i, count, call.logits.aligned, values);
+  });
+}
+
+// divisor <- the weights of the tokens that count; one block
+__global__ void loss_divisor_kernel(LossLabels labels, std::int64_t tokens, double* divisor) {
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < tokens; i += kTokenThreads) {
+    if (labels.label(i) >= 0) sum += labels.weight(i);
+  }
+  sum = sum_block<kTokenThreads>(sum);
+  if (threadIdx.x == 0) *divisor = sum;
+}
+
+__global__ void set_divisor_kernel(double* divisor) {
+  if (threadIdx.x == 0) *divisor = 1;
+}
+
+// loss <- the sum of the tokens' losses, or each of them; one block
+__global__ void loss_total_kernel(const double* losses, std::int64_t tokens, float* loss, bool each) {
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < tokens; i += kTokenThreads) {
+    if (each) loss[i] = static_cast<float>(losses[i]);
+    sum += losses[i];
+  }
+  if (each) return;
+  sum = sum_block<kTokenThreads>(sum);
+  if (threadIdx.x == 0) *loss = static_cast<float>(sum);
+}
+
+}  // namespace
+
+void loss_divisor(const LossProblem& problem, const LossLabels& labels, const LossScratch& scratch,
+                  const Stream& stream) {
+  if (problem.reduction == Reduction::mean) {
+    launch("loss_divisor_kernel", loss_divisor_kernel, 1, kTokenThreads, sum_block_bytes(kTokenThreads), stream, labels,
+           problem.tokens, scratch.divisor);
+  } else {
+    launch("set_divisor_kernel", set_divisor_kernel, 1, kWarp, 0, stream, scratch.divisor);
+  }
+}
+
+void softmax_loss(const LossProblem& problem, const LossLabels& labels, const LossScratch& scratch,
+                  const TensorView& logits, std::int64_t first, const TensorView& loss_gradient,
+                  const Stream& stream) {
+  with_dtype(logits.dtype(), [&]<DType kType>() {
+    const SoftmaxCall<kType> call{.logits = rows_of<kType>(logits),
+                                  .vocab = problem.vocab,
+                                  .first = first,
+                                  .labels = labels,
+                                  .scratch = scratch,
+                                  .label_smoothing = problem.label_smoothing,
+                                  .z_loss = problem.z_loss,
+                                  .softcap = problem.softcap,
+                                  .loss_gradient = static_cast<const float*>(loss_gradient.raw()),
+                                  .gradient_per_token = problem.reduction == Reduction::none};
+    launch("softmax_loss_kernel", softmax_loss_kernel<kType>, logits.extent(0), kTokenThreads,
+           kTokenThreads * static_cast<std::int64_t>(sizeof(Statistics)), stream, call);
+  });
+}
+
+void loss_total(const LossProblem& problem, const LossScratch& scratch, const TensorView& loss,
+                const Stream& stream) {
+  launch("loss_total_kernel", loss_total_kernel, 1, kTokenThreads, sum_block_bytes(kTokenThreads), stream,
+         static_cast<const double*>(scratch.losses), problem.tokens, loss.data<float>(),
+         problem.reduction == Reduction::none);
+}
+
+}  // namespace headroom::cuda

@@ -1,0 +1,183 @@
+// Rows of any dtype as f32, eight neighbours at a time: one access of sixteen bytes where they are 16-bit and
+// aligned, two where they are f32. Every kernel of the small operations walks so.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device_code.h"
+#include "headroom/core/checked.h"
+#include "headroom/core/error.h"
+#include "headroom/core/tensor_view.h"
+#if defined(__CUDACC__)
+#include "cuda/launch.h"
+#endif
+
+namespace headroom::cuda {
+
+#if defined(__CUDACC__)
+extern __shared__ float4 shared_memory[];  // as much as the launch asks for
+#endif
+inline constexpr int kThreads = 256;  // of every block
+inline constexpr int kWarp = 32;
+inline constexpr int kEight = 8;
+
+template <DType kType>
+using Stored = std::conditional_t<kType == DType::f32, float, std::uint16_t>;
+
+// body.operator()<the dtype>()
+template <class Body>
+void with_dtype(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::bf16: return body.template operator()<DType::bf16>();
+    case DType::f16: return body.template operator()<DType::f16>();
+    default: return body.template operator()<DType::f32>();
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ float widen(Stored<kType> value) {
+  if constexpr (kType == DType::f32) {
+    return value;
+  } else if constexpr (kType == DType::bf16) {
+    return bits_to_float(static_cast<std::uint32_t>(value) << 16);
+  } else {
+    return half_to_float(value);
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ Stored<kType> narrow(float value) {
+  if constexpr (kType == DType::f32) {
+    return value;
+  } else if constexpr (kType == DType::bf16) {
+    return float_to_bfloat(value);
+  } else {
+    return float_to_half(value);
+  }
+}
+
+struct Eight {
+  float at[kEight];
+};
+
+template <DType kType>
+struct alignas(16) StoredEight {
+  Stored<kType> at[kEight];
+};
+
+// Rows with unit stride inside: [outer, inner, dim].
+template <DType kType>
+struct RowsOf {
+  Stored<kType>* data = nullptr;
+  std::int64_t outer_stride = 0;
+  std::int64_t inner_stride = 0;
+  std::int64_t inner = 1;  // rows per outer one
+  bool aligned = false;    // every row, to sixteen bytes
+
+  __device__ __forceinline__ Stored<kType>* row(std::int64_t i) const {
+    return data + (inner == 1 ? i * outer_stride : i / inner * outer_stride + i % inner * inner_stride);
+  }
+};
+
+// The rows of a view of rank 1 to 3; a dense one may be walked as a single row.
+template <DType kType>
+RowsOf<kType> rows_of(const TensorView& view) {
+  const int last = view.rank() - 1;
+  RowsOf<kType> rows{.data = static_cast<Stored<kType>*>(view.raw()),
+                     .outer_stride = last >= 1 ? view.stride(0) : 0,
+                     .inner_stride = last == 2 ? view.stride(1) : 0,
+                     .inner = last == 2 ? view.extent(1) : 1};
+  const auto whole = [](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(sizeof(Stored<kType>)) % 16 == 0;
+  };
+  rows.aligned = reinterpret_cast<std::uintptr_t>(view.raw()) % 16 == 0 && whole(rows.outer_stride) &&
+                 whole(rows.inner_stride);
+  return rows;
+}
+template <DType kType>
+RowsOf<kType> one_row_of(const TensorView& view) {
+  return {.data = static_cast<Stored<kType>*>(view.raw()),
+          .aligned = reinterpret_cast<std::uintptr_t>(view.raw()) % 16 == 0};
+}
+
+// `count` of eight neighbours, the others 0.
+template <DType kType>
+__device__ __forceinline__ Eight load_eight(const Stored<kType>* from, std::int64_t count, bool aligned) {
+  Eight values;
+  if (aligned && count >= kEight) {
+    const auto stored = *reinterpret_cast<const StoredEight<kType>*>(from);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) values.at[i] = widen<kType>(stored.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) values.at[i] = i < count ? widen<kType>(from[i]) : 0.0F;
+  }
+  return values;
+}
+
+template <DType kType>
+__device__ __forceinline__ void store_eight(Stored<kType>* to, std::int64_t count, bool aligned,
+                                            const Eight& values) {
+  if (aligned && count >= kEight) {
+    StoredEight<kType> stored;
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) stored.at[i] = narrow<kType>(values.at[i]);
+    *reinterpret_cast<StoredEight<kType>*>(to) = stored;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (i < count) to[i] = narrow<kType>(values.at[i]);
+    }
+  }
+}
+
+// What two lengths divide into; most fit 32 bits, where a division is a fifth of the work.
+__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if ((static_cast<std::uint64_t>(a) | static_cast<std::uint64_t>(b)) >> 32 == 0) {
+    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  }
+  return a / b;
+}
+
+// op(row, first column, columns) for every eight of [rows, dim].
+template <class Op>
+__global__ void for_eights_kernel(Op op, std::int64_t rows, std::int64_t dim, std::int64_t blocks) {
+  const std::int64_t in_row = (dim + kEight - 1) / kEight;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * in_row;
+       i += blocks * kThreads) {
+    const std::int64_t row = rows == 1 ? 0 : quotient(i, in_row);
+    const std::int64_t column = (i - row * in_row) * kEight;
+    op(row, column, dim - column);
+  }
+}
+
+// The sum over a block's threads, in the same order every time; thread 0 has it.
+template <int kBlock>
+__device__ __forceinline__ double sum_block(double value) {
+  auto* sums = reinterpret_cast<double*>(shared_memory);
+  sums[threadIdx.x] = value;
+  for (unsigned half = kBlock / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  return sums[0];
+}
+constexpr std::int64_t sum_block_bytes(int threads) {
+  return threads * static_cast<std::int64_t>(sizeof(double));
+}
+
+// Enough blocks to fill the chip several times over; their loops take the rest.
+inline std::int64_t blocks_for(std::int64_t items, const Stream& stream) {
+  return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 16);
+}
+
+template <class Op>
+void for_eights(const char* name, std::int64_t rows, std::int64_t dim, const Stream& stream, const Op& op) {
+  if (rows == 0 || dim == 0) return;
+  const std::int64_t blocks = blocks_for(rows * divide_up(dim, kEight), stream);
+  launch(name, for_eights_kernel<Op>, blocks, kThreads, 0, stream, op, rows, dim, blocks);
+}
+
+}  // namespace headroom::cuda
