@@ -229,7 +229,6 @@ TrainingPlan plan_training(const TrainingOptions& options) {
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
   const Device device = parse_device(options.device);
   const ListedDevice listed = find_device(device);
-  check(device.kind == DeviceKind::cpu, "device '{}': train runs on cpu", options.device);
   AppendedFile::check_kind(metrics_path(options.out));
   // Nothing in the folder is read or written by two runs at a time.
   std::optional<FolderLock> lock;

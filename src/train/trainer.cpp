@@ -125,6 +125,17 @@ StepBatch Trainer::DeviceBatch::views() const {
   return {.tokens = tokens, .labels = labels, .positions = positions, .document_starts = document_starts};
 }
 
+// Kernels use them as indices, and on a GPU have no way to say what is wrong.
+void Trainer::check_words(const Samples& batch, std::int64_t vocab) {
+  for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+    check(batch.tokens[i] >= 0 && batch.tokens[i] < vocab,
+          "token {} of a batch has id {}; the vocabulary has {} entries, from 0", i, batch.tokens[i], vocab);
+    check(batch.labels[i] == kIgnore || (batch.labels[i] >= 0 && batch.labels[i] < vocab),
+          "label {} of token {} is neither in 0 to {} nor {}, which is ignored", batch.labels[i], i,
+          vocab - 1, kIgnore);
+  }
+}
+
 // Before the phase, so that a batch without labels needs none. Every phase that copies from the buffers ends
 // in a read-back, after which they are free to be written.
 std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) const {
@@ -139,6 +150,7 @@ std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) c
   std::int64_t counted = host_batch_.labels.view().elements();
   context.run([&](const Stream&) {
     fill(batch);
+    check_words(batch, decoder_.config().vocab);
     counted -= std::ranges::count(batch.labels, kIgnore);
   });
   return counted;

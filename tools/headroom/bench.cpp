@@ -17,7 +17,7 @@ MachineOutputs add_bench_options(Command app, BenchOptions& options) {
   app.add_whole("--steps", options.steps, 1, 100'000, "Timed runs, of which the median counts");
   app.add_number("--max-seconds", options.max_seconds, {.most = 1e6},
                  "At most so long per case, after one run");
-  app.add_text("--device", options.device, "Where to run: cpu; attention also cuda:N");
+  app.add_text("--device", options.device, "Where to run: cpu or cuda:N");
   app.add_budget("--budget", options.budget,
                  "Bytes a case may take, such as 4GiB (default: what is free now)");
   add_threads_option(app, options.threads);
@@ -26,13 +26,6 @@ MachineOutputs add_bench_options(Command app, BenchOptions& options) {
   app.add_flag("--markdown", options.markdown, "A Markdown table")->excludes(json)->excludes(csv);
   add_html_option(app, options.html);
   return {.json = json, .csv = csv};
-}
-
-std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what) {
-  const Device device = parse_device(options.device);
-  const ListedDevice listed = find_device(device);
-  check(device.kind == DeviceKind::cpu, "device '{}': {} has kernels for cpu", options.device, what);
-  return options.budget ? *options.budget : default_budget(listed.memory);
 }
 
 BenchDevice bench_device(const BenchOptions& options) {

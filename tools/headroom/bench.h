@@ -41,10 +41,7 @@ struct MachineOutputs {
 };
 MachineOutputs add_bench_options(Command app, BenchOptions& options);
 
-// What a case may take: the budget given, or what is free now. Another device than the CPU is refused, naming
-// what has no kernels there.
-[[nodiscard]] std::int64_t budget_on_cpu(const BenchOptions& options, std::string_view what);
-// The same on any device, with what it has.
+// The device, and what a case may take: the budget given, or what is free now.
 struct BenchDevice {
   ListedDevice listed;
   std::int64_t budget = 0;

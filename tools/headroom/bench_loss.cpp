@@ -47,6 +47,7 @@ struct Row {
   double error = 0;
   double gflops = 0;
   double of_peak = 0;
+  std::string device;
   std::vector<double> peak_gflops;  // measured beside the steps
 };
 
@@ -121,7 +122,7 @@ class LossRun {
   // Backward makes the loss on its way; only those that gain nothing from that run forward before it.
   void step() {
     context_.phase(Phase::step, [&] {
-      if (implementation_.name != "fused") loss_forward(context_, problem_, views(), implementation_.name);
+      if (!implementation_.name.starts_with("fused")) loss_forward(context_, problem_, views(), implementation_.name);
       loss_backward(context_, problem_,
                     {.forward = views(),
                      .loss_gradient = loss_gradient_,
@@ -131,7 +132,16 @@ class LossRun {
     });
   }
 
+  double step_seconds() {
+    return context_.device_seconds([&] { step(); });
+  }
+
+  // Measured beside the steps on a CPU; a GPU's is its maker's.
   double peak_flops() {
+    const DeviceDescription& device = context_.description();
+    if (device.kind == DeviceKind::cuda) {
+      return problem_.dtype == DType::f32 ? device.f32_flops : device.half_flops;
+    }
     double rate = 0;
     context_.phase(Phase::peak,
                    [&] { context_.run([&](const Stream& stream) { rate = measured_peak_flops(stream); }); });
@@ -249,7 +259,7 @@ void time_steps(LossRun& run, const BenchOptions& options, double step_flops, Ro
   std::vector<double> of_peak;
   double before = run.peak_flops();
   repeat(options, [&] {
-    seconds.push_back(seconds_of([&] { run.step(); }));
+    seconds.push_back(run.step_seconds());
     const double after = run.peak_flops();
     of_peak.push_back(step_flops / seconds.back() / ((before + after) / 2));
     row.peak_gflops.push_back(after * 1e-9);
@@ -263,6 +273,7 @@ void time_steps(LossRun& run, const BenchOptions& options, double step_flops, Ro
 Row measure(const Case& c, const BenchOptions& options, Backend& backend, std::int64_t budget) {
   Row row;
   row.c = c;
+  row.device = options.device;
   const LossImplementation& implementation = find_implementation(loss_implementations(), c.implementation);
   const Support support = implementation.supports(c.problem, backend.description());
   const bool chunks_asked = c.problem.chunk_tokens > 0 || c.problem.chunk_vocab > 0;
@@ -294,7 +305,7 @@ Row measure(const Case& c, const BenchOptions& options, Backend& backend, std::i
 nlohmann::ordered_json to_json(const Row& row) {
   const LossProblem& p = row.c.problem;
   return {{"impl", row.c.implementation},
-          {"device", "cpu"},
+          {"device", row.device},
           {"tokens", p.tokens},
           {"hidden", p.hidden},
           {"vocab", p.vocab},
@@ -312,9 +323,11 @@ nlohmann::ordered_json to_json(const Row& row) {
 }
 
 void run(const Options& options, std::ostream& out) {
-  const std::int64_t budget = budget_on_cpu(options.bench, "the loss");
+  const std::int64_t budget = bench_device(options.bench).budget;
   const std::vector<Case> cases = make_cases(options);
-  CpuBackend backend(options.bench.threads);
+  const std::unique_ptr<Backend> opened =
+      open_backend(parse_device(options.bench.device), options.bench.threads);
+  Backend& backend = *opened;
   std::vector<Row> rows;
   std::vector<double> peaks;
   {

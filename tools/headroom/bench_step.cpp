@@ -52,7 +52,7 @@ void write_calibration(const std::vector<Row>& rows, const DeviceDescription& de
 }
 
 Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
-            const std::string& dtype, CpuBackend& backend, std::int64_t budget_bytes) {
+            const std::string& dtype, Backend& backend, std::int64_t budget_bytes) {
   const TrainingProblem problem{.config = find_model(model),
                                 .sizes = {.context = context_tokens},
                                 .mask = parse_mask(options.attention),
@@ -100,9 +100,11 @@ double tokens_per_second(const Row& row) {
 }
 
 void run(const Options& options, std::ostream& out) {
-  const std::int64_t budget_bytes = budget_on_cpu(options.bench, "a step");
+  const std::int64_t budget_bytes = bench_device(options.bench).budget;
   if (options.calibrate) check_can_write_rates();
-  CpuBackend backend(options.bench.threads);
+  const std::unique_ptr<Backend> opened =
+      open_backend(parse_device(options.bench.device), options.bench.threads);
+  Backend& backend = *opened;
   std::vector<Row> rows;
   {
     Progress progress("step");
@@ -139,7 +141,9 @@ void run(const Options& options, std::ostream& out) {
                    backend.description());
   if (options.bench.json) {
     nlohmann::ordered_json json =
-        bench_header(backend.description(), measured_peak_flops(backend.stream(StreamId::main)) / 1e9);
+        bench_header(backend.description(), backend.description().kind == DeviceKind::cpu
+                                                     ? measured_peak_flops(backend.stream(StreamId::main)) / 1e9
+                                                     : 0);
     for (const Row& row : rows) {
       json["rows"].push_back({{"model", row.model},
                               {"context", row.context},

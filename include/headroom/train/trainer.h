@@ -111,6 +111,7 @@ class Trainer {
   [[nodiscard]] std::int64_t largest_transfer_bytes() const;
   // Fills the host's buffers and counts the labels.
   [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
+  static void check_words(const Samples& batch, std::int64_t vocab);
   [[nodiscard]] static LossSum sum_over_ranks(Context& context, const LossSum& mine);
   // A value that the device made, on the host, which waits for main to have made it.
   double read_back(Context& context, const Tensor& value) const;
