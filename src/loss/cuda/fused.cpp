@@ -27,16 +27,17 @@ struct ChunkPieces {
     tokens = std::clamp<std::int64_t>(problem.chunk_tokens == 0 ? own : problem.chunk_tokens, 1,
                                       std::max<std::int64_t>(problem.tokens, 1));
     if (pass == Pass::forward) tokens = std::min(tokens, kProductTokens);
-    logits = TensorView(pieces.take<std::byte>(checked_multiply(tokens, row_bytes)), problem.dtype,
-                        {tokens, stride})
-                 .slice(1, 0, problem.vocab);
-    scratch.divisor = pieces.take<double>(1);
-    scratch.losses = pieces.take<double>(problem.tokens);
+    // First: cuBLASLt wants it at a multiple of 256 bytes.
     const std::int64_t product =
         std::max({product_workspace_bytes(problem.vocab, problem.hidden, device, problem.dtype),
                   product_workspace_bytes(problem.hidden, problem.vocab, device, problem.dtype),
                   product_workspace_bytes(problem.hidden, tokens, device)});
     product_workspace = TensorView(pieces.take<std::byte>(product), DType::u8, {product});
+    logits = TensorView(pieces.take<std::byte>(checked_multiply(tokens, row_bytes)), problem.dtype,
+                        {tokens, stride})
+                 .slice(1, 0, problem.vocab);
+    scratch.divisor = pieces.take<double>(1);
+    scratch.losses = pieces.take<double>(problem.tokens);
     bytes = pieces.bytes();
   }
 
