@@ -30,9 +30,9 @@ void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks
 }
 
 inline void set_bytes(void* data, std::uint8_t value, std::int64_t bytes, const Stream& stream) {
-  check_cuda(cudaMemsetAsync(data, value, static_cast<std::size_t>(bytes),
-                             static_cast<cudaStream_t>(stream.native)),
-             "cudaMemsetAsync");
+  check_cuda(
+      cudaMemsetAsync(data, value, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream.native)),
+      "cudaMemsetAsync");
 }
 
 }  // namespace headroom::cuda

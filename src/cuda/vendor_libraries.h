@@ -41,6 +41,7 @@ class VendorLibraries {
   struct ProductKind {
     Matrix left;
     Matrix right;
+    Matrix addend;  // the result itself where there is none
     Matrix result;
     std::int64_t workspace_bytes = 0;
 

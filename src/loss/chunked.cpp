@@ -410,12 +410,12 @@ const LossImplementation& standard_loss() {
 
 LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& device,
                            std::int64_t budget_bytes) {
+  if (device.kind == DeviceKind::cuda) return fit_cuda_loss_chunks(problem, device, budget_bytes);
   const auto added = [&](LossChunks chunks) {
     LossProblem chunked = problem;
     chunked.chunk_tokens = chunks.tokens;
     chunked.chunk_vocab = chunks.vocab;
-    const LossImplementation& fused = device.kind == DeviceKind::cuda ? fused_cuda_loss() : fused_loss();
-    return fused.workspace_bytes(chunked, device, Pass::backward);
+    return fused_loss().workspace_bytes(chunked, device, Pass::backward);
   };
   // The largest count of steps for which `at(steps)` fits; at least one.
   const auto most = [&](std::int64_t limit, const auto& at) {

@@ -13,6 +13,10 @@ namespace headroom {
 [[nodiscard]] const LossImplementation& standard_loss();
 [[nodiscard]] const LossImplementation& reference_loss();
 
+// fit_loss_chunks of a GPU: as many tokens as are fast, or a half, a quarter ... of them; at least 128.
+[[nodiscard]] LossChunks fit_cuda_loss_chunks(const LossProblem& problem, const DeviceDescription& device,
+                                              std::int64_t budget_bytes);
+
 // Which label judges a token, and by how much it counts.
 class TokenTargets {
  public:

@@ -23,11 +23,13 @@ struct LossLabels {
   }
 
   // -1 where the token counts for nothing.
-  [[nodiscard]] HEADROOM_HOST_DEVICE std::int64_t label(std::int64_t token) const {
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  std::int64_t label(std::int64_t token) const {
     if (sequence != 0 && ++token % sequence == 0) return -1;
     return labels[token] == ignore_index ? -1 : labels[token];
   }
-  [[nodiscard]] HEADROOM_HOST_DEVICE double weight(std::int64_t token) const {
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  double weight(std::int64_t token) const {
     return weights == nullptr ? 1.0 : static_cast<double>(weights[token]);
   }
 };

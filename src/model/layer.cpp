@@ -58,11 +58,13 @@ void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Act
   const bool normed = activation_row(raw).exists(spec_);
   const Tensor& projected = normed ? make(acts, raw) : rotated;
   matmul(context_, acts[Activation::norm1], weight.transpose(0, 1), rows(projected));
+  const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
   if (normed) {
-    rms_norm_forward(context_, {.x = projected, .weight = norm, .y = rotated, .rstd = make(acts, rstd)},
-                     static_cast<float>(step_.config.rms_epsilon));
+    rms_norm_rope_forward(context_, {.x = projected, .weight = norm, .y = rotated, .rstd = make(acts, rstd)},
+                          static_cast<float>(step_.config.rms_epsilon), turn);
+  } else {
+    rope(context_, rotated, turn.positions, turn.frequencies, Pass::forward);
   }
-  rope(context_, rotated, step_.batch.positions.reshape({step_.tokens()}), step_.rope, Pass::forward);
 }
 
 void Layer::attend(LayerActivations& acts, Keeping keeping) const {
@@ -89,8 +91,7 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   acts.drop_unless_kept({query, key, value, lse}, keeping);
   // middle <- input + output Wo^T
   const Tensor& after = make(acts, middle);
-  matmul(context_, rows(acts[output]), weights_[Weight::output].transpose(0, 1), after);
-  add(context_, acts[input], after, after);
+  matmul_add(context_, rows(acts[output]), weights_[Weight::output].transpose(0, 1), acts[input], after);
   acts.drop_unless_kept({output}, keeping);
   rms_norm_forward(
       context_,
@@ -102,7 +103,9 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
   const auto stage = context_.stage(StageKind::mlp);
   acts.drop_unless_kept({norm2_rstd}, keeping);
-  MlpForward views{.x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}};
+  // next <- middle + mlp
+  MlpForward views{
+      .x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}, .residual = acts[middle]};
   if (keeps(keeping, gate)) {
     views.gate = make(acts, gate);
     views.up = make(acts, up);
@@ -110,26 +113,25 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   Tensor next = temporary("layer input", Category::activations, {step_.tokens(), step_.config.hidden});
   views.y = next;
   mlp_forward(context_, views, step_.strategy.mlp_tile_tokens);
-  acts.drop_unless_kept({norm2}, keeping);
-  // next <- middle + mlp
-  add(context_, acts[middle], next, next);
-  acts.drop_unless_kept({middle}, keeping);
+  acts.drop_unless_kept({norm2, middle}, keeping);
   return next;
 }
 
 // gradient <- that of the raw projection, from that of the rotated one.
 void Layer::project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
                              const TensorView& norm, const TensorView& norm_gradient) const {
-  rope(context_, gradient, step_.batch.positions.reshape({step_.tokens()}), step_.rope, Pass::backward);
-  if (!activation_row(raw).exists(spec_)) return;
-  rms_norm_backward(context_,
-                    {.x = acts[raw],
-                     .weight = norm,
-                     .rstd = acts[rstd],
-                     .y_gradient = gradient,
-                     .x_gradient = gradient,
-                     .weight_gradient = norm_gradient},
-                    Store::overwrite);
+  const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
+  if (!activation_row(raw).exists(spec_)) {
+    return rope(context_, gradient, turn.positions, turn.frequencies, Pass::backward);
+  }
+  rms_norm_rope_backward(context_,
+                         {.x = acts[raw],
+                          .weight = norm,
+                          .rstd = acts[rstd],
+                          .y_gradient = gradient,
+                          .x_gradient = gradient,
+                          .weight_gradient = norm_gradient},
+                         Store::overwrite, turn);
   acts.drop(raw);
   acts.drop(rstd);
 }

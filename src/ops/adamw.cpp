@@ -44,14 +44,14 @@ struct AdamWCall {
   AdamWViews views;
   AdamW settings;
 };
-constexpr OperationRow<AdamWCall> kRows[] = {{"cpu", on_cpus,
-                                              [](const AdamWCall& call, TensorView, const Stream& stream) {
-                                                cpu::adamw(call.views, factors_of(call.settings), stream);
-                                              }},
-                                             {"cuda", on_cuda_gpus,
-                                              [](const AdamWCall& call, TensorView, const Stream& stream) {
-                                                cuda::adamw(call.views, factors_of(call.settings), stream);
-                                              }}};
+constexpr OperationRow<AdamWCall> kRows[] = {
+    {"cpu", on_cpus,
+     [](const AdamWCall& call, TensorView, const Stream& stream) {
+       cpu::adamw(call.views, factors_of(call.settings), stream);
+     }},
+    {"cuda", on_cuda_gpus, [](const AdamWCall& call, TensorView, const Stream& stream) {
+       cuda::adamw(call.views, factors_of(call.settings), stream);
+     }}};
 
 }  // namespace
 

@@ -26,14 +26,14 @@ struct FillCall {
   TensorView view;
   float value;
 };
-constexpr OperationRow<FillCall> kFill[] = {{"cpu", on_cpus,
-                                             [](const FillCall& call, TensorView, const Stream& stream) {
-                                               cpu::fill(call.view, call.value, stream);
-                                             }},
-                                            {"cuda", on_cuda_gpus,
-                                             [](const FillCall& call, TensorView, const Stream& stream) {
-                                               cuda::fill(call.view, call.value, stream);
-                                             }}};
+constexpr OperationRow<FillCall> kFill[] = {
+    {"cpu", on_cpus,
+     [](const FillCall& call, TensorView, const Stream& stream) {
+       cpu::fill(call.view, call.value, stream);
+     }},
+    {"cuda", on_cuda_gpus, [](const FillCall& call, TensorView, const Stream& stream) {
+       cuda::fill(call.view, call.value, stream);
+     }}};
 
 struct ZeroCall {
   TensorView view;

@@ -11,6 +11,7 @@
 #include "cpu/workers.h"
 #include "headroom/ops/matmul.h"
 #include "ops/cpu/matmul_kernels.h"
+#include "ops/cpu/ops.h"
 #include "ops/operation.h"
 #include "ops/work.h"
 
@@ -93,6 +94,14 @@ void check_product(const TensorView& a, const TensorView& b, const TensorView& c
         c.stride(1));
 }
 
+void check_addend(const TensorView& addend, const TensorView& c) {
+  check(addend.shape() == c.shape() && addend.dtype() == c.dtype(),
+        "a product that gives {} of {} is added to {} of {}", name(c.dtype()), c.shape(),
+        name(addend.dtype()), addend.shape());
+  check(addend.stride(1) == 1 || addend.extent(1) <= 1,
+        "what a product is added to has stride {} in its last dimension", addend.stride(1));
+}
+
 namespace {
 
 std::int64_t cpu_workspace_bytes(const Product& product, const DeviceDescription& device) {
@@ -143,7 +152,7 @@ void run_pass(const DepthPass& pass, const MatmulPieces& pieces, int threads, co
 }
 
 void cpu_product(const Product& product, TensorView workspace, const Stream& stream) {
-  const auto& [a, b, c, add] = product;
+  const auto& [a, b, c, add, addend] = product;
   check_product(a, b, c);
   const std::int64_t m = c.extent(0);
   const std::int64_t n = c.extent(1);
@@ -176,6 +185,8 @@ void cpu_product(const Product& product, TensorView workspace, const Stream& str
       } while (depth < k);
     }
   }
+  // Last: sums that began with something large would lose the digits of what is small.
+  if (addend.elements() > 0) cpu::add(addend, c, c, stream);
 }
 
 bool overlaps_itself(const TensorView& matrix) {
@@ -188,7 +199,7 @@ bool overlaps_itself(const TensorView& matrix) {
 // cuBLASLt multiplies matrices of one dtype; the result is f32 or of that dtype.
 Support by_cublaslt(const Product& product, const DeviceDescription& device) {
   if (Support support = on_cuda_gpus(product, device); !support) return support;
-  for (const TensorView* operand : {&product.a, &product.b, &product.c}) {
+  for (const TensorView* operand : {&product.a, &product.b, &product.c, &product.addend}) {
     if (overlaps_itself(*operand)) return Support::no("takes no matrix whose rows overlap");
   }
   const DType result = product.c.dtype();
@@ -225,6 +236,16 @@ void matmul(Context& context, const TensorView& a, const TensorView& b, const Te
                          {.kernel = "product",
                           .flops = product_flops(c.extent(0), c.extent(1), a.extent(1)),
                           .bytes = moved_bytes({a, b, c})});
+}
+
+void matmul_add(Context& context, const TensorView& a, const TensorView& b, const TensorView& addend,
+                const TensorView& c) {
+  check_product(a, b, c);
+  check_addend(addend, c);
+  run_operation<Product>(context, kRows, {.a = a, .b = b, .c = c, .addend = addend},
+                         {.kernel = "product",
+                          .flops = product_flops(c.extent(0), c.extent(1), a.extent(1)),
+                          .bytes = moved_bytes({a, b, c, addend})});
 }
 
 }  // namespace headroom

@@ -7,12 +7,13 @@
 
 namespace headroom {
 
-// c <- a b (+ c); see headroom/ops/matmul.h.
+// c <- a b (+ c), or c <- a b + addend; see headroom/ops/matmul.h.
 struct Product {
   TensorView a;
   TensorView b;
   TensorView c;
   bool add = false;
+  TensorView addend{};  // of c's shape and dtype; empty: none
 };
 using ProductRow = OperationRow<Product>;
 
@@ -30,5 +31,7 @@ void product_cuda(const Product& product, TensorView workspace, const Stream& st
 
 // Throws where c <- a b is no product that the kernels make; phantoms too.
 void check_product(const TensorView& a, const TensorView& b, const TensorView& c);
+// Throws where the addend does not go with c.
+void check_addend(const TensorView& addend, const TensorView& c);
 
 }  // namespace headroom

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "headroom/core/checked.h"
 #include "ops/arguments.h"
 #include "ops/matmul.h"
 #include "ops/swiglu.h"
@@ -20,6 +21,7 @@ void check_forward(const MlpForward& views) {
   arguments.shape(views.y, views.x.shape(), "y");
   check_product(views.x, views.weights.gate.transpose(0, 1), wide(views));
   check_product(wide(views), views.weights.down.transpose(0, 1), views.y);
+  if (views.residual.elements() > 0) check_addend(views.residual, views.y);
 }
 
 void check_backward(const MlpBackward& views) {
@@ -61,7 +63,7 @@ class Tile {
       return context.allocate(
           {.name = what, .category = Category::workspace, .dtype = views.x.dtype(), .shape = {tokens_, mlp}});
     };
-    if (!keeps() || pass == Pass::backward) {
+    if (!keeps()) {
       gate_ = take("mlp gate tile");
       up_ = take("mlp up tile");
     }
@@ -97,22 +99,27 @@ class Tile {
       body(begin, std::min(tokens_, views_.x.extent(0) - begin));
     }
   }
+  // How many: each reads the weights, and in backward reads and writes their gradients.
+  [[nodiscard]] double count() const { return static_cast<double>(divide_up(views_.x.extent(0), tokens_)); }
   [[nodiscard]] bool keeps() const { return views_.gate.elements() > 0; }
 
   // a b into c, all of one tile or a weight.
-  void product(const TensorView& a, const TensorView& b, const TensorView& c, bool add,
-               const Stream& stream) const {
-    product_.run({a, b, c, add}, workspace_, stream);
+  void product(const TensorView& a, const TensorView& b, const TensorView& c, bool add, const Stream& stream,
+               const TensorView& addend = {}) const {
+    product_.run({a, b, c, add, addend}, workspace_, stream);
+  }
+  void make(std::int64_t begin, std::int64_t count, const Stream& stream) const {
+    const TensorView x = views_.x.slice(0, begin, count);
+    product(x, views_.weights.gate.transpose(0, 1), gate(begin, count), false, stream);
+    product(x, views_.weights.up.transpose(0, 1), up(begin, count), false, stream);
   }
   // gate and up of a tile, where forward keeps them or in the tile's own buffers.
-  void make(std::int64_t begin, std::int64_t count, const TensorView& gate, const TensorView& up,
-            const Stream& stream) const {
-    const TensorView x = views_.x.slice(0, begin, count);
-    product(x, views_.weights.gate.transpose(0, 1), gate, false, stream);
-    product(x, views_.weights.up.transpose(0, 1), up, false, stream);
+  [[nodiscard]] TensorView gate(std::int64_t begin, std::int64_t count) const {
+    return keeps() ? views_.gate.slice(0, begin, count) : gate_.view().slice(0, 0, count);
   }
-  [[nodiscard]] TensorView gate(std::int64_t count) const { return gate_.view().slice(0, 0, count); }
-  [[nodiscard]] TensorView up(std::int64_t count) const { return up_.view().slice(0, 0, count); }
+  [[nodiscard]] TensorView up(std::int64_t begin, std::int64_t count) const {
+    return keeps() ? views_.up.slice(0, begin, count) : up_.view().slice(0, 0, count);
+  }
   [[nodiscard]] TensorView act(std::int64_t count) const { return act_.view().slice(0, 0, count); }
 
  private:
@@ -126,9 +133,11 @@ class Tile {
 double product_flops_of(const MlpForward& views) {
   return product_flops(views.x.extent(0), views.weights.gate.extent(0), views.weights.gate.extent(1));
 }
-double moved_bytes_of(const MlpForward& views) {
-  return moved_bytes(
-      {views.x, views.y, views.gate, views.up, views.weights.gate, views.weights.up, views.weights.down});
+double bytes_of(const MlpWeights& weights) {
+  return moved_bytes({weights.gate, weights.up, weights.down});
+}
+double token_bytes_of(const MlpForward& views) {
+  return moved_bytes({views.x, views.y, views.gate, views.up});
 }
 
 }  // namespace
@@ -137,16 +146,18 @@ void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_to
   const Tile tile(context, views, tile_tokens, Pass::forward);
   check_forward(views);
   const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
-  Work work = tile.work("mlp", 3 * product_flops_of(views), moved_bytes_of(views));
+  Work work = tile.work("mlp", 3 * product_flops_of(views),
+                        token_bytes_of(views) + tile.count() * bytes_of(views.weights));
   work.assumed |= swiglu.assumed();
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
-      const TensorView gate = tile.keeps() ? views.gate.slice(0, begin, count) : tile.gate(count);
-      const TensorView up = tile.keeps() ? views.up.slice(0, begin, count) : tile.up(count);
+      const TensorView gate = tile.gate(begin, count);
       const TensorView act = tile.keeps() ? tile.act(count) : gate;
-      tile.make(begin, count, gate, up, stream);
-      swiglu.run({gate, up, act}, {}, stream);
-      tile.product(act, views.weights.down.transpose(0, 1), views.y.slice(0, begin, count), false, stream);
+      tile.make(begin, count, stream);
+      swiglu.run({gate, tile.up(begin, count), act}, {}, stream);
+      const TensorView& residual = views.residual;
+      tile.product(act, views.weights.down.transpose(0, 1), views.y.slice(0, begin, count), false, stream,
+                   residual.elements() > 0 ? residual.slice(0, begin, count) : TensorView());
     });
   });
 }
@@ -157,35 +168,31 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   check_backward(views);
   // Six products, and two more that make gate and up again where they were not kept.
   Work work = tile.work("mlp backward", (tile.keeps() ? 6 : 8) * product_flops_of(forward),
-                        3 * moved_bytes_of(forward));
-  const auto& swiglu = pick(swiglu_forward_rows(), SwigluForward{}, context.description(), {}, "swiglu");
+                        3 * token_bytes_of(forward) +
+                            tile.count() * (2 * bytes_of(forward.weights) + 2 * bytes_of(views.gradients)));
   const auto& swiglu_backward =
       pick(swiglu_backward_rows(), SwigluBackward{}, context.description(), {}, "swiglu backward");
-  work.assumed |= swiglu.assumed() || swiglu_backward.assumed();
+  work.assumed |= swiglu_backward.assumed();
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);
       const TensorView dy = views.y_gradient.slice(0, begin, count);
       const TensorView dx = views.x_gradient.slice(0, begin, count);
-      TensorView gate = tile.gate(count);
-      TensorView up = tile.up(count);
-      if (tile.keeps()) {
-        gate = forward.gate.slice(0, begin, count);
-        up = forward.up.slice(0, begin, count);
-      } else {
-        tile.make(begin, count, gate, up, stream);
-      }
+      if (!tile.keeps()) tile.make(begin, count, stream);
+      const TensorView dgate = tile.gate(begin, count);
+      const TensorView dup = tile.up(begin, count);
       const TensorView act = tile.act(count);
-      // dDown <- dDown + dy^T act
-      swiglu.run({gate, up, act}, {}, stream);
-      tile.product(dy.transpose(0, 1), act, views.gradients.down, true, stream);
-      // dact <- dy down, and through the gate
+      // dact <- dy down; then in one pass dgate, dup and act take the places of gate, up and dact
       tile.product(dy, forward.weights.down, act, false, stream);
-      const TensorView dgate = tile.gate(count);
-      const TensorView dup = tile.up(count);
-      swiglu_backward.run(
-          {.gate = gate, .up = up, .act_gradient = act, .gate_gradient = dgate, .up_gradient = dup}, {},
-          stream);
+      swiglu_backward.run({.gate = dgate,
+                           .up = dup,
+                           .act_gradient = act,
+                           .gate_gradient = dgate,
+                           .up_gradient = dup,
+                           .act = act},
+                          {}, stream);
+      // dDown <- dDown + dy^T act
+      tile.product(dy.transpose(0, 1), act, views.gradients.down, true, stream);
       tile.product(dgate.transpose(0, 1), x, views.gradients.gate, true, stream);
       tile.product(dup.transpose(0, 1), x, views.gradients.up, true, stream);
       // dx <- dgate gate + dup up

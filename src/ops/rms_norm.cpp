@@ -5,6 +5,7 @@
 #include "ops/cpu/spans.h"
 #include "ops/cuda/ops.h"
 #include "ops/operation.h"
+#include "ops/rope.h"
 #include "ops/work.h"
 
 namespace headroom {
@@ -85,18 +86,52 @@ constexpr OperationRow<BackwardCall> kBackward[] = {
      },
      cuda_parts_bytes}};
 
-}  // namespace
+struct HeadsForwardCall {
+  RmsNormForward views;
+  float epsilon;
+  const RopeCall& rope;
+};
+constexpr OperationRow<HeadsForwardCall> kHeadsForward[] = {
+    {"cpu", on_cpus,
+     [](const HeadsForwardCall& call, TensorView, const Stream& stream) {
+       cpu::rms_norm_forward(call.views, call.epsilon, stream);
+       cpu::rope(call.views.y, call.rope.positions, call.rope.frequencies, Pass::forward, stream);
+     }},
+    {"cuda", on_cuda_gpus, [](const HeadsForwardCall& call, TensorView, const Stream& stream) {
+       cuda::rms_norm_rope_forward(call.views, call.epsilon, call.rope, stream);
+     }}};
 
-void rms_norm_forward(Context& context, const RmsNormForward& views, float epsilon) {
+struct HeadsBackwardCall {
+  BackwardCall norm;
+  const RopeCall& rope;
+};
+constexpr OperationRow<HeadsBackwardCall> kHeadsBackward[] = {
+    {"cpu", on_cpus,
+     [](const HeadsBackwardCall& call, TensorView workspace, const Stream& stream) {
+       const RmsNormBackward& views = call.norm.views;
+       cpu::rope(views.y_gradient, call.rope.positions, call.rope.frequencies, Pass::backward, stream);
+       cpu::rms_norm_backward(views, call.norm.x_gradient, workspace, stream);
+     },
+     [](const HeadsBackwardCall& call, const DeviceDescription& device) {
+       return cpu_parts_bytes(call.norm, device);
+     }},
+    {"cuda", on_cuda_gpus,
+     [](const HeadsBackwardCall& call, TensorView workspace, const Stream& stream) {
+       cuda::rms_norm_rope_backward(call.norm.views, call.norm.x_gradient, call.rope, workspace, stream);
+     },
+     [](const HeadsBackwardCall& call, const DeviceDescription& device) {
+       return cuda_parts_bytes(call.norm, device);
+     }}};
+
+void check_forward(const RmsNormForward& views, float epsilon) {
   const Arguments arguments("rms_norm");
   check_inputs(arguments, views.x, views.weight, views.rstd);
   check_like_x(arguments, views.y, views.x, "y");
   arguments.written_rows(views.y, "y");
   check(epsilon >= 0, "rms_norm: epsilon is {}; it has to be at least 0", epsilon);
-  run_operation<ForwardCall>(context, kForward, {views, epsilon}, moves("norm", {views.x, views.y}));
 }
 
-void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient) {
+void check_backward(const RmsNormBackward& views) {
   const Arguments arguments("rms_norm");
   check_inputs(arguments, views.x, views.weight, views.rstd);
   check_like_x(arguments, views.y_gradient, views.x, "y_gradient");
@@ -104,8 +139,36 @@ void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_g
   check_like_x(arguments, views.x_gradient, views.x, "x_gradient");
   arguments.written_rows(views.x_gradient, "x_gradient");
   arguments.vector(views.weight_gradient, DType::f32, views.weight.shape(), "weight_gradient");
+}
+
+}  // namespace
+
+void rms_norm_forward(Context& context, const RmsNormForward& views, float epsilon) {
+  check_forward(views, epsilon);
+  run_operation<ForwardCall>(context, kForward, {views, epsilon}, moves("norm", {views.x, views.y}));
+}
+
+void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient) {
+  check_backward(views);
   run_operation<BackwardCall>(context, kBackward, {views, x_gradient},
                               moves("norm backward", {views.x, views.y_gradient, views.x_gradient}));
+}
+
+void rms_norm_rope_forward(Context& context, const RmsNormForward& views, float epsilon,
+                           const RopeCall& rope) {
+  check_forward(views, epsilon);
+  check_rope(views.y, rope);
+  run_operation<HeadsForwardCall>(context, kHeadsForward, {views, epsilon, rope},
+                                  moves("norm and rope", {views.x, views.y}));
+}
+
+void rms_norm_rope_backward(Context& context, const RmsNormBackward& views, Store x_gradient,
+                            const RopeCall& rope) {
+  check_backward(views);
+  check_rope(views.y_gradient, rope);
+  run_operation<HeadsBackwardCall>(
+      context, kHeadsBackward, {{views, x_gradient}, rope},
+      moves("norm and rope backward", {views.x, views.y_gradient, views.x_gradient}));
 }
 
 namespace cpu {

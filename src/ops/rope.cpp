@@ -5,39 +5,43 @@
 #include "ops/cpu/spans.h"
 #include "ops/cuda/ops.h"
 #include "ops/operation.h"
+#include "ops/rope.h"
 #include "ops/work.h"
 
 namespace headroom {
 namespace {
 
-struct RopeCall {
+struct InPlace {
   TensorView x, positions;
   const RopeFrequencies& frequencies;
   Pass pass;
 };
-constexpr OperationRow<RopeCall> kRows[] = {{"cpu", on_cpus,
-                                             [](const RopeCall& call, TensorView, const Stream& stream) {
-                                               cpu::rope(call.x, call.positions, call.frequencies, call.pass,
-                                                         stream);
-                                             }},
-                                            {"cuda", on_cuda_gpus,
-                                             [](const RopeCall& call, TensorView, const Stream& stream) {
-                                               cuda::rope(call.x, call.positions, call.frequencies,
-                                                          call.pass, stream);
-                                             }}};
+constexpr OperationRow<InPlace> kRows[] = {
+    {"cpu", on_cpus,
+     [](const InPlace& call, TensorView, const Stream& stream) {
+       cpu::rope(call.x, call.positions, call.frequencies, call.pass, stream);
+     }},
+    {"cuda", on_cuda_gpus, [](const InPlace& call, TensorView, const Stream& stream) {
+       cuda::rope(call.x, call.positions, call.frequencies, call.pass, stream);
+     }}};
 
 }  // namespace
 
-void rope(Context& context, const TensorView& x, const TensorView& positions,
-          const RopeFrequencies& frequencies, Pass pass) {
+void check_rope(const TensorView& x, const RopeCall& rope) {
   const Arguments arguments("rope");
   arguments.floating(x, "x");
   arguments.rank(x, 3, 3, "x");
   arguments.written_rows(x, "x");
-  check(x.extent(2) == 2 * std::int64_t{frequencies.half},
-        "rope: x has heads of {} elements, the frequencies are for {}", x.extent(2), 2 * frequencies.half);
-  arguments.vector(positions, DType::i32, {x.extent(0)}, "positions");
-  run_operation<RopeCall>(context, kRows, {x, positions, frequencies, pass}, moves("rope", {x, x}));
+  check(x.extent(2) == 2 * std::int64_t{rope.frequencies.half},
+        "rope: x has heads of {} elements, the frequencies are for {}", x.extent(2),
+        2 * rope.frequencies.half);
+  arguments.vector(rope.positions, DType::i32, {x.extent(0)}, "positions");
+}
+
+void rope(Context& context, const TensorView& x, const TensorView& positions,
+          const RopeFrequencies& frequencies, Pass pass) {
+  check_rope(x, {positions, frequencies});
+  run_operation<InPlace>(context, kRows, {x, positions, frequencies, pass}, moves("rope", {x, x}));
 }
 
 namespace cpu {

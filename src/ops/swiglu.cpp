@@ -68,9 +68,14 @@ void swiglu_backward(Context& context, const SwigluBackward& views) {
   arguments.written_rows(views.gate_gradient, "gate_gradient");
   check_like_gate(arguments, views.up_gradient, views.gate, "up_gradient");
   arguments.written_rows(views.up_gradient, "up_gradient");
-  run_operation<SwigluBackward>(context, kBackward, views,
-                                moves("swiglu backward", {views.gate, views.up, views.act_gradient,
-                                                          views.gate_gradient, views.up_gradient}));
+  if (views.act.elements() > 0) {
+    check_like_gate(arguments, views.act, views.gate, "act");
+    arguments.written_rows(views.act, "act");
+  }
+  run_operation<SwigluBackward>(
+      context, kBackward, views,
+      moves("swiglu backward",
+            {views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient, views.act}));
 }
 
 namespace cpu {
@@ -86,14 +91,17 @@ void swiglu_forward(const TensorView& gate, const TensorView& up, const TensorVi
 
 void swiglu_backward(const SwigluBackward& views, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
-  for_each_span(std::array{views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient},
-                stream, [&](const std::array<void*, 5>& pointers, std::int64_t count) {
+  const bool wanted = views.act.elements() > 0;
+  for_each_span(std::array{views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient,
+                           wanted ? views.act : views.gate},
+                stream, [&](const std::array<void*, 6>& pointers, std::int64_t count) {
                   kernels.swiglu_backward({.dtype = views.gate.dtype(),
                                            .gate = pointers[0],
                                            .up = pointers[1],
                                            .act_gradient = pointers[2],
                                            .gate_gradient = pointers[3],
-                                           .up_gradient = pointers[4]},
+                                           .up_gradient = pointers[4],
+                                           .act = wanted ? pointers[5] : nullptr},
                                           count);
                 });
 }

@@ -39,8 +39,8 @@ double CostModel::seconds(const Work& work) const {
   if (work.kind == WorkKind::copy) return bounded(work.bytes, copy_bytes_per_second_);
   const auto known = kernels_.find(work.kernel);
   const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;
-  return rate.start_seconds +
-         std::max(bounded(work.flops, rate.flops_per_second), bounded(work.bytes, rate.bytes_per_second));
+  return rate.start_seconds + bounded(work.flops, rate.flops_per_second) +
+         bounded(work.bytes, rate.bytes_per_second);
 }
 
 double CostModel::seconds(std::span<const WorkRecord> records) const {

@@ -146,6 +146,12 @@ std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request) {
   if (request.pins.mlp_tile_tokens) return {*request.pins.mlp_tile_tokens};
   const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.context;
   std::vector<std::int64_t> choices;
+  // A GPU's products are fastest whole; a CPU's are as fast in tiles.
+  if (request.device.kind == DeviceKind::cuda) {
+    for (const std::int64_t tile : {tokens, std::int64_t{32'768}, std::int64_t{8192}}) {
+      add_new(choices, std::min(tile, tokens));
+    }
+  }
   for (const std::int64_t tile : {2048, 512, 128}) add_new(choices, std::min(tile, tokens));
   return choices;
 }

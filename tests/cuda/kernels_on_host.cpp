@@ -6,6 +6,7 @@
 #include "loss/cuda/softmax.cu"
 #include "ops/cuda/elementwise.cu"
 #include "ops/cuda/embedding.cu"
+#include "ops/cuda/heads.cu"
 #include "ops/cuda/random_fill.cu"
 #include "ops/cuda/rms_norm.cu"
 #include "ops/cuda/rope.cu"
@@ -15,15 +16,16 @@
 namespace headroom {
 // In place of cuBLASLt.
 void product_cuda(const Product& product, TensorView, const Stream&) {
-  const auto& [a, b, c, add] = product;
+  const auto& [a, b, c, add, addend] = product;
   for (std::int64_t i = 0; i < c.extent(0); ++i) {
     for (std::int64_t j = 0; j < c.extent(1); ++j) {
       float sum = 0;
       for (std::int64_t k = 0; k < a.extent(1); ++k) {
         sum += static_cast<float>(read_element(a, a.offset(i, k)) * read_element(b, b.offset(k, j)));
       }
-      write_element(c, c.offset(i, j),
-                    add ? sum + static_cast<float>(read_element(c, c.offset(i, j))) : sum);
+      if (add) sum += static_cast<float>(read_element(c, c.offset(i, j)));
+      if (addend.elements() > 0) sum += static_cast<float>(read_element(addend, addend.offset(i, j)));
+      write_element(c, c.offset(i, j), sum);
     }
   }
 }

@@ -47,7 +47,8 @@ TEST_P(DeviceStep, SameBitsWhateverIsKept) {
   for (const LayerPolicy& policy :
        {LayerPolicy{.keep_all = 2}, LayerPolicy{.recompute = 2}, LayerPolicy{.keep_all = 1, .offload = 1}}) {
     step.strategy.layers = policy;
-    EXPECT_EQ(step.run(weights, batch), expected) << policy.keep_all << " kept, " << policy.recompute << " made again, " << policy.offload << " on the host";
+    EXPECT_EQ(step.run(weights, batch), expected) << policy.keep_all << " kept, " << policy.recompute
+                                                  << " made again, " << policy.offload << " on the host";
   }
 }
 

@@ -1,4 +1,5 @@
-// The tests on a GPU that is none: its kernels run thread by thread on the CPU (tests/cuda/kernels_on_host.cpp).
+// The tests on a GPU that is none: its kernels run thread by thread on the CPU
+// (tests/cuda/kernels_on_host.cpp).
 #include "headroom/cpu.h"
 #include "ops/cases.h"
 

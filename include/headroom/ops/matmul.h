@@ -12,4 +12,8 @@ namespace headroom {
 void matmul(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
             bool add = false);
 
+// c <- a b + addend, which is as c is. A GPU rounds the sum once; a CPU rounds the product first.
+void matmul_add(Context& context, const TensorView& a, const TensorView& b, const TensorView& addend,
+                const TensorView& c);
+
 }  // namespace headroom

@@ -1,5 +1,5 @@
 // The SwiGLU MLP, y = (silu(x gate^T) * (x up^T)) down^T, a tile of tokens at a time: what is as wide as the
-// MLP exists for one tile only, unless it is kept. The bits do not depend on the tile.
+// MLP exists for one tile only, unless it is kept. On a CPU the bits do not depend on the tile.
 #pragma once
 
 #include "headroom/memory/context.h"
@@ -15,14 +15,15 @@ struct MlpWeights {
 struct MlpForward {
   TensorView x;  // [tokens, hidden]
   MlpWeights weights;
-  TensorView y;     // [tokens, hidden]
-  TensorView gate;  // [tokens, mlp], kept for backward; empty: made again there
-  TensorView up;    // likewise
+  TensorView y;           // [tokens, hidden]
+  TensorView gate;        // [tokens, mlp], kept for backward; empty: made again there
+  TensorView up;          // likewise
+  TensorView residual{};  // [tokens, hidden], added to y; empty: nothing is
 };
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens);
 
 struct MlpBackward {
-  MlpForward forward;     // its inputs and what was kept; y is not read
+  MlpForward forward;     // its inputs and what was kept, which is overwritten; y is not read
   TensorView y_gradient;  // [tokens, hidden]
   TensorView x_gradient;  // [tokens, hidden], overwritten
   MlpWeights gradients;   // f32, added to

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headroom/memory/context.h"
+#include "headroom/ops/rope.h"
 #include "headroom/ops/store.h"
 
 namespace headroom {
@@ -27,5 +28,12 @@ struct RmsNormBackward {
   TensorView weight_gradient;  // [dim] f32, always added to
 };
 void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient);
+
+// y <- rope(norm(x)) of heads, [tokens, heads, head_dim]: the two one after the other, in one pass on a GPU.
+void rms_norm_rope_forward(Context& context, const RmsNormForward& views, float epsilon,
+                           const RopeCall& rope);
+// Backward of both. The gradient of y may be changed on the way.
+void rms_norm_rope_backward(Context& context, const RmsNormBackward& views, Store x_gradient,
+                            const RopeCall& rope);
 
 }  // namespace headroom

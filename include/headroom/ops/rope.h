@@ -15,4 +15,10 @@ namespace headroom {
 void rope(Context& context, const TensorView& x, const TensorView& positions,
           const RopeFrequencies& frequencies, Pass pass);
 
+// By which angles, for operations that turn heads in the same pass as they do something else.
+struct RopeCall {
+  TensorView positions;  // [tokens] i32
+  const RopeFrequencies& frequencies;
+};
+
 }  // namespace headroom

@@ -16,6 +16,7 @@ struct SwigluBackward {
   TensorView act_gradient;
   TensorView gate_gradient;  // may be gate itself
   TensorView up_gradient;    // may be up itself
+  TensorView act{};          // made again on the way, where it is wanted; may be act_gradient itself
 };
 void swiglu_backward(Context& context, const SwigluBackward& views);
 

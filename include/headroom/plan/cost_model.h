@@ -11,8 +11,8 @@
 
 namespace headroom {
 
-// Seconds of a run: start + max(flops / flops_per_second, bytes / bytes_per_second); a rate of 0 bounds
-// nothing.
+// Seconds of a run: start + flops / flops_per_second + bytes / bytes_per_second; a rate of 0 costs nothing.
+// Kernels load while they multiply, but not what they read and write again at their ends.
 struct KernelRate {
   double flops_per_second = 0;
   double bytes_per_second = 0;

@@ -1,8 +1,8 @@
 // The loss on a GPU, in chunks of tokens. A chunk's logits are in the dtype of the problem, and their
 // gradients take their place:
 //   Z <- X W^T; losses, and dZ in place of Z; dX <- dZ W; dW <- dW + dZ^T X
-// The first and the third product are fastest over a few thousand tokens. The last one reads and writes all of
-// dW in f32, and is the faster the more tokens it takes at once: it takes the whole chunk.
+// The first and the third product are fastest over a few thousand tokens. The last one reads and writes all
+// of dW in f32, and is the faster the more tokens it takes at once: it takes the whole chunk.
 #include <algorithm>
 
 #include "core/pieces.h"
@@ -18,14 +18,21 @@ constexpr std::int64_t kProductTokens = 2048;
 constexpr std::int64_t kTileTokens = 128;
 constexpr std::int64_t kRowAlignment = 64;  // elements; what products and copies like
 
+// As many tokens of a chunk as are fast.
+std::int64_t fast_tokens(const LossProblem& problem) {
+  const std::int64_t row_bytes = round_up(problem.vocab, kRowAlignment) * size_bytes(problem.dtype);
+  const std::int64_t fast = std::max(kOwnLogitsBytes / row_bytes / kTileTokens * kTileTokens, kTileTokens);
+  return std::clamp<std::int64_t>(fast, 1, std::max<std::int64_t>(problem.tokens, 1));
+}
+
 struct ChunkPieces {
   ChunkPieces(const LossProblem& problem, Pass pass, const DeviceDescription& device, std::byte* base) {
     Pieces pieces(base);
     const std::int64_t stride = round_up(problem.vocab, kRowAlignment);
     const std::int64_t row_bytes = stride * size_bytes(problem.dtype);
-    const std::int64_t own = std::max(kOwnLogitsBytes / row_bytes / kTileTokens * kTileTokens, kTileTokens);
-    tokens = std::clamp<std::int64_t>(problem.chunk_tokens == 0 ? own : problem.chunk_tokens, 1,
-                                      std::max<std::int64_t>(problem.tokens, 1));
+    tokens = problem.chunk_tokens == 0 ? fast_tokens(problem)
+                                       : std::clamp<std::int64_t>(problem.chunk_tokens, 1,
+                                                                  std::max<std::int64_t>(problem.tokens, 1));
     if (pass == Pass::forward) tokens = std::min(tokens, kProductTokens);
     // First: cuBLASLt wants it at a multiple of 256 bytes.
     const std::int64_t product =
@@ -56,9 +63,7 @@ void run(const LossProblem& problem, const LossForward& views, const LossBackwar
   check(workspace.bytes() >= pieces.bytes, "the loss needs a workspace of {} bytes, not {}", pieces.bytes,
         workspace.bytes());
   const ProductRow& row = product_row(*stream.device);
-  const auto multiply = [&](const Product& product) {
-    row.run(product, pieces.product_workspace, stream);
-  };
+  const auto multiply = [&](const Product& product) { row.run(product, pieces.product_workspace, stream); };
   const LossLabels labels = LossLabels::of(problem, views);
   cuda::loss_divisor(problem, labels, pieces.scratch, stream);
   for (std::int64_t begin = 0; begin < problem.tokens; begin += pieces.tokens) {
@@ -94,6 +99,17 @@ Support supports(const LossProblem& problem, const DeviceDescription& device) {
 }
 
 }  // namespace
+
+LossChunks fit_cuda_loss_chunks(const LossProblem& problem, const DeviceDescription& device,
+                                std::int64_t budget_bytes) {
+  LossProblem chunked = problem;
+  chunked.chunk_tokens = fast_tokens(problem);
+  while (chunked.chunk_tokens > kTileTokens &&
+         ChunkPieces(chunked, Pass::backward, device, nullptr).bytes > budget_bytes) {
+    chunked.chunk_tokens = round_up(divide_up(chunked.chunk_tokens, 2), kTileTokens);
+  }
+  return {.tokens = chunked.chunk_tokens};
+}
 
 const LossImplementation& fused_cuda_loss() {
   static constexpr LossImplementation kRow{

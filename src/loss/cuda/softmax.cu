@@ -1,5 +1,6 @@
 // One block per token reads its logits twice: for the statistics, then for the gradients, which take their
-// place. Bound by memory.
+// place. Bound by memory: a block is as large as can be, so that few tokens are under way and the second read
+// finds them in L2.
 #include "loss/cuda/softmax.h"
 
 #include "ops/cuda/eights.h"
@@ -7,7 +8,8 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kTokenThreads = 512;
+constexpr int kTokenThreads = 1024;
+constexpr int kBatch = 4;  // times eight logits that a thread loads before it waits
 constexpr float kLog2E = 1.44269504F;
 
 __device__ __forceinline__ float minus_infinity() {
@@ -43,50 +45,85 @@ struct SoftmaxCall {
   const float* loss_gradient;  // null: the losses alone
   bool gradient_per_token;
 
+  template <bool kCapped>
   __device__ __forceinline__ float capped(float logit) const {
-    return softcap == 0 ? logit : softcap * tanhf(logit / softcap);
+    return kCapped ? softcap * tanhf(logit / softcap) : logit;
   }
 };
 
+// Some of a thread's logits.
 template <DType kType>
-__global__ void softmax_loss_kernel(SoftmaxCall<kType> call) {
+struct Batch {
+  StoredEight<kType> stored[kBatch];
+  std::int64_t column;  // the first
+  std::int64_t vocab;
+
+  static constexpr std::int64_t kStride = kTokenThreads * kEight;  // from one eight to the next
+
+  __device__ __forceinline__ std::int64_t left(int b) const { return vocab - (column + b * kStride); }
+};
+
+// body(batch) for all of a thread's; kWhole: eights are aligned and end with the row.
+template <bool kWhole, DType kType, class Body>
+__device__ __forceinline__ void for_batches(const SoftmaxCall<kType>& call, const Stored<kType>* row,
+                                            const Body& body) {
+  Batch<kType> batch{};
+  batch.vocab = call.vocab;
+  for (batch.column = threadIdx.x * kEight; batch.column < call.vocab;
+       batch.column += kBatch * Batch<kType>::kStride) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const Stored<kType>* from = row + batch.column + b * Batch<kType>::kStride;
+      if constexpr (kWhole) {
+        if (batch.left(b) > 0) batch.stored[b] = *reinterpret_cast<const StoredEight<kType>*>(from);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kEight; ++j) {
+          if (j < batch.left(b)) batch.stored[b].at[j] = from[j];
+        }
+      }
+    }
+    body(batch);
+  }
+}
+
+template <bool kWhole, bool kCapped, DType kType>
+__global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall<kType> call) {
   auto* shared = reinterpret_cast<Statistics*>(shared_memory);
   const std::int64_t token = call.first + blockIdx.x;
   Stored<kType>* row = call.logits.row(blockIdx.x);
   const std::int64_t label = call.labels.label(token);
   const double divisor = *call.scratch.divisor;
   const double weight = label < 0 || divisor == 0 ? 0 : call.labels.weight(token) / divisor;
-  const auto for_eights = [&](const auto& body) {
-    for (std::int64_t i = threadIdx.x * kEight; i < call.vocab; i += kTokenThreads * kEight) {
-      body(i, call.vocab - i);
-    }
-  };
   if (weight == 0) {
     if (threadIdx.x == 0) call.scratch.losses[token] = 0;
     if (call.loss_gradient == nullptr) return;
-    for_eights([&](std::int64_t i, std::int64_t count) {
-      store_eight<kType>(row + i, count, call.logits.aligned, Eight{});
-    });
+    for (std::int64_t i = threadIdx.x * kEight; i < call.vocab; i += kTokenThreads * kEight) {
+      store_eight<kType>(row + i, call.vocab - i, call.logits.aligned, Eight{});
+    }
     return;
   }
 
   Statistics own;
-  for_eights([&](std::int64_t i, std::int64_t count) {
-    Eight values = load_eight<kType>(row + i, count, call.logits.aligned);
-    Statistics eight;
+  for_batches<kWhole>(call, row, [&](const Batch<kType>& batch) {
+    Statistics some;
+    const auto for_logits = [&](const auto& body) {
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      values.at[j] = call.capped(values.at[j]);
-      if (j < count) {
-        if (!(values.at[j] <= eight.max)) eight.max = values.at[j];  // NaN too
-        eight.logits += values.at[j];
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int j = 0; j < kEight; ++j) {
+          if ((kWhole ? 0 : j) < batch.left(b)) {
+            body(call.template capped<kCapped>(widen<kType>(batch.stored[b].at[j])));
+          }
+        }
       }
-    }
-#pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      if (j < count) eight.sum += power_of_two((values.at[j] - eight.max) * kLog2E);
-    }
-    own.add(eight);
+    };
+    for_logits([&](float logit) {
+      if (!(logit <= some.max)) some.max = logit;  // NaN too
+      some.logits += logit;
+    });
+    for_logits([&](float logit) { some.sum += power_of_two((logit - some.max) * kLog2E); });
+    own.add(some);
   });
   shared[threadIdx.x] = own;
   for (unsigned half = kTokenThreads / 2; half > 0; half /= 2) {
@@ -94,7 +131,8 @@ __global__ void softmax_loss_kernel(SoftmaxCall<kType> call) {
     if (threadIdx.x < half) shared[threadIdx.x].add(shared[threadIdx.x + half]);
   }
   const bool there = label < call.vocab;
-  const float target = there ? call.capped(widen<kType>(row[label])) : bits_to_float(0x7fc00000u);
+  const float target =
+      there ? call.template capped<kCapped>(widen<kType>(row[label])) : bits_to_float(0x7fc00000u);
   __syncthreads();  // everybody has read the label's logit, and sees the sums
   const Statistics all = shared[0];
   const double log_sum = log(static_cast<double>(all.sum));
@@ -110,26 +148,34 @@ __global__ void softmax_loss_kernel(SoftmaxCall<kType> call) {
   if (call.loss_gradient == nullptr) return;
 
   // dZ <- factor * e^(Z - max) - smoothed, less the label's share, through the softcap
-  const double scale =
-      weight * static_cast<double>(call.loss_gradient[call.gradient_per_token ? token : 0]);
+  const double scale = weight * static_cast<double>(call.loss_gradient[call.gradient_per_token ? token : 0]);
   const auto factor = static_cast<float>(scale * (1 + 2 * static_cast<double>(call.z_loss) * lse) /
                                          static_cast<double>(all.sum));
   const auto smoothed = static_cast<float>(scale * smoothing / static_cast<double>(call.vocab));
   const auto share = there ? static_cast<float>(scale * (1 - smoothing)) : bits_to_float(0x7fc00000u);
-  for_eights([&](std::int64_t i, std::int64_t count) {
-    Eight values = load_eight<kType>(row + i, count, call.logits.aligned);
+  for_batches<kWhole>(call, row, [&](const Batch<kType>& batch) {
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      const float logit = call.capped(values.at[j]);
-      float gradient = factor * power_of_two((logit - all.max) * kLog2E) - smoothed;
-      if (i + j == label || !there) gradient -= share;
-      if (call.softcap != 0) {
-        const float part = logit / call.softcap;
-        gradient *= 1 - part * part;
+    for (int b = 0; b < kBatch; ++b) {
+      if (batch.left(b) <= 0) continue;
+      const std::int64_t column = batch.column + b * Batch<kType>::kStride;
+      Eight gradients;
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) {
+        const float logit = call.template capped<kCapped>(widen<kType>(batch.stored[b].at[j]));
+        float gradient = factor * power_of_two((logit - all.max) * kLog2E) - smoothed;
+        if (column + j == label || !there) gradient -= share;
+        if constexpr (kCapped) {
+          const float part = logit / call.softcap;
+          gradient *= 1 - part * part;
+        }
+        gradients.at[j] = gradient;
       }
-      values.at[j] = gradient;
+      if constexpr (kWhole) {
+        store_eight<kType>(row + column, Whole{}, true, gradients);
+      } else {
+        store_eight<kType>(row + column, batch.left(b), false, gradients);
+      }
     }
-    store_eight<kType>(row + i, count, call.logits.aligned, values);
   });
 }
 
@@ -164,8 +210,8 @@ __global__ void loss_total_kernel(const double* losses, std::int64_t tokens, flo
 void loss_divisor(const LossProblem& problem, const LossLabels& labels, const LossScratch& scratch,
                   const Stream& stream) {
   if (problem.reduction == Reduction::mean) {
-    launch("loss_divisor_kernel", loss_divisor_kernel, 1, kTokenThreads, sum_block_bytes(kTokenThreads), stream, labels,
-           problem.tokens, scratch.divisor);
+    launch("loss_divisor_kernel", loss_divisor_kernel, 1, kTokenThreads, sum_block_bytes(kTokenThreads),
+           stream, labels, problem.tokens, scratch.divisor);
   } else {
     launch("set_divisor_kernel", set_divisor_kernel, 1, kWarp, 0, stream, scratch.divisor);
   }
@@ -185,8 +231,17 @@ void softmax_loss(const LossProblem& problem, const LossLabels& labels, const Lo
                                   .softcap = problem.softcap,
                                   .loss_gradient = static_cast<const float*>(loss_gradient.raw()),
                                   .gradient_per_token = problem.reduction == Reduction::none};
-    launch("softmax_loss_kernel", softmax_loss_kernel<kType>, logits.extent(0), kTokenThreads,
-           kTokenThreads * static_cast<std::int64_t>(sizeof(Statistics)), stream, call);
+    const auto run = [&]<bool kWhole, bool kCapped>() {
+      launch("softmax_loss_kernel", softmax_loss_kernel<kWhole, kCapped, kType>, logits.extent(0),
+             kTokenThreads, kTokenThreads * static_cast<std::int64_t>(sizeof(Statistics)), stream, call);
+    };
+    if (problem.softcap != 0) {
+      run.template operator()<false, true>();
+    } else if (call.logits.aligned && problem.vocab % kEight == 0) {
+      run.template operator()<true, false>();
+    } else {
+      run.template operator()<false, false>();
+    }
   });
 }
 

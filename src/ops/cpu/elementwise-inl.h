@@ -38,6 +38,7 @@ void swiglu_backward(const SwigluSpan& span, std::int64_t count) {
     const auto* da = static_cast<const Stored<kType>*>(span.act_gradient);
     auto* dg = static_cast<Stored<kType>*>(span.gate_gradient);
     auto* du = static_cast<Stored<kType>*>(span.up_gradient);
+    auto* a = static_cast<Stored<kType>*>(span.act);
     const Vec one = Vec::all(1.0f);
     for_vectors<Vec>(count, [&](std::int64_t i, int valid) {
       const Vec x = load_elements<Vec, kType>(g + i, valid);
@@ -47,6 +48,7 @@ void swiglu_backward(const SwigluSpan& span, std::int64_t count) {
       // dgate <- dact * up * s * (1 + gate * (1 - s)), dup <- dact * gate * s
       store_elements<Vec, kType>(gradient * y * (s * fma(x, one - s, one)), dg + i, valid);
       store_elements<Vec, kType>(gradient * (x * s), du + i, valid);
+      if (a != nullptr) store_elements<Vec, kType>(x * s * y, a + i, valid);
     });
   });
 }

@@ -65,6 +65,7 @@ struct SwigluSpan {
   const void* act_gradient;
   void* gate_gradient;
   void* up_gradient;
+  void* act;  // null: not wanted
 };
 
 // table[ids[t]] += x[t] for the tokens whose id leaves `group` when divided by `groups`, `columns` wide.

@@ -31,6 +31,13 @@ void rms_norm_backward(const RmsNormBackward&, Store, const TensorView&, const S
 void rope(const TensorView&, const TensorView&, const RopeFrequencies&, Pass, const Stream&) {
   fail_absent();
 }
+void rms_norm_rope_forward(const RmsNormForward&, float, const RopeCall&, const Stream&) {
+  fail_absent();
+}
+void rms_norm_rope_backward(const RmsNormBackward&, Store, const RopeCall&, const TensorView&,
+                            const Stream&) {
+  fail_absent();
+}
 void swiglu_forward(const TensorView&, const TensorView&, const TensorView&, const Stream&) {
   fail_absent();
 }

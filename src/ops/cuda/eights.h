@@ -36,6 +36,17 @@ void with_dtype(DType dtype, const Body& body) {
   }
 }
 
+// body.operator()<the dtype of x, that of a weight: the same, or f32>()
+template <class Body>
+void with_dtypes(DType x, DType weight, const Body& body) {
+  with_dtype(x, [&]<DType kType>() {
+    if (weight == kType) return body.template operator()<kType, kType>();
+    check(weight == DType::f32, "a weight of {} for elements of {}; accepted: {} or f32", name(weight),
+          name(x), name(x));
+    if constexpr (kType != DType::f32) body.template operator()<kType, DType::f32>();
+  });
+}
+
 template <DType kType>
 __device__ __forceinline__ float widen(Stored<kType> value) {
   if constexpr (kType == DType::f32) {
@@ -102,34 +113,44 @@ RowsOf<kType> one_row_of(const TensorView& view) {
           .aligned = reinterpret_cast<std::uintptr_t>(view.raw()) % 16 == 0};
 }
 
+// A count of neighbours of which eight are there, aligned: known when the kernel is compiled, so that loads
+// stand side by side and none waits behind another one's branch.
+struct Whole {};
+
+template <DType kType>
+__device__ __forceinline__ Eight load_eight(const Stored<kType>* from, Whole, bool = true) {
+  const auto stored = *reinterpret_cast<const StoredEight<kType>*>(from);
+  Eight values;
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) values.at[i] = widen<kType>(stored.at[i]);
+  return values;
+}
+
 // `count` of eight neighbours, the others 0.
 template <DType kType>
 __device__ __forceinline__ Eight load_eight(const Stored<kType>* from, std::int64_t count, bool aligned) {
+  if (aligned && count >= kEight) return load_eight<kType>(from, Whole{});
   Eight values;
-  if (aligned && count >= kEight) {
-    const auto stored = *reinterpret_cast<const StoredEight<kType>*>(from);
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) values.at[i] = widen<kType>(stored.at[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) values.at[i] = i < count ? widen<kType>(from[i]) : 0.0F;
-  }
+  for (int i = 0; i < kEight; ++i) values.at[i] = i < count ? widen<kType>(from[i]) : 0.0F;
   return values;
+}
+
+template <DType kType>
+__device__ __forceinline__ void store_eight(Stored<kType>* to, Whole, bool, const Eight& values) {
+  StoredEight<kType> stored;
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) stored.at[i] = narrow<kType>(values.at[i]);
+  *reinterpret_cast<StoredEight<kType>*>(to) = stored;
 }
 
 template <DType kType>
 __device__ __forceinline__ void store_eight(Stored<kType>* to, std::int64_t count, bool aligned,
                                             const Eight& values) {
-  if (aligned && count >= kEight) {
-    StoredEight<kType> stored;
+  if (aligned && count >= kEight) return store_eight<kType>(to, Whole{}, true, values);
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) stored.at[i] = narrow<kType>(values.at[i]);
-    *reinterpret_cast<StoredEight<kType>*>(to) = stored;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      if (i < count) to[i] = narrow<kType>(values.at[i]);
-    }
+  for (int i = 0; i < kEight; ++i) {
+    if (i < count) to[i] = narrow<kType>(values.at[i]);
   }
 }
 
@@ -141,15 +162,20 @@ __device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b)
   return a / b;
 }
 
-// op(row, first column, columns) for every eight of [rows, dim].
-template <class Op>
-__global__ void for_eights_kernel(Op op, std::int64_t rows, std::int64_t dim, std::int64_t blocks) {
+// op(row, first column, columns from there) for every eight of [rows, dim].
+template <bool kWhole, class Op>
+__global__ void __launch_bounds__(kThreads)
+    for_eights_kernel(Op op, std::int64_t rows, std::int64_t dim, std::int64_t blocks) {
   const std::int64_t in_row = (dim + kEight - 1) / kEight;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * in_row;
        i += blocks * kThreads) {
     const std::int64_t row = rows == 1 ? 0 : quotient(i, in_row);
     const std::int64_t column = (i - row * in_row) * kEight;
-    op(row, column, dim - column);
+    if constexpr (kWhole) {
+      op(row, column, Whole{});
+    } else {
+      op(row, column, dim - column);
+    }
   }
 }
 
@@ -173,11 +199,14 @@ inline std::int64_t blocks_for(std::int64_t items, const Stream& stream) {
   return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 16);
 }
 
+// op.aligned(): whether all its rows are.
 template <class Op>
 void for_eights(const char* name, std::int64_t rows, std::int64_t dim, const Stream& stream, const Op& op) {
   if (rows == 0 || dim == 0) return;
   const std::int64_t blocks = blocks_for(rows * divide_up(dim, kEight), stream);
-  launch(name, for_eights_kernel<Op>, blocks, kThreads, 0, stream, op, rows, dim, blocks);
+  const bool whole = op.aligned() && dim % kEight == 0;
+  launch(name, whole ? for_eights_kernel<true, Op> : for_eights_kernel<false, Op>, blocks, kThreads, 0,
+         stream, op, rows, dim, blocks);
 }
 
 }  // namespace headroom::cuda

@@ -25,7 +25,9 @@ struct Walk {
 template <DType kType>
 struct Add {
   RowsOf<kType> a, b, y;
-  __device__ void operator()(std::int64_t row, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return a.aligned && b.aligned && y.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     Eight sum = load_eight<kType>(a.row(row) + column, count, a.aligned);
     const Eight other = load_eight<kType>(b.row(row) + column, count, b.aligned);
 #pragma unroll
@@ -38,7 +40,9 @@ template <DType kType>
 struct Fill {
   RowsOf<kType> to;
   float value;
-  __device__ void operator()(std::int64_t, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return to.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t, std::int64_t column, Count count) const {
     Eight values;
 #pragma unroll
     for (int i = 0; i < kEight; ++i) values.at[i] = value;
@@ -50,14 +54,16 @@ template <DType kFrom, DType kTo>
 struct Convert {
   RowsOf<kFrom> from;
   RowsOf<kTo> to;
-  __device__ void operator()(std::int64_t, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return from.aligned && to.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t, std::int64_t column, Count count) const {
     store_eight<kTo>(to.data + column, count, to.aligned,
                      load_eight<kFrom>(from.data + column, count, from.aligned));
   }
 };
 
-// 1 / (1 + e^-x). Where e^-x passes f32 it is 0, and x * 0 is right to 1e-36; NaN is the caller's: whatever is
-// multiplied with x is NaN again.
+// 1 / (1 + e^-x). Where e^-x passes f32 it is 0, and x * 0 is right to 1e-36; NaN is the caller's: whatever
+// is multiplied with x is NaN again.
 __device__ __forceinline__ float sigmoid(float x) {
   return 1.0F / (1.0F + power_of_two(x * -1.44269504F));
 }
@@ -65,7 +71,9 @@ __device__ __forceinline__ float sigmoid(float x) {
 template <DType kType>
 struct SwigluForwardOp {
   RowsOf<kType> gate, up, act;
-  __device__ void operator()(std::int64_t row, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return gate.aligned && up.aligned && act.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     Eight g = load_eight<kType>(gate.row(row) + column, count, gate.aligned);
     const Eight u = load_eight<kType>(up.row(row) + column, count, up.aligned);
 #pragma unroll
@@ -78,17 +86,26 @@ struct SwigluForwardOp {
 template <DType kType>
 struct SwigluBackwardOp {
   RowsOf<kType> gate, up, act_gradient, gate_gradient, up_gradient;
-  __device__ void operator()(std::int64_t row, std::int64_t column, std::int64_t count) const {
+  RowsOf<kType> act;  // no data: not wanted
+  [[nodiscard]] bool aligned() const {
+    return gate.aligned && up.aligned && act_gradient.aligned && gate_gradient.aligned &&
+           up_gradient.aligned && (act.data == nullptr || act.aligned);
+  }
+  template <class Count>
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     Eight g = load_eight<kType>(gate.row(row) + column, count, gate.aligned);
     Eight u = load_eight<kType>(up.row(row) + column, count, up.aligned);
-    const Eight d = load_eight<kType>(act_gradient.row(row) + column, count, act_gradient.aligned);
+    Eight d = load_eight<kType>(act_gradient.row(row) + column, count, act_gradient.aligned);
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
       const float s = sigmoid(g.at[i]);
       const float dup = d.at[i] * (g.at[i] * s);
+      const float made = g.at[i] * s * u.at[i];
       g.at[i] = d.at[i] * u.at[i] * (s * (1.0F + g.at[i] * (1.0F - s)));
       u.at[i] = dup;
+      d.at[i] = made;
     }
+    if (act.data != nullptr) store_eight<kType>(act.row(row) + column, count, act.aligned, d);
     store_eight<kType>(gate_gradient.row(row) + column, count, gate_gradient.aligned, g);
     store_eight<kType>(up_gradient.row(row) + column, count, up_gradient.aligned, u);
   }
@@ -127,22 +144,22 @@ void swiglu_forward(const TensorView& gate, const TensorView& up, const TensorVi
                     const Stream& stream) {
   const Walk walk = Walk::of(gate, up, act);
   with_dtype(gate.dtype(), [&]<DType kType>() {
-    for_eights("swiglu_kernel", walk.rows, walk.dim, stream,
-               SwigluForwardOp<kType>{walk.rows_of<kType>(gate), walk.rows_of<kType>(up),
-                                      walk.rows_of<kType>(act)});
+    for_eights(
+        "swiglu_kernel", walk.rows, walk.dim, stream,
+        SwigluForwardOp<kType>{walk.rows_of<kType>(gate), walk.rows_of<kType>(up), walk.rows_of<kType>(act)});
   });
 }
 
 void swiglu_backward(const SwigluBackward& views, const Stream& stream) {
-  const Walk walk =
-      Walk::of(views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient);
+  const Walk walk = Walk::of(views.gate, views.up, views.act_gradient, views.gate_gradient, views.up_gradient,
+                             views.act.elements() > 0 ? views.act : views.gate);
   with_dtype(views.gate.dtype(), [&]<DType kType>() {
-    for_eights(
-        "swiglu_backward_kernel", walk.rows, walk.dim, stream,
-        SwigluBackwardOp<kType>{walk.rows_of<kType>(views.gate), walk.rows_of<kType>(views.up),
-                                walk.rows_of<kType>(views.act_gradient),
-                                walk.rows_of<kType>(views.gate_gradient),
-                                walk.rows_of<kType>(views.up_gradient)});
+    for_eights("swiglu_backward_kernel", walk.rows, walk.dim, stream,
+               SwigluBackwardOp<kType>{
+                   walk.rows_of<kType>(views.gate), walk.rows_of<kType>(views.up),
+                   walk.rows_of<kType>(views.act_gradient), walk.rows_of<kType>(views.gate_gradient),
+                   walk.rows_of<kType>(views.up_gradient),
+                   views.act.elements() > 0 ? walk.rows_of<kType>(views.act) : RowsOf<kType>{}});
   });
 }
 

@@ -15,7 +15,9 @@ struct Lookup {
   RowsOf<kType> table, x;
   const std::int32_t* ids;
   std::int64_t vocabulary;
-  __device__ void operator()(std::int64_t row, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return table.aligned && x.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     const std::int32_t id = ids[row];
     Eight values;
     if (id >= 0 && id < vocabulary) {
@@ -55,8 +57,7 @@ struct WarpTile {
   std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   std::int64_t begin = tile * TokenSort::kTile;
   int lane = static_cast<int>(threadIdx.x) % kWarp;
-  std::int32_t* counts =
-      reinterpret_cast<std::int32_t*>(shared_memory) + threadIdx.x / kWarp * kDigits;
+  std::int32_t* counts = reinterpret_cast<std::int32_t*>(shared_memory) + threadIdx.x / kWarp * kDigits;
 };
 
 // counts <- how many tokens of a tile have a digit; one warp per tile
@@ -132,7 +133,9 @@ struct AddTokens {
   std::int64_t tokens;
   std::int64_t vocabulary;
   std::int32_t pad_token;
-  __device__ void operator()(std::int64_t row, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const { return x_gradient.aligned && table.aligned; }
+  template <class Count>
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     const std::int32_t id = ids[row];
     if (id >= vocabulary || id == pad_token || (row > 0 && ids[row - 1] == id)) return;
     float* to = table.row(id) + column;
@@ -151,9 +154,9 @@ struct AddTokens {
 void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x,
                        const Stream& stream) {
   with_dtype(table.dtype(), [&]<DType kType>() {
-    for_eights("embedding_kernel", x.extent(0), x.extent(1), stream,
-               Lookup<kType>{rows_of<kType>(table), rows_of<kType>(x), ids.data<std::int32_t>(),
-                             table.extent(0)});
+    for_eights(
+        "embedding_kernel", x.extent(0), x.extent(1), stream,
+        Lookup<kType>{rows_of<kType>(table), rows_of<kType>(x), ids.data<std::int32_t>(), table.extent(0)});
   });
 }
 

@@ -60,7 +60,10 @@ cublasLtMatrixLayoutOpaque_t layout_of(const Matrix& matrix) {
 // A product as cuBLASLt describes it, on the stack.
 struct Description {
   explicit Description(const ProductKind& kind)
-      : left(layout_of(kind.left)), right(layout_of(kind.right)), result(layout_of(kind.result)) {
+      : left(layout_of(kind.left)),
+        right(layout_of(kind.right)),
+        addend(layout_of(kind.addend)),
+        result(layout_of(kind.result)) {
     check_cublas(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
     set(CUBLASLT_MATMUL_DESC_TRANSA, kind.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, kind.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -69,6 +72,7 @@ struct Description {
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t left;
   cublasLtMatrixLayoutOpaque_t right;
+  cublasLtMatrixLayoutOpaque_t addend;
   cublasLtMatrixLayoutOpaque_t result;
 
  private:
@@ -89,12 +93,12 @@ cublasLtMatmulAlgo_t choose(const ProductKind& kind, Description& description, c
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(kind.left.alignment));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(kind.right.alignment));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(kind.result.alignment));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(kind.addend.alignment));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(kind.result.alignment));
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
   check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, &description.product, &description.left,
-                                              &description.right, &description.result, &description.result,
+                                              &description.right, &description.addend, &description.result,
                                               &preference, 1, &found, &count),
                "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0) {
@@ -108,12 +112,15 @@ cublasLtMatmulAlgo_t choose(const ProductKind& kind, Description& description, c
 }  // namespace
 
 void product_cuda(const Product& product, TensorView workspace, const Stream& stream) {
-  const auto& [a, b, c, add] = product;
+  const auto& [a, b, c, add, addend] = product;
   check_product(a, b, c);
   check(stream.libraries != nullptr, "a product on a GPU needs a stream with the libraries of its backend");
   if (c.elements() == 0) return;
   const auto native = static_cast<cudaStream_t>(stream.native);
+  const bool adds = add || addend.elements() > 0;
+  const TensorView& added = addend.elements() > 0 ? addend : c;
   if (a.extent(1) == 0) {
+    check(addend.elements() == 0, "a product of no depth is added to nothing on a GPU");
     if (add) return;
     const Matrix result = transpose_of(c);
     const auto element_bytes = static_cast<std::size_t>(size_bytes(c.dtype()));
@@ -125,6 +132,7 @@ void product_cuda(const Product& product, TensorView workspace, const Stream& st
   }
   const ProductKind kind{.left = transpose_of(b),
                          .right = transpose_of(a),
+                         .addend = transpose_of(added),
                          .result = transpose_of(c),
                          .workspace_bytes = workspace.bytes()};
   Description description(kind);
@@ -132,12 +140,12 @@ void product_cuda(const Product& product, TensorView workspace, const Stream& st
   const cublasLtMatmulAlgo_t& algorithm =
       stream.libraries->product_algorithm(kind, [&] { return choose(kind, description, handle); });
   const float alpha = 1;
-  const float beta = add ? 1 : 0;
-  check_cublas(
-      cublasLtMatmul(handle, &description.product, &alpha, b.raw(), &description.left, a.raw(),
-                     &description.right, &beta, c.raw(), &description.result, c.raw(), &description.result,
-                     &algorithm, workspace.raw(), static_cast<std::size_t>(workspace.bytes()), native),
-      "cublasLtMatmul");
+  const float beta = adds ? 1 : 0;
+  check_cublas(cublasLtMatmul(handle, &description.product, &alpha, b.raw(), &description.left, a.raw(),
+                              &description.right, &beta, added.raw(), &description.addend, c.raw(),
+                              &description.result, &algorithm, workspace.raw(),
+                              static_cast<std::size_t>(workspace.bytes()), native),
+               "cublasLtMatmul");
 }
 
 }  // namespace headroom

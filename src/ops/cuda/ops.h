@@ -12,13 +12,21 @@ void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& 
 
 // The workspace holds parts of the weight's gradient, one per block of the launch.
 [[nodiscard]] inline std::int64_t rms_norm_parts(const DeviceDescription& device) {
-  return std::int64_t{device.cores} * 4;
+  return std::int64_t{device.cores} * 6;
 }
 void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const TensorView& workspace,
                        const Stream& stream);
 
 void rope(const TensorView& x, const TensorView& positions, const RopeFrequencies& frequencies, Pass pass,
           const Stream& stream);
+
+// Returns false, and does nothing, where the heads are not made of eights that the kernel loads as halves.
+bool rope_in_halves(const TensorView& x, const RopeCall& rope, Pass pass, const Stream& stream);
+void rms_norm_rope_forward(const RmsNormForward& views, float epsilon, const RopeCall& rope,
+                           const Stream& stream);
+// The workspace of rms_norm_backward. The gradient of y may be turned in place.
+void rms_norm_rope_backward(const RmsNormBackward& views, Store x_gradient, const RopeCall& rope,
+                            const TensorView& workspace, const Stream& stream);
 
 void swiglu_forward(const TensorView& gate, const TensorView& up, const TensorView& act,
                     const Stream& stream);

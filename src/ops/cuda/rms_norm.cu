@@ -1,193 +1,211 @@
-// RMS normalisation: 16 lanes, a warp or a block per row, by its length. Every row is read twice; the second
-// time it is in L1.
+// RMS normalisation: a block per row, whose threads hold their share of it in registers, so that rows are
+// read once.
 #include <algorithm>
 
 #include "ops/cuda/eights.h"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/parts.h"
 
 namespace headroom::cuda {
 namespace {
 
 constexpr std::int64_t kFloat = sizeof(float);
+constexpr int kMostThreads = 1024;
+constexpr int kMostWarps = kMostThreads / kWarp;
 
-// Lanes that share a row: kLanes of a block, which has kThreads / kLanes of such groups.
-template <int kLanes>
-struct Group {
-  static constexpr int kGroups = kThreads / kLanes;
-  int lane = static_cast<int>(threadIdx.x) % kLanes;
-  int index = static_cast<int>(threadIdx.x) / kLanes;
+// The sum over a block's threads, in the same order every time. Turns use two places in turn, so that one
+// barrier is enough: who writes a place again has seen all others behind their reading of it.
+__device__ __forceinline__ float sum_threads(float value, int threads, int turn) {
+  float* const sums = reinterpret_cast<float*>(shared_memory) + turn % 2 * kMostWarps;
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+  if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  value = 0;
+  for (int warp = 0; warp < threads / kWarp; ++warp) value += sums[warp];
+  return value;
+}
 
-  // The sum over the group's lanes, in the same order every time; the whole block calls it.
-  __device__ __forceinline__ float sum(float value, float* shared) const {
+// A thread's share of a row: kVectors times eight neighbours, a block's width apart. kWhole: rows are aligned
+// and end with an eight.
+template <int kVectors, bool kWhole>
+struct Share {
+  int threads;
+  std::int64_t dim;
+
+  __device__ __forceinline__ std::int64_t column(int v) const {
+    return (static_cast<std::int64_t>(v) * threads + threadIdx.x) * kEight;
+  }
+  template <DType kType>
+  __device__ __forceinline__ void load(const Stored<kType>* row, Eight (&values)[kVectors]) const {
 #pragma unroll
-    for (int step = (kLanes < kWarp ? kLanes : kWarp) / 2; step > 0; step /= 2) {
-      value += __shfl_xor_sync(0xffffffffu, value, step);
+    for (int v = 0; v < kVectors; ++v) {
+      values[v] = {};
+      if (column(v) >= dim) continue;
+      if constexpr (kWhole) {
+        values[v] = load_eight<kType>(row + column(v), Whole{});
+      } else {
+        values[v] = load_eight<kType>(row + column(v), dim - column(v), false);
+      }
     }
-    if constexpr (kLanes > kWarp) {
-      if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
-      __syncthreads();
-      value = 0;
+  }
+  template <DType kType>
+  __device__ __forceinline__ void store(Stored<kType>* row, const Eight (&values)[kVectors]) const {
 #pragma unroll
-      for (int warp = 0; warp < kLanes / kWarp; ++warp) value += shared[warp];
-      __syncthreads();  // before it is written again
+    for (int v = 0; v < kVectors; ++v) {
+      if (column(v) >= dim) continue;
+      if constexpr (kWhole) {
+        store_eight<kType>(row + column(v), Whole{}, true, values[v]);
+      } else {
+        store_eight<kType>(row + column(v), dim - column(v), false, values[v]);
+      }
     }
-    return value;
   }
 };
 
 template <DType kType, DType kWeight>
-struct ForwardRows {
-  RowsOf<kType> x, y;
-  RowsOf<kWeight> weight;
-  float* rstd;
-  std::int64_t rows;
-  std::int64_t dim;
-  float epsilon;
+struct NormCall {
+  RowsOf<kType> x;
+  RowsOf<kType> y;           // forward's result; of backward: its gradient
+  RowsOf<kType> gradient{};  // of x
+  const Stored<kWeight>* weight = nullptr;
+  float* rstd = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t dim = 0;
+  float epsilon = 0;
+  bool add = false;         // to the gradient of x
+  float* parts = nullptr;   // [blocks, dim], of the gradient of the weight
+  std::int64_t blocks = 0;  // each takes every so many-th row
+  int threads = 0;
 };
 
-template <int kLanes, DType kType, DType kWeight>
-__global__ void rms_norm_kernel(ForwardRows<kType, kWeight> call) {
-  auto* shared = reinterpret_cast<float*>(shared_memory);
-  const Group<kLanes> group;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * Group<kLanes>::kGroups + group.index;
-  const bool there = row < call.rows;
-  const std::int64_t safe = there ? row : 0;
-  const Stored<kType>* x = call.x.row(safe);
-  Stored<kType>* y = call.y.row(safe);
-  float squares = 0;
-  for (std::int64_t i = group.lane * kEight; i < call.dim; i += kLanes * kEight) {
-    const Eight value = load_eight<kType>(x + i, call.dim - i, call.x.aligned);
+template <int kVectors, bool kWhole, DType kType, DType kWeight>
+__global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, kWeight> call) {
+  const Share<kVectors, kWhole> share{call.threads, call.dim};
+  Eight weight[kVectors];
+  share.template load<kWeight>(call.weight, weight);
+  int turn = 0;
+  for (std::int64_t row = blockIdx.x; row < call.rows; row += call.blocks) {
+    Eight values[kVectors];
+    share.template load<kType>(call.x.row(row), values);
+    float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) squares += value.at[j] * value.at[j];
-  }
-  const float mean = group.sum(squares, shared) / static_cast<float>(call.dim);
-  const float rstd = 1.0F / sqrtf(mean + call.epsilon);
-  if (!there) return;
-  if (group.lane == 0) call.rstd[row] = rstd;
-  for (std::int64_t i = group.lane * kEight; i < call.dim; i += kLanes * kEight) {
-    Eight value = load_eight<kType>(x + i, call.dim - i, call.x.aligned);
-    const Eight weight = load_eight<kWeight>(call.weight.data + i, call.dim - i, call.weight.aligned);
+    for (const Eight& eight : values) {
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) value.at[j] = value.at[j] * rstd * weight.at[j];
-    store_eight<kType>(y + i, call.dim - i, call.y.aligned, value);
+      for (const float value : eight.at) squares += value * value;
+    }
+    const float mean = sum_threads(squares, call.threads, turn++) / static_cast<float>(call.dim);
+    const float rstd = 1.0F / sqrtf(mean + call.epsilon);
+    if (threadIdx.x == 0) call.rstd[row] = rstd;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) values[v].at[j] = values[v].at[j] * rstd * weight[v].at[j];
+    }
+    share.template store<kType>(call.y.row(row), values);
   }
 }
 
-template <DType kType, DType kWeight>
-struct BackwardRows {
-  RowsOf<kType> x, y_gradient, x_gradient;
-  RowsOf<kWeight> weight;
-  const float* rstd;
-  std::int64_t rows;
-  std::int64_t dim;
-  bool add;
-  float* parts;            // [blocks, dim]
-  std::int64_t blocks;     // each takes every so many-th group of rows
-  bool sums_fit;           // in shared memory; otherwise they are in parts
-};
-
-// dx of every row; parts <- each block's sum of dy * h
-template <int kLanes, DType kType, DType kWeight>
-__global__ void rms_norm_backward_kernel(BackwardRows<kType, kWeight> call) {
-  constexpr int kGroups = Group<kLanes>::kGroups;
-  const Group<kLanes> group;
-  auto* shared = reinterpret_cast<float*>(shared_memory);
-  float* const part = call.parts + static_cast<std::int64_t>(blockIdx.x) * call.dim;
-  float* const sums = call.sums_fit ? shared + kThreads / kWarp + group.index * call.dim : part;
-  // Every lane adds to columns of its own.
-  for (std::int64_t i = group.lane * kEight; i < call.dim; i += kLanes * kEight) {
-    for (std::int64_t j = i; j < i + kEight && j < call.dim; ++j) sums[j] = 0;
-  }
-  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kGroups; first < call.rows;
-       first += call.blocks * kGroups) {
-    const std::int64_t row = first + group.index;
-    const bool there = row < call.rows;
-    const std::int64_t safe = there ? row : first;
-    const Stored<kType>* x = call.x.row(safe);
-    const Stored<kType>* dy = call.y_gradient.row(safe);
-    Stored<kType>* dx = call.x_gradient.row(safe);
-    const float rstd = call.rstd[safe];
-    // mean <- mean(g * h) with g = dy * weight, h = x * rstd
+// dx of every row; parts <- each block's sum of dy * h. With g = dy * weight, h = x * rstd.
+template <int kVectors, bool kWhole, DType kType, DType kWeight>
+__global__ void __launch_bounds__(kMostThreads) rms_norm_backward_kernel(NormCall<kType, kWeight> call) {
+  const Share<kVectors, kWhole> share{call.threads, call.dim};
+  Eight weight[kVectors];
+  share.template load<kWeight>(call.weight, weight);
+  Eight sums[kVectors] = {};
+  int turn = 0;
+  for (std::int64_t row = blockIdx.x; row < call.rows; row += call.blocks) {
+    Eight h[kVectors];
+    Eight gradient[kVectors];
+    Eight result[kVectors] = {};
+    share.template load<kType>(call.x.row(row), h);
+    share.template load<kType>(call.y.row(row), gradient);
+    if (call.add) share.template load<kType>(call.gradient.row(row), result);
+    const float rstd = call.rstd[row];
     float dot = 0;
-    for (std::int64_t i = group.lane * kEight; i < call.dim; i += kLanes * kEight) {
-      const std::int64_t count = call.dim - i;
-      const Eight value = load_eight<kType>(x + i, count, call.x.aligned);
-      const Eight gradient = load_eight<kType>(dy + i, count, call.y_gradient.aligned);
-      const Eight weight = load_eight<kWeight>(call.weight.data + i, count, call.weight.aligned);
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) dot += gradient.at[j] * weight.at[j] * (value.at[j] * rstd);
-    }
-    const float mean = group.sum(dot, shared) / static_cast<float>(call.dim);
-    if (!there) continue;  // the others of the block have one more row at most: this is the last turn
-    for (std::int64_t i = group.lane * kEight; i < call.dim; i += kLanes * kEight) {
-      const std::int64_t count = call.dim - i;
-      const Eight value = load_eight<kType>(x + i, count, call.x.aligned);
-      const Eight gradient = load_eight<kType>(dy + i, count, call.y_gradient.aligned);
-      const Eight weight = load_eight<kWeight>(call.weight.data + i, count, call.weight.aligned);
-      Eight result{};
-      if (call.add) result = load_eight<kType>(dx + i, count, call.x_gradient.aligned);
+    for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
-        const float h = value.at[j] * rstd;
-        if (j < count) sums[i + j] += gradient.at[j] * h;
-        result.at[j] += rstd * (gradient.at[j] * weight.at[j] - h * mean);
+        h[v].at[j] *= rstd;
+        dot += gradient[v].at[j] * weight[v].at[j] * h[v].at[j];
       }
-      store_eight<kType>(dx + i, count, call.x_gradient.aligned, result);
     }
+    const float mean = sum_threads(dot, call.threads, turn++) / static_cast<float>(call.dim);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) {
+        sums[v].at[j] += gradient[v].at[j] * h[v].at[j];
+        result[v].at[j] += rstd * (gradient[v].at[j] * weight[v].at[j] - h[v].at[j] * mean);
+      }
+    }
+    share.template store<kType>(call.gradient.row(row), result);
   }
-  if (!call.sums_fit) return;
-  __syncthreads();
-  for (std::int64_t i = threadIdx.x; i < call.dim; i += kThreads) {
-    float sum = 0;
-    for (int g = 0; g < kGroups; ++g) sum += shared[kThreads / kWarp + g * call.dim + i];
-    part[i] = sum;
-  }
+  share.template store<DType::f32>(call.parts + static_cast<std::int64_t>(blockIdx.x) * call.dim, sums);
 }
 
-// dweight <- dweight + the parts; a warp's lanes have a column each, its warps every so many-th part
-__global__ void add_parts_kernel(const float* parts, std::int64_t count, std::int64_t dim, float* sums) {
+// A warp's lanes have a column each, its warps every so many-th part.
+__global__ void __launch_bounds__(kMostThreads)
+    add_parts_kernel(const float* parts, std::int64_t count, std::int64_t dim, void* sums, DType dtype) {
   auto* shared = reinterpret_cast<float*>(shared_memory);
-  constexpr int kWarps = kThreads / kWarp;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kWarp + threadIdx.x % kWarp;
   float sum = 0;
   if (column < dim) {
-    for (std::int64_t part = threadIdx.x / kWarp; part < count; part += kWarps) {
+#pragma unroll 4
+    for (std::int64_t part = threadIdx.x / kWarp; part < count; part += kMostWarps) {
       sum += parts[part * dim + column];
     }
   }
   shared[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x >= kWarp || column >= dim) return;
-  for (int warp = 1; warp < kWarps; ++warp) sum += shared[warp * kWarp + threadIdx.x];
-  sums[column] += sum;
+  for (int warp = 1; warp < kMostWarps; ++warp) sum += shared[warp * kWarp + threadIdx.x];
+  store_element(sums, dtype, column, load_element(sums, dtype, column) + sum);
 }
 
-// body.operator()<lanes>() for rows of so many elements
+// body.operator()<vectors, whole>() for rows of so many elements
 template <class Body>
-void with_lanes(std::int64_t dim, const Body& body) {
-  if (dim <= 16 * kEight) return body.template operator()<16>();
-  if (dim <= 4 * kWarp * kEight) return body.template operator()<kWarp>();
-  return body.template operator()<kThreads>();
+void with_share(std::int64_t dim, bool whole, const Body& body) {
+  const auto with_whole = [&]<int kVectors>() {
+    whole ? body.template operator()<kVectors, true>() : body.template operator()<kVectors, false>();
+  };
+  constexpr std::int64_t kWidest = kMostThreads * kEight;
+  check(dim <= 4 * kWidest, "rms_norm: rows of {} elements; a GPU takes up to {}", dim, 4 * kWidest);
+  if (dim <= kWidest) return with_whole.template operator()<1>();
+  if (dim <= 2 * kWidest) return with_whole.template operator()<2>();
+  with_whole.template operator()<4>();
+}
+
+int threads_for(std::int64_t dim, int vectors) {
+  return static_cast<int>(round_up(divide_up(dim, vectors * kEight), kWarp));
 }
 
 }  // namespace
 
+void add_parts(const float* parts, std::int64_t count, const TensorView& sums, const Stream& stream) {
+  launch("add_parts_kernel", add_parts_kernel, divide_up(sums.elements(), kWarp), kMostThreads,
+         kMostThreads * kFloat, stream, parts, count, sums.elements(), sums.raw(), sums.dtype());
+}
+
 void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& stream) {
   const std::int64_t dim = views.weight.extent(0);
-  with_dtype(views.x.dtype(), [&]<DType kType>() {
-    with_dtype(views.weight.dtype(), [&]<DType kWeight>() {
-      const ForwardRows<kType, kWeight> call{.x = rows_of<kType>(views.x),
-                                             .y = rows_of<kType>(views.y),
-                                             .weight = one_row_of<kWeight>(views.weight),
-                                             .rstd = views.rstd.data<float>(),
-                                             .rows = views.rstd.elements(),
-                                             .dim = dim,
-                                             .epsilon = epsilon};
-      with_lanes(dim, [&]<int kLanes>() {
-        launch("rms_norm_kernel", rms_norm_kernel<kLanes, kType, kWeight>,
-               divide_up(call.rows, Group<kLanes>::kGroups), kThreads, kThreads / kWarp * kFloat, stream, call);
-      });
-    });
+  with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
+    const RowsOf<kWeight> weight = one_row_of<kWeight>(views.weight);
+    NormCall<kType, kWeight> call{.x = rows_of<kType>(views.x),
+                                  .y = rows_of<kType>(views.y),
+                                  .weight = weight.data,
+                                  .rstd = views.rstd.data<float>(),
+                                  .rows = views.rstd.elements(),
+                                  .dim = dim,
+                                  .epsilon = epsilon};
+    with_share(dim, call.x.aligned && call.y.aligned && weight.aligned && dim % kEight == 0,
+               [&]<int kVectors, bool kWhole>() {
+                 call.threads = threads_for(dim, kVectors);
+                 call.blocks = std::min(call.rows, rms_norm_parts(*stream.device));
+                 launch("rms_norm_kernel", rms_norm_kernel<kVectors, kWhole, kType, kWeight>, call.blocks,
+                        call.threads, 2 * kMostWarps * kFloat, stream, call);
+               });
   });
 }
 
@@ -196,34 +214,29 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
   const std::int64_t dim = views.weight.extent(0);
   const std::int64_t rows = views.rstd.elements();
   if (rows == 0) return;
+  const std::int64_t blocks = std::min(rows, rms_norm_parts(*stream.device));
   auto* parts = static_cast<float*>(workspace.raw());
-  std::int64_t blocks = 0;
-  with_dtype(views.x.dtype(), [&]<DType kType>() {
-    with_dtype(views.weight.dtype(), [&]<DType kWeight>() {
-      with_lanes(dim, [&]<int kLanes>() {
-        constexpr std::int64_t kMostShared = 48 << 10;  // that every GPU has
-        constexpr int kGroups = Group<kLanes>::kGroups;
-        const std::int64_t sums_bytes =
-            (kThreads / kWarp + kGroups * dim) * kFloat;
-        blocks = std::min(divide_up(rows, kGroups), rms_norm_parts(*stream.device));
-        const BackwardRows<kType, kWeight> call{.x = rows_of<kType>(views.x),
-                                                .y_gradient = rows_of<kType>(views.y_gradient),
-                                                .x_gradient = rows_of<kType>(views.x_gradient),
-                                                .weight = one_row_of<kWeight>(views.weight),
-                                                .rstd = views.rstd.data<float>(),
-                                                .rows = rows,
-                                                .dim = dim,
-                                                .add = x_gradient == Store::add,
-                                                .parts = parts,
-                                                .blocks = blocks,
-                                                .sums_fit = sums_bytes <= kMostShared};
-        launch("rms_norm_backward_kernel", rms_norm_backward_kernel<kLanes, kType, kWeight>, blocks, kThreads,
-               call.sums_fit ? sums_bytes : kThreads / kWarp * kFloat, stream, call);
-      });
+  with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
+    const RowsOf<kWeight> weight = one_row_of<kWeight>(views.weight);
+    NormCall<kType, kWeight> call{.x = rows_of<kType>(views.x),
+                                  .y = rows_of<kType>(views.y_gradient),
+                                  .gradient = rows_of<kType>(views.x_gradient),
+                                  .weight = weight.data,
+                                  .rstd = views.rstd.data<float>(),
+                                  .rows = rows,
+                                  .dim = dim,
+                                  .add = x_gradient == Store::add,
+                                  .parts = parts,
+                                  .blocks = blocks};
+    const bool whole =
+        call.x.aligned && call.y.aligned && call.gradient.aligned && weight.aligned && dim % kEight == 0;
+    with_share(dim, whole, [&]<int kVectors, bool kWhole>() {
+      call.threads = threads_for(dim, kVectors);
+      launch("rms_norm_backward_kernel", rms_norm_backward_kernel<kVectors, kWhole, kType, kWeight>, blocks,
+             call.threads, 2 * kMostWarps * kFloat, stream, call);
     });
   });
-  launch("add_parts_kernel", add_parts_kernel, divide_up(dim, kWarp), kThreads, kThreads * kFloat, stream,
-         static_cast<const float*>(parts), blocks, dim, views.weight_gradient.data<float>());
+  add_parts(parts, blocks, views.weight_gradient, stream);
 }
 
 }  // namespace headroom::cuda

@@ -8,11 +8,11 @@
 namespace headroom::cuda {
 
 struct TokenSort {
-  static constexpr int kDigits = 256;         // ids are sorted eight bits at a time
+  static constexpr int kDigits = 256;          // ids are sorted eight bits at a time
   static constexpr std::int64_t kTile = 1024;  // tokens that one warp takes
 
-  std::int32_t* ids[2] = {};     // [tokens], sorted back and forth
-  std::int32_t* places[2] = {};  // where they stood
+  std::int32_t* ids[2] = {};       // [tokens], sorted back and forth
+  std::int32_t* places[2] = {};    // where they stood
   std::int32_t* counts = nullptr;  // [digits, tiles]: so many tokens before those of a digit in a tile
 
   static std::int64_t tiles(std::int64_t tokens) { return divide_up(tokens, kTile); }

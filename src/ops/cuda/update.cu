@@ -75,7 +75,12 @@ struct Update {
   RowsOf<DType::f32> master, gradient, first, second;
   RowsOf<kWeight> weight;  // null: the master is the weight
   const float* factor;
-  __device__ void operator()(std::int64_t, std::int64_t column, std::int64_t count) const {
+  [[nodiscard]] bool aligned() const {
+    return master.aligned && gradient.aligned && first.aligned && second.aligned &&
+           (weight.data == nullptr || weight.aligned);
+  }
+  template <class Count>
+  __device__ void operator()(std::int64_t, std::int64_t column, Count count) const {
     const float scale = *factor;
     if (!(scale > 0)) return;
     Eight m = load_eight<DType::f32>(master.data + column, count, master.aligned);

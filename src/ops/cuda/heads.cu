@@ -1,0 +1,296 @@
+// Heads of queries and keys: RMS normalisation and rotation in one pass. 8, 16 or 32 lanes of a warp share a
+// head; a lane holds four neighbours of its left half and the four that turn with them.
+#include "ops/cuda/angles.h"
+#include "ops/cuda/eights.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/parts.h"
+
+namespace headroom::cuda {
+namespace {
+
+constexpr int kHeadTokens = 4;  // whose angles a block makes at a time
+constexpr int kFour = 4;
+
+template <DType kType>
+struct alignas(kFour * sizeof(Stored<kType>)) StoredFour {
+  Stored<kType> at[kFour];
+};
+
+// Heads with unit stride inside: [tokens, heads, 2 * half].
+template <DType kType>
+struct Heads {
+  Stored<kType>* data = nullptr;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  static Heads of(const TensorView& view) {
+    return {static_cast<Stored<kType>*>(view.raw()), view.stride(0), view.stride(1)};
+  }
+  __device__ __forceinline__ Stored<kType>* at(std::int64_t token, int head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+// The lane's share of a head, left half first.
+template <DType kType>
+__device__ __forceinline__ Eight load_halves(const Stored<kType>* head, int half) {
+  const auto left = *reinterpret_cast<const StoredFour<kType>*>(head);
+  const auto right = *reinterpret_cast<const StoredFour<kType>*>(head + half);
+  Eight values;
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    values.at[i] = widen<kType>(left.at[i]);
+    values.at[kFour + i] = widen<kType>(right.at[i]);
+  }
+  return values;
+}
+
+template <DType kType>
+__device__ __forceinline__ void store_halves(Stored<kType>* head, int half, const Eight& values) {
+  StoredFour<kType> left;
+  StoredFour<kType> right;
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    left.at[i] = narrow<kType>(values.at[i]);
+    right.at[i] = narrow<kType>(values.at[kFour + i]);
+  }
+  *reinterpret_cast<StoredFour<kType>*>(head) = left;
+  *reinterpret_cast<StoredFour<kType>*>(head + half) = right;
+}
+
+// (a, b) <- (a cos - b sin, b cos + a sin)
+__device__ __forceinline__ void rotate(Eight& values, const Angle* angles) {
+#pragma unroll
+  for (int i = 0; i < kFour; ++i) {
+    const float a = values.at[i];
+    const float b = values.at[kFour + i];
+    values.at[i] = a * angles[i].cosine - b * angles[i].sine;
+    values.at[kFour + i] = b * angles[i].cosine + a * angles[i].sine;
+  }
+}
+
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+  return value;
+}
+
+template <DType kType, DType kWeight>
+struct HeadsCall {
+  Heads<kType> x;
+  Heads<kType> y;           // forward's result; of backward: its gradient
+  Heads<kType> gradient{};  // of x
+  const Stored<kWeight>* weight = nullptr;
+  float* rstd = nullptr;  // [tokens, heads]
+  std::int64_t tokens = 0;
+  int heads = 0;
+  float epsilon = 0;
+  bool add = false;  // to the gradient of x
+  Rotation rotation{};
+  float* parts = nullptr;   // [blocks, 2 * half], of the gradient of the weight
+  std::int64_t blocks = 0;  // each takes every so many-th group of tokens
+};
+
+// body(token, head, place among the heads, angles, whether there is such a head) for the block's tokens from
+// `first` on: as often for every lane, and an absent head is the first one again.
+template <int kLanes, class Call, class Body>
+__device__ __forceinline__ void for_heads(const Call& call, std::int64_t first, Angle* angles,
+                                          const Body& body) {
+  constexpr int kGroups = kThreads / kLanes;
+  const int half = call.rotation.frequencies.half;
+  const auto count = static_cast<int>(call.tokens - first < kHeadTokens ? call.tokens - first : kHeadTokens);
+  make_angles(call.rotation, first, count, kThreads, angles);
+  __syncthreads();
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
+  for (int i = group; i - group < count * call.heads; i += kGroups) {
+    const bool there = i < count * call.heads;
+    const int token = there ? i / call.heads : 0;
+    const int head = there ? i - token * call.heads : 0;
+    body(first + token, head, (first + token) * call.heads + head, angles + token * half + column,
+         there && column < half);
+  }
+}
+
+// y <- rope(norm(x)), or without the norm
+template <int kLanes, bool kNorm, DType kType, DType kWeight>
+__global__ void __launch_bounds__(kThreads) heads_kernel(HeadsCall<kType, kWeight> call) {
+  auto* angles = reinterpret_cast<Angle*>(shared_memory);
+  const int half = call.rotation.frequencies.half;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
+  Eight weight{};
+  if (kNorm && column < half) weight = load_halves<kWeight>(call.weight + column, half);
+  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, angles,
+                    [&](std::int64_t token, int head, std::int64_t place, const Angle* turns, bool there) {
+                      Eight values{};
+                      if (there) values = load_halves<kType>(call.x.at(token, head) + column, half);
+                      if constexpr (kNorm) {
+                        float squares = 0;
+#pragma unroll
+                        for (int j = 0; j < kEight; ++j) squares += values.at[j] * values.at[j];
+                        const float mean = sum_lanes<kLanes>(squares) / static_cast<float>(2 * half);
+                        const float rstd = 1.0F / sqrtf(mean + call.epsilon);
+#pragma unroll
+                        for (int j = 0; j < kEight; ++j) values.at[j] = values.at[j] * rstd * weight.at[j];
+                        if (there && column == 0) call.rstd[place] = rstd;
+                      }
+                      if (!there) return;
+                      rotate(values, turns);
+                      store_halves<kType>(call.y.at(token, head) + column, half, values);
+                    });
+}
+
+// The gradient of x, from that of y turned back; parts <- each block's sum of what is the weight's.
+template <int kLanes, DType kType, DType kWeight>
+__global__ void __launch_bounds__(kThreads) heads_backward_kernel(HeadsCall<kType, kWeight> call) {
+  constexpr int kGroups = kThreads / kLanes;
+  auto* angles = reinterpret_cast<Angle*>(shared_memory);
+  const int half = call.rotation.frequencies.half;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
+  Eight weight{};
+  if (column < half) weight = load_halves<kWeight>(call.weight + column, half);
+  Eight sums{};
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kHeadTokens; first < call.tokens;
+       first += call.blocks * kHeadTokens) {
+    for_heads<kLanes>(call, first, angles,
+                      [&](std::int64_t token, int head, std::int64_t place, const Angle* turns, bool there) {
+                        Eight h{};
+                        Eight gradient{};
+                        float rstd = 0;
+                        if (there) {
+                          h = load_halves<kType>(call.x.at(token, head) + column, half);
+                          gradient = load_halves<kType>(call.y.at(token, head) + column, half);
+                          rstd = call.rstd[place];
+                          rotate(gradient, turns);
+                        }
+                        float dot = 0;
+#pragma unroll
+                        for (int j = 0; j < kEight; ++j) {
+                          h.at[j] *= rstd;
+                          dot += gradient.at[j] * weight.at[j] * h.at[j];
+                        }
+                        const float mean = sum_lanes<kLanes>(dot) / static_cast<float>(2 * half);
+                        if (!there) return;
+                        Stored<kType>* to = call.gradient.at(token, head) + column;
+                        Eight result{};
+                        if (call.add) result = load_halves<kType>(to, half);
+#pragma unroll
+                        for (int j = 0; j < kEight; ++j) {
+                          sums.at[j] += gradient.at[j] * h.at[j];
+                          result.at[j] += rstd * (gradient.at[j] * weight.at[j] - h.at[j] * mean);
+                        }
+                        store_halves<kType>(to, half, result);
+                      });
+    __syncthreads();  // everybody has read the angles
+  }
+  auto* shared = reinterpret_cast<float*>(shared_memory);  // [groups, 2 * half]
+  if (column < half) {
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      shared[group * 2 * half + column + j % kFour + j / kFour * half] = sums.at[j];
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * half; i += kThreads) {
+    float sum = 0;
+    for (int g = 0; g < kGroups; ++g) sum += shared[g * 2 * half + i];
+    call.parts[static_cast<std::int64_t>(blockIdx.x) * 2 * half + i] = sum;
+  }
+}
+
+// body.operator()<lanes>() for heads of so many elements
+template <class Body>
+void with_lanes(int half, const Body& body) {
+  if (half <= 8 * kFour) return body.template operator()<8>();
+  if (half <= 16 * kFour) return body.template operator()<16>();
+  return body.template operator()<kWarp>();
+}
+
+bool aligned(const TensorView& view) {
+  const std::int64_t bytes = kFour * size_bytes(view.dtype());
+  bool whole = reinterpret_cast<std::uintptr_t>(view.raw()) % static_cast<std::uintptr_t>(bytes) == 0;
+  for (int i = 0; i + 1 < view.rank(); ++i) whole = whole && view.stride(i) % kFour == 0;
+  return whole;
+}
+
+bool in_halves(const RopeFrequencies& frequencies, std::initializer_list<TensorView> views) {
+  return frequencies.half % kFour == 0 && std::ranges::all_of(views, aligned);
+}
+
+template <DType kType, DType kWeight>
+HeadsCall<kType, kWeight> call_of(const TensorView& x, const TensorView& y, const RopeCall& rope, Pass pass) {
+  return {.x = Heads<kType>::of(x),
+          .y = Heads<kType>::of(y),
+          .tokens = x.extent(0),
+          .heads = static_cast<int>(x.extent(1)),
+          .rotation = {.positions = rope.positions.data<std::int32_t>(),
+                       .frequencies = rope.frequencies,
+                       .backward = pass == Pass::backward}};
+}
+
+std::int64_t angles_bytes(const RopeFrequencies& frequencies) {
+  return kHeadTokens * frequencies.half * static_cast<std::int64_t>(sizeof(Angle));
+}
+
+}  // namespace
+
+bool rope_in_halves(const TensorView& x, const RopeCall& rope, Pass pass, const Stream& stream) {
+  if (!in_halves(rope.frequencies, {x})) return false;
+  with_dtype(x.dtype(), [&]<DType kType>() {
+    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
+      launch("rope_heads_kernel", heads_kernel<kLanes, false, kType, kType>,
+             divide_up(x.extent(0), kHeadTokens), kThreads, angles_bytes(rope.frequencies), stream,
+             call_of<kType, kType>(x, x, rope, pass));
+    });
+  });
+  return true;
+}
+
+void rms_norm_rope_forward(const RmsNormForward& views, float epsilon, const RopeCall& rope,
+                           const Stream& stream) {
+  if (!in_halves(rope.frequencies, {views.x, views.y, views.weight})) {
+    rms_norm_forward(views, epsilon, stream);
+    return cuda::rope(views.y, rope.positions, rope.frequencies, Pass::forward, stream);
+  }
+  with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
+    auto call = call_of<kType, kWeight>(views.x, views.y, rope, Pass::forward);
+    call.weight = static_cast<const Stored<kWeight>*>(views.weight.raw());
+    call.rstd = views.rstd.data<float>();
+    call.epsilon = epsilon;
+    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
+      launch("norm_rope_kernel", heads_kernel<kLanes, true, kType, kWeight>,
+             divide_up(call.tokens, kHeadTokens), kThreads, angles_bytes(rope.frequencies), stream, call);
+    });
+  });
+}
+
+void rms_norm_rope_backward(const RmsNormBackward& views, Store x_gradient, const RopeCall& rope,
+                            const TensorView& workspace, const Stream& stream) {
+  if (views.x.elements() == 0) return;
+  if (!in_halves(rope.frequencies, {views.x, views.y_gradient, views.x_gradient, views.weight})) {
+    cuda::rope(views.y_gradient, rope.positions, rope.frequencies, Pass::backward, stream);
+    return rms_norm_backward(views, x_gradient, workspace, stream);
+  }
+  const std::int64_t blocks =
+      std::min(divide_up(views.x.extent(0), kHeadTokens), rms_norm_parts(*stream.device));
+  with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
+    auto call = call_of<kType, kWeight>(views.x, views.y_gradient, rope, Pass::backward);
+    call.gradient = Heads<kType>::of(views.x_gradient);
+    call.weight = static_cast<const Stored<kWeight>*>(views.weight.raw());
+    call.rstd = views.rstd.data<float>();
+    call.add = x_gradient == Store::add;
+    call.parts = static_cast<float*>(workspace.raw());
+    call.blocks = blocks;
+    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
+      const std::int64_t sums_bytes =
+          kThreads / kLanes * 2 * rope.frequencies.half * static_cast<std::int64_t>(sizeof(float));
+      launch("norm_rope_backward_kernel", heads_backward_kernel<kLanes, kType, kWeight>, blocks, kThreads,
+             std::max(angles_bytes(rope.frequencies), sums_bytes), stream, call);
+    });
+  });
+  add_parts(static_cast<const float*>(workspace.raw()), blocks, views.weight_gradient, stream);
+}
+
+}  // namespace headroom::cuda
