@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "headroom/core/kernel_family.h"
 
@@ -15,6 +16,9 @@ struct Product {
   bool add = false;
 };
 using ProductRow = OperationRow<Product>;
+
+// Fastest first.
+[[nodiscard]] std::span<const ProductRow> product_rows();
 
 // The row for the device. Its workspace for a product serves every product that has no more columns and no
 // more depth, and a result that is f32 or of the same dtype.

@@ -122,7 +122,8 @@ class LossRun {
   // Backward makes the loss on its way; only those that gain nothing from that run forward before it.
   void step() {
     context_.phase(Phase::step, [&] {
-      if (!implementation_.name.starts_with("fused")) loss_forward(context_, problem_, views(), implementation_.name);
+      if (!implementation_.name.starts_with("fused"))
+        loss_forward(context_, problem_, views(), implementation_.name);
       loss_backward(context_, problem_,
                     {.forward = views(),
                      .loss_gradient = loss_gradient_,
