@@ -94,23 +94,22 @@ fs::path rates_file() {
   return fs::path(home) / ".config" / "headroom" / "rates.json";
 }
 
-HostLink measure_host_link(Backend& backend) {
-  constexpr std::int64_t kBytes = 256 * kMiB;
+HostLink measure_host_link(Backend& backend, std::int64_t bytes) {
   constexpr int kCopies = 5;
-  Arena device(backend, Space::device, kBytes);
-  Arena host(backend, Space::host, kBytes);
-  void* const on_device = device.open(0, kBytes);
-  void* const on_host = host.open(0, kBytes);
+  Arena device(backend, Space::device, bytes);
+  Arena host(backend, Space::host, bytes);
+  void* const on_device = device.open(0, bytes);
+  void* const on_host = host.open(0, bytes);
   const auto bytes_per_second = [&](void* to, const void* from) {
     std::vector<double> copies;
     for (int i = 0; i <= kCopies; ++i) {
       copies.push_back(seconds_of([&] {
-        backend.copy(StreamId::copy, to, from, kBytes);
+        backend.copy(StreamId::copy, to, from, bytes);
         backend.synchronize();
       }));
     }
     copies.erase(copies.begin());  // the first one warms up
-    return static_cast<double>(kBytes) / median(copies);
+    return static_cast<double>(bytes) / median(copies);
   };
   return {.to_device = bytes_per_second(on_device, on_host), .to_host = bytes_per_second(on_host, on_device)};
 }

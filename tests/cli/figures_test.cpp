@@ -116,7 +116,7 @@ TEST_F(ReportedFigures, TheMeasuredLinkIsWhatCopiesCost) {
   gpu.host_link_bytes_per_second = 0;
   EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 55.0 / 25, 1e-9);
   CpuBackend backend(1);
-  const HostLink link = measure_host_link(backend);
+  const HostLink link = measure_host_link(backend, 1 << 20);
   EXPECT_GT(link.to_device, 0);
   EXPECT_GT(link.to_host, 0);
   EXPECT_EQ(backend.reserved_bytes(Space::device), 0);

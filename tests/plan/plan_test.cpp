@@ -240,6 +240,7 @@ TEST(Plan, UsesTheRowsOfItsDevice) {
 TEST(Plan, ASmallBudgetOfAGpuGetsAnAnswer) {
   PlanRequest request = small_request(2);
   request.device = find_in_catalogue("h200").device;
+  request.problem.config.vocab = 5000;
   request.budget_bytes = 1;
   EXPECT_FALSE(make_plan(request, costs_of(request)).fits);
   EXPECT_GT(naive_training_bytes(request.problem, request.device), 0);

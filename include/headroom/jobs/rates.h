@@ -25,8 +25,8 @@ struct HostLink {
   double to_device = 0;
   double to_host = 0;
 };
-// Measures copies of 256 MiB on the copy stream. No Context may use the backend meanwhile.
-[[nodiscard]] HostLink measure_host_link(Backend& backend);
+// Measures copies of so many bytes on the copy stream. No Context may use the backend meanwhile.
+[[nodiscard]] HostLink measure_host_link(Backend& backend, std::int64_t bytes = std::int64_t{256} << 20);
 
 // What a dtype's steps took, piece by piece.
 struct CalibrationRuns {
