@@ -64,6 +64,7 @@ void write_trace(const std::string& file, const Context& context) {
   OrderedJson events = OrderedJson::array();
   for (const Phase phase : {Phase::micro_step, Phase::update}) {
     for (const WorkRecord& record : context.work(phase)) {
+      if (record.work.kind == WorkKind::copy) continue;  // its time is not measured
       events.push_back({{"name", record.work.kernel},
                         {"cat", name(phase)},
                         {"ph", "X"},
@@ -113,7 +114,7 @@ Profile profile_step(const ProfileOptions& options) {
       .sizes = {.batch = options.batch, .context = options.context},
       .mask = causal_mask(options.attention),
       .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
-      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(description).dtype,
+      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(description),
       .accumulation = options.accumulation};
   profile.device = description.name;
   const CostModel costs = this_machine(description, problem.compute_dtype).costs;
@@ -129,6 +130,7 @@ Profile profile_step(const ProfileOptions& options) {
   }
   StepProgram program(backend, problem, profile.fit);
   if (profile.free) profile.free->reserved_bytes = *device.free_bytes();
+  profile.reserved_bytes = backend.reserved_bytes(Space::device);
   program.step();
   program.warmed_up();
   std::vector<double> seconds;
@@ -193,7 +195,7 @@ std::string json(const Profile& profile) {
        {"strategy", describe(profile.fit.strategy)},
        {"implementations", profile.implementations},
        {"planned_arena_bytes", layout.reserved(Space::device)},
-       {"reserved_bytes", layout.reserved(Space::device)},
+       {"reserved_bytes", profile.reserved_bytes},
        {"host_bytes", layout.reserved(Space::host)},
        {"planned_live_peak_bytes", layout.rehearsal.usage(Space::device).peak_bytes},
        {"live_peak_bytes", profile.live_peak_bytes},

@@ -39,9 +39,14 @@ PlanRequest RunDevice::request(const TrainingProblem& problem, const StrategyPin
 }
 
 std::string describe_budgets(const RunDevice& device) {
-  return fmt::format("budget {} of {}{}, {} of the host{}", format_bytes(device.budget.bytes),
+  return fmt::format("{} of {}{}, {} of the host{}", format_bytes(device.budget.bytes),
                      to_string(device.backend->device()), in_parentheses(device.budget.arithmetic),
                      format_bytes(device.host.bytes), in_parentheses(device.host.arithmetic));
+}
+
+DType default_training_dtype(const DeviceDescription& device) {
+  const DType dtype = default_dtype(device).dtype;
+  return dtype == DType::f16 ? DType::f32 : dtype;
 }
 
 void fail_shortfall(const RunDevice& device, const TrainingFit& fit) {

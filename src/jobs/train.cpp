@@ -104,7 +104,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
                 .max_documents = data.documents() ? max_documents(options) : 0},
       .mask = causal_mask(options.attention),
       .optimizer = options.optimizer,
-      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
+      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(device),
       .accumulation = options.accumulation};
   problem.optimizer.warmup_steps = warmup_steps(options, resumed);
   validate(problem.optimizer);

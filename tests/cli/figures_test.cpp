@@ -72,6 +72,7 @@ TEST_F(ReportedFigures, AStepIsAllItsMicroStepsAndSaysWhatItRuns) {
   EXPECT_NEAR(bench["tokens_per_second"], 1e3 * 2 * 3 * 64 / milliseconds, 1);
   EXPECT_THAT(bench["strategy"].get<std::string>(), testing::HasSubstr("recompute from the input"));
   EXPECT_GE(bench["arena_over_live_peak"], 1);
+  EXPECT_EQ(bench["reserved_bytes"], bench["arena_bytes"]);
   EXPECT_EQ(bench["free_change_bytes"], 0);
   EXPECT_EQ(bench["implementations"], once["implementations"]);
 }

@@ -226,6 +226,18 @@ TEST(Training, PinnedPartsOfTheStrategyArePlanned) {
               HasSubstr("--host-budget means nothing on cpu"));
 }
 
+TEST(Training, WithoutADTypeItIsWhatIsFastAndCanBeTrained) {
+  const auto of = [](int compute_major) {
+    DeviceDescription gpu;
+    gpu.kind = DeviceKind::cuda;
+    gpu.compute_major = compute_major;
+    return default_training_dtype(gpu);
+  };
+  EXPECT_EQ(of(6), DType::f32);
+  EXPECT_EQ(of(7), DType::f32);  // f16 is fast there
+  EXPECT_EQ(of(9), DType::bf16);
+}
+
 TEST(Training, WhatDoesNotFitIsAnErrorOfMemory) {
   const TemporaryFolder folder;
   TrainingOptions options = options_in(folder / "run");

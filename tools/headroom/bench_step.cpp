@@ -38,8 +38,9 @@ struct Row {
   double update_milliseconds = 0;   // clipping and AdamW
   double kernels_milliseconds = 0;  // of the former, inside kernels
   std::int64_t planned_bytes = 0;
-  std::int64_t arena_bytes = 0;
-  std::int64_t live_peak_bytes = 0;
+  std::int64_t arena_bytes = 0;        // planned
+  std::int64_t reserved_bytes = 0;     // as the backend counted it; 0 where nothing ran, as what follows
+  std::int64_t live_peak_bytes = 0;    // of the run
   std::int64_t free_change_bytes = 0;  // of a GPU, over the timed steps: the most that two of them differ by
   std::string strategy;
   std::vector<StepImplementation> implementations{};
@@ -82,7 +83,6 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
           .dtype = dtype,
           .planned_bytes = fit.needed_bytes,
           .arena_bytes = fit.layout.reserved(Space::device),
-          .live_peak_bytes = fit.layout.rehearsal.usage(Space::device).peak_bytes,
           .strategy = describe(fit.strategy),
           .implementations = step_implementations(problem, fit.strategy, device.description())};
   if (!fit.fits) {
@@ -110,6 +110,8 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
   free_bytes.clear();
   repeat(options.bench, step);
   row.work = program.work();
+  row.reserved_bytes = device.backend->reserved_bytes(Space::device);
+  row.live_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
   row.milliseconds = median(whole);
   row.kernels_milliseconds = median(kernels);
   row.update_milliseconds = median(updates);
@@ -125,18 +127,20 @@ double tokens_per_second(const Options& options, const Row& row) {
 }
 
 double arena_over_live_peak(const Row& row) {
-  return static_cast<double>(row.arena_bytes) /
+  return static_cast<double>(row.reserved_bytes) /
          static_cast<double>(std::max<std::int64_t>(row.live_peak_bytes, 1));
 }
 
 // What the table has no column for: strategies, implementations that differ from row to row, free memory.
 void print_remarks(const std::vector<Row>& rows, const RunDevice& device, std::ostream& out) {
-  if (device.description().kind != DeviceKind::cpu) fmt::print(out, "\n{}", describe_budgets(device));
+  if (device.description().kind != DeviceKind::cpu) fmt::print(out, "\nbudget {}", describe_budgets(device));
   out << "\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
-    fmt::print(out, "{} {} {}: {}; arena over live peak {:.4f}{}\n", row.model, format_count(row.context),
-               row.dtype, row.strategy, arena_over_live_peak(row),
+    if (row.status != "ok") continue;
+    fmt::print(out, "{} {} {}: {}; arena {} over live peak {}: {:.4f}{}\n", row.model,
+               format_count(row.context), row.dtype, row.strategy, format_bytes(row.reserved_bytes),
+               format_bytes(row.live_peak_bytes), arena_over_live_peak(row),
                device.description().kind == DeviceKind::cpu ? ""
                : row.free_change_bytes == 0                 ? "; free memory is constant over steps"
                                             : fmt::format("; free memory changes by {} over steps",
@@ -204,6 +208,7 @@ void run(const Options& options, std::ostream& out) {
                               {"accumulation", options.accumulation},
                               {"planned_bytes", row.planned_bytes},
                               {"arena_bytes", row.arena_bytes},
+                              {"reserved_bytes", row.reserved_bytes},
                               {"live_peak_bytes", row.live_peak_bytes},
                               {"arena_over_live_peak", arena_over_live_peak(row)},
                               {"free_change_bytes", row.free_change_bytes},

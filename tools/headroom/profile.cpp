@@ -37,9 +37,9 @@ void print(const Profile& profile, std::ostream& out) {
   fmt::print(out, "{}, {} tokens: {}\n", profile.options.model,
              format_count(profile.options.batch * profile.options.context), describe(profile.fit.strategy));
   print_implementations(profile.implementations, 10, out);
-  if (!profile.budgets.empty()) fmt::print(out, "{}\n", profile.budgets);
+  if (!profile.budgets.empty()) fmt::print(out, "budget    {}\n", profile.budgets);
   fmt::print(out, "arena     {} bytes planned, {} reserved\n", format_count(layout.reserved(Space::device)),
-             format_count(layout.reserved(Space::device)));
+             format_count(profile.reserved_bytes));
   fmt::print(out, "live peak {} bytes planned, {} seen\n",
              format_count(layout.rehearsal.usage(Space::device).peak_bytes),
              format_count(profile.live_peak_bytes));

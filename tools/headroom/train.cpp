@@ -73,8 +73,8 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
     fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
                format_bytes(plan.device.budget.bytes), format_bytes(plan.process_bytes));
   } else {
-    fmt::print(out, "        {} of it on the host; {}\n", format_bytes(plan.fit.layout.reserved(Space::host)),
-               describe_budgets(plan.device));
+    fmt::print(out, "        and {} on the host; budget {}\n",
+               format_bytes(plan.fit.layout.reserved(Space::host)), describe_budgets(plan.device));
   }
   fmt::print(out, "        with scores and logits held it would take {}\n", format_bytes(plan.naive_bytes));
   if (const std::optional<double> floor = plan.data.floor()) {

@@ -60,6 +60,7 @@ struct Profile {
   std::vector<StepStageUsage> measured;
   std::vector<double> stage_seconds;  // beside measured
   std::vector<KernelTime> kernels;    // those that took longest first
+  std::int64_t reserved_bytes = 0;    // of the device, as the backend counted it
   std::int64_t live_peak_bytes = 0;
   std::int64_t resident_before_bytes = 0;  // the program itself
   std::int64_t resident_peak_bytes = 0;

@@ -35,8 +35,11 @@ struct RunDevice {
 // a host budget is given for a device that has no memory of its own.
 [[nodiscard]] RunDevice open_run_device(const RunDeviceOptions& options);
 
-// "budget 138.7 GiB of cuda:0 (139.2 GiB free less ...), 96 GiB of the host (...)"
+// "138.7 GiB of cuda:0 (139.2 GiB free less ...), 96 GiB of the host (...)"
 [[nodiscard]] std::string describe_budgets(const RunDevice& device);
+
+// The dtype that is fast on the device, or f32 where that is f16, which nothing is trained in.
+[[nodiscard]] DType default_training_dtype(const DeviceDescription& device);
 
 // An error of kind memory with the arithmetic, and the largest blocks of the strategy that is least over.
 [[noreturn]] void fail_shortfall(const RunDevice& device, const TrainingFit& fit);
