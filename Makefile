@@ -6,20 +6,22 @@
 # In CI, warnings are errors.
 build_release = cmake --preset release -D HEADROOM_WARNINGS_AS_ERRORS=$(if $(CI),ON,OFF) && cmake --build --preset release
 
+# With CUDA where a GPU and nvcc are, and then in build/cuda.
 build: setup
-	@$(build_release)
+	@scripts/here.sh build
 
 # The program alone, without the tests.
 program: setup
-	@$(build_release) --target headroom_program
+	@scripts/here.sh build headroom_program
 
-# Trains a small long-context model inside 512 MiB: about two minutes on two cores.
+# Trains a small long-context model inside 512 MiB: about two minutes on two cores. On the GPU where one and nvcc are.
 run: program
 	@rm -rf build/demo
-	@build/release/headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 \
+	@scripts/here.sh train --model demo --data recall --context 16384 --budget 512MiB --steps 150 \
 	  --learning-rate 3e-3 --out build/demo
 
-test: build
+test: setup
+	@$(build_release)
 	@ctest --preset release
 
 # What CI runs after `make test`: style, room rule, pages in Chromium, sanitized short tests, warnings as errors, CUDA where

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the portable attention kernels for compute capabilities 6.0 and 6.1, which CUDA 13 no longer does: Clang makes PTX
+# Compiles the kernels of a training step for compute capabilities 6.0 and 6.1, which CUDA 13 no longer does: Clang makes PTX
 # with the headers of CUDA 12, whose assembler makes machine code of it. pip has no CUDA 12 nvcc, only its headers and ptxas.
 # Downloads 200 MB into build/cuda12 the first time; needs clang++-16 (make setup-checks) and python3 with venv.
 set -eu
@@ -33,16 +33,20 @@ if [ "$(cat build/cuda12/packages 2>/dev/null)" != "${packages[*]}" ]; then
   echo "${packages[*]}" >build/cuda12/packages
 fi
 
-# fmt's 128-bit floats are the host's. What Clang does not unroll is no error.
-clang++-16 -x cuda --cuda-path="$toolkit" --cuda-gpu-arch=sm_60 --cuda-device-only -S -std=c++20 -O3 -DNDEBUG \
-  -Wno-unknown-cuda-version -Wno-pass-failed -DFMT_USE_CONSTEXPR=1 -DFMT_USE_FLOAT128=0 -Iinclude -Isrc \
-  src/attention/cuda/intervals/portable.cu -o build/cuda12/portable.ptx >"$log" 2>&1 || fail "portable.cu does not compile for sm_60"
-for architecture in sm_60 sm_61; do
-  "$toolkit/bin/ptxas" -v -O3 -arch=$architecture build/cuda12/portable.ptx -o build/cuda12/portable.$architecture.cubin \
-    >"$log" 2>&1 || fail "portable.cu does not assemble for $architecture"
-  awk -v architecture=$architecture '
-    / bytes spill stores/ { if ($5 > 0) { spilling++; if ($5 > spilled) spilled = $5 } }
-    /Used [0-9]+ registers/ { kernels++; for (i = 1; i < NF; i++) if ($i == "Used" && $(i + 1) > most) most = $(i + 1) }
-    END { printf "check-sm61: %s: %d kernels, at most %d registers, %d of them spill (up to %d bytes)\n",
-                 architecture, kernels, most, spilling, spilled }' "$log"
+# Everything that a training step launches on such a GPU, besides cuBLASLt.
+sources=(src/attention/cuda/intervals/portable.cu src/attention/cuda/shared.cu src/attention/cuda/merge.cu src/ops/cuda/*.cu src/loss/cuda/*.cu)
+for source in "${sources[@]}"; do
+  # fmt's 128-bit floats are the host's. What Clang does not unroll is no error.
+  clang++-16 -x cuda --cuda-path="$toolkit" --cuda-gpu-arch=sm_60 --cuda-device-only -S -std=c++20 -O3 -DNDEBUG \
+    -Wno-unknown-cuda-version -Wno-pass-failed -DFMT_USE_CONSTEXPR=1 -DFMT_USE_FLOAT128=0 -Iinclude -Isrc \
+    "$source" -o build/cuda12/kernels.ptx >"$log" 2>&1 || fail "$source does not compile for sm_60"
+  for architecture in sm_60 sm_61; do
+    "$toolkit/bin/ptxas" -v -O3 -arch=$architecture build/cuda12/kernels.ptx -o build/cuda12/kernels.cubin \
+      >"$log" 2>&1 || fail "$source does not assemble for $architecture"
+    awk -v architecture=$architecture -v source="$source" '
+      / bytes spill stores/ { if ($5 > 0) { spilling++; if ($5 > spilled) spilled = $5 } }
+      /Used [0-9]+ registers/ { kernels++; for (i = 1; i < NF; i++) if ($i == "Used" && $(i + 1) > most) most = $(i + 1) }
+      END { printf "check-sm61: %s for %s: %d kernels, at most %d registers, %d of them spill (up to %d bytes)\n",
+                   source, architecture, kernels, most, spilling, spilled }' "$log"
+  done
 done

@@ -5,5 +5,6 @@
 #include "headroom/jobs/plan.h"
 #include "headroom/jobs/profile.h"
 #include "headroom/jobs/rates.h"
+#include "headroom/jobs/run_device.h"
 #include "headroom/jobs/step_program.h"
 #include "headroom/jobs/train.h"

@@ -5,5 +5,6 @@
 #include "headroom/plan/answer.h"
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
+#include "headroom/plan/implementations.h"
 #include "headroom/plan/plan.h"
 #include "headroom/plan/question.h"

@@ -98,8 +98,4 @@ MemoryStatus host_memory() {
   return memory;
 }
 
-std::int64_t default_budget(const MemoryStatus& memory) {
-  return std::max<std::int64_t>(memory.free_bytes - kOutsideArenaBytes, 0);
-}
-
 }  // namespace headroom

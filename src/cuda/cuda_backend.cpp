@@ -2,6 +2,8 @@
 
 #include "cuda/check.h"
 #include "cuda/vendor_libraries.h"
+#include "headroom/core/bytes.h"
+#include "headroom/core/error.h"
 
 namespace headroom {
 namespace {
@@ -38,8 +40,17 @@ void* CudaBackend::reserve_memory(Space space, std::int64_t bytes) {
     check_cuda(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "cudaMallocHost");
     return data;
   }
-  check_free(cuda_memory(index_), bytes, to_string(device()));
-  check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "cudaMalloc");
+  const MemoryStatus memory = cuda_memory(index_);
+  check_free(memory, bytes, to_string(device()));
+  const cudaError_t code = cudaMalloc(&data, static_cast<std::size_t>(bytes));
+  if (code == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // it is told here
+    fail(ErrorKind::memory,
+         "cudaMalloc gives no {} ({} bytes) in one piece of the {} that are free on {}; {}",
+         format_bytes(bytes), format_count(bytes), format_bytes(memory.free_bytes), to_string(device()),
+         describe_holders(memory));
+  }
+  check_cuda(code, "cudaMalloc");
   return data;
 }
 

@@ -1,5 +1,8 @@
 #include "headroom/device/devices.h"
 
+#include <algorithm>
+
+#include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 #include "headroom/cpu/cpu_backend.h"
 #if defined(HEADROOM_WITH_CUDA)
@@ -30,6 +33,18 @@ ListedDevice list_cuda(int) {
 }
 #endif
 
+// What a GPU's driver takes after its backend is open: it loads a module of kernels at the first launch of
+// one of them, ours and cuBLASLt's.
+constexpr std::int64_t kLaterModulesBytes = 512 * kMiB;
+// Left to everybody else on the host: memory that is pinned for a GPU cannot be swapped out.
+constexpr std::int64_t kHostReserveBytes = 4 * kGiB;
+
+MemoryBudget free_less(std::int64_t free_bytes, std::int64_t less_bytes, std::string_view for_what) {
+  return {
+      std::max<std::int64_t>(free_bytes - less_bytes, 0),
+      fmt::format("{} free less {} for {}", format_bytes(free_bytes), format_bytes(less_bytes), for_what)};
+}
+
 // A GPU is only asked about when it is the one: asking creates a context on it, which takes its memory.
 void check_exists(const Device& device) {
   if (device.kind == DeviceKind::cpu) return;
@@ -55,6 +70,19 @@ DeviceList list_devices() {
 ListedDevice find_device(const Device& device) {
   check_exists(device);
   return device.kind == DeviceKind::cpu ? list_cpu() : list_cuda(device.index);
+}
+
+MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked) {
+  if (asked) return {*asked};
+  if (device.device.kind == DeviceKind::cpu)
+    return free_less(device.memory.free_bytes, kOutsideArenaBytes, "the program itself");
+  return free_less(device.memory.free_bytes, kLaterModulesBytes,
+                   "kernels that are loaded at their first use");
+}
+
+MemoryBudget host_budget(const MemoryStatus& host, std::optional<std::int64_t> asked) {
+  if (asked) return {*asked};
+  return free_less(host.free_bytes, kHostReserveBytes, "everybody else");
 }
 
 std::unique_ptr<Backend> open_backend(const Device& device, int threads) {

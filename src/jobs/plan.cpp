@@ -8,7 +8,7 @@ namespace headroom {
 PlannedDevice find_planned_device(std::string_view name, std::optional<std::int64_t> budget_bytes) {
   if (name != "cpu") return find_catalogue_device(name, budget_bytes);
   const ListedDevice listed = find_device(parse_device(name));
-  return {listed.description, budget_bytes.value_or(default_budget(listed.memory))};
+  return {listed.description, device_budget(listed, budget_bytes).bytes};
 }
 
 PlanQuestion plan_question(const PlanOptions& options) {

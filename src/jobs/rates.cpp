@@ -1,5 +1,6 @@
 #include "headroom/jobs/rates.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -7,6 +8,8 @@
 #include "headroom/core/error.h"
 #include "headroom/core/files.h"
 #include "headroom/core/text.h"
+#include "headroom/core/timing.h"
+#include "headroom/memory/arena.h"
 
 namespace headroom {
 namespace {
@@ -49,6 +52,15 @@ double seconds(const fs::path& file, const Json& kernel, std::string_view key) {
   return value;
 }
 
+// The slower way of the link, where the file has one; 0 where it has not.
+double link_rate(const fs::path& file, const Json& json) {
+  const auto link = json.find("host_link");
+  if (link == json.end()) return 0;
+  if (!link->is_object()) refuse(file, "'host_link' is not an object");
+  return std::min(rate(file, *link, "to_device_bytes_per_second"),
+                  rate(file, *link, "to_host_bytes_per_second"));
+}
+
 // Puts the file's rates into the model; false where there is no file, or it is of another machine, other
 // threads or another dtype.
 bool read_rates(const fs::path& file, const DeviceDescription& device, DType dtype, CostModel& costs) {
@@ -60,6 +72,7 @@ bool read_rates(const fs::path& file, const DeviceDescription& device, DType dty
   const Json& cores = member(file, json, "cores", &Json::is_number_integer, "a whole number");
   const Json& dtypes = member(file, json, "dtypes", &Json::is_object, "an object");
   if (machine != device.name || cores != device.cores || !dtypes.contains(name(dtype))) return false;
+  if (const double link = link_rate(file, json); link > 0) costs.set_host_link(link);
   for (const auto& [kernel, fitted] :
        member(file, dtypes, name(dtype), &Json::is_object, "an object").items()) {
     if (!fitted.is_object()) refuse(file, fmt::format("{} is not an object", quote(kernel)));
@@ -81,6 +94,26 @@ fs::path rates_file() {
   return fs::path(home) / ".config" / "headroom" / "rates.json";
 }
 
+HostLink measure_host_link(Backend& backend, std::int64_t bytes) {
+  constexpr int kCopies = 5;
+  Arena device(backend, Space::device, bytes);
+  Arena host(backend, Space::host, bytes);
+  void* const on_device = device.open(0, bytes);
+  void* const on_host = host.open(0, bytes);
+  const auto bytes_per_second = [&](void* to, const void* from) {
+    std::vector<double> copies;
+    for (int i = 0; i <= kCopies; ++i) {
+      copies.push_back(seconds_of([&] {
+        backend.copy(StreamId::copy, to, from, bytes);
+        backend.synchronize();
+      }));
+    }
+    copies.erase(copies.begin());  // the first one warms up
+    return static_cast<double>(bytes) / median(copies);
+  };
+  return {.to_device = bytes_per_second(on_device, on_host), .to_host = bytes_per_second(on_host, on_device)};
+}
+
 void check_can_write_rates() {
   const fs::path file = rates_file();
   check(!file.empty(), "neither HOME, XDG_CONFIG_HOME nor HEADROOM_RATES says where rates are kept");
@@ -88,9 +121,13 @@ void check_can_write_rates() {
   check_can_write(file);
 }
 
-void write_rates(const fs::path& file, const DeviceDescription& device,
-                 std::span<const CalibrationRuns> runs) {
+void write_rates(const fs::path& file, const DeviceDescription& device, std::span<const CalibrationRuns> runs,
+                 const std::optional<HostLink>& link) {
   nlohmann::ordered_json json = {{"machine", device.name}, {"cores", device.cores}};
+  if (link) {
+    json["host_link"] = {{"to_device_bytes_per_second", link->to_device},
+                         {"to_host_bytes_per_second", link->to_host}};
+  }
   for (const CalibrationRuns& run : runs) {
     CostModel costs(device, run.dtype);
     calibrate(costs, run.records);
@@ -104,7 +141,8 @@ void write_rates(const fs::path& file, const DeviceDescription& device,
 }
 
 MachineCosts this_machine(const DeviceDescription& device, DType dtype) {
-  MachineCosts machine{.costs = CostModel(device, dtype)};
+  const CatalogueEntry* known = device.kind == DeviceKind::cuda ? find_in_catalogue(device) : nullptr;
+  MachineCosts machine{.costs = CostModel(known == nullptr ? device : known->device, dtype)};
   machine.measured = read_rates(rates_file(), device, dtype, machine.costs);
   return machine;
 }

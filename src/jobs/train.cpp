@@ -7,7 +7,6 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/parse.h"
-#include "headroom/device.h"
 #include "headroom/jobs/rates.h"
 #include "jobs/metrics.h"
 #include "jobs/training_run.h"
@@ -105,7 +104,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
                 .max_documents = data.documents() ? max_documents(options) : 0},
       .mask = causal_mask(options.attention),
       .optimizer = options.optimizer,
-      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_dtype(device).dtype,
+      .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(device),
       .accumulation = options.accumulation};
   problem.optimizer.warmup_steps = warmup_steps(options, resumed);
   validate(problem.optimizer);
@@ -148,17 +147,6 @@ std::vector<std::string> compare(const Resumed& resumed, const TrainingPlan& pla
                     incomplete.path.string(), incomplete.missing));
   }
   return notes;
-}
-
-[[noreturn]] void fail_shortfall(const TrainingFit& fit, std::int64_t budget_bytes) {
-  std::string items;
-  const std::vector<LiveBlock> blocks = blocks_at_peak(fit.layout.rehearsal, Space::device);
-  for (std::size_t i = 0; i < std::min<std::size_t>(blocks.size(), 3); ++i) {
-    items += fmt::format("{}{} {}", i == 0 ? "" : ", ", blocks[i].name, format_bytes(blocks[i].bytes));
-  }
-  fail(ErrorKind::memory,
-       "does not fit: the budget is {} bytes and the smallest that would work is {}; its largest items: {}",
-       format_count(budget_bytes), format_count(fit.needed_bytes), items);
 }
 
 // What --resume goes on from. Without it the folder must not hold what a run would replace.
@@ -227,8 +215,10 @@ TrainingPlan plan_training(const TrainingOptions& options) {
   check_text("--data", options.data);
   check_text("--out", options.out);
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
-  const Device device = parse_device(options.device);
-  const ListedDevice listed = find_device(device);
+  RunDevice device = open_run_device({.device = options.device,
+                                      .threads = options.threads,
+                                      .budget_bytes = options.budget_bytes,
+                                      .host_budget_bytes = options.host_budget_bytes});
   AppendedFile::check_kind(metrics_path(options.out));
   // Nothing in the folder is read or written by two runs at a time.
   std::optional<FolderLock> lock;
@@ -242,11 +232,10 @@ TrainingPlan plan_training(const TrainingOptions& options) {
                                                       .seed = options.seed,
                                                       .max_documents = max_documents(options),
                                                       .bytes = options.bytes}),
-                    .budget_bytes = options.budget_bytes.value_or(default_budget(listed.memory)),
+                    .device = std::move(device),
                     .notes = model.notes,
                     .lock = std::move(lock)};
-  DeviceDescription description = listed.description;
-  if (options.threads > 0) description.cores = options.threads;
+  const DeviceDescription& description = plan.device.description();
   plan.problem = make_problem(options, plan.data, model.config, description, resumed);
   plan.settings = settings_of(options, model, plan.data, plan.problem, description);
   const DType dtype = plan.problem.compute_dtype;
@@ -255,9 +244,10 @@ TrainingPlan plan_training(const TrainingOptions& options) {
     std::ranges::move(compare(*resumed, plan), std::back_inserter(plan.notes));
     static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, dtype));
   }
-  plan.fit =
-      fit_training(plan.problem, description, plan.budget_bytes, this_machine(description, dtype).costs);
-  if (!plan.fit.fits) fail_shortfall(plan.fit, plan.budget_bytes);
+  const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
+  plan.fit = fit_training(plan.device.request(plan.problem, pins), this_machine(description, dtype).costs);
+  if (!plan.fit.fits) fail_shortfall(plan.device, plan.fit);
+  plan.implementations = step_implementations(plan.problem, plan.fit.strategy, description);
   plan.naive_bytes = naive_training_bytes(plan.problem, description);
   plan.process_bytes = code_bytes + process_resident_bytes();
   plan.warning = dtype_warning(description, dtype);
@@ -266,14 +256,13 @@ TrainingPlan plan_training(const TrainingOptions& options) {
 
 TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
   const TrainingOptions& options = plan.options;
-  const std::unique_ptr<Backend> backend = open_backend(parse_device(options.device), options.threads);
   if (!plan.lock) {
     create_folders(options.out);
     plan.lock.emplace(options.out);
     static_cast<void>(find_run(options));  // another run may have been here before the lock
   }
   observer.began();
-  return run_training(plan, *backend, observer);
+  return run_training(plan, *plan.device.backend, observer);
 }
 
 std::string json(const TrainingPlan& plan, const TrainingResult& result) {
@@ -282,12 +271,14 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"data", options.data},
                       {"context", options.context},
                       {"batch", options.batch},
-                      {"budget_bytes", plan.budget_bytes},
+                      {"budget_bytes", plan.device.budget.bytes},
+                      {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},
                       {"planned_host_bytes", plan.fit.layout.reserved(Space::host)},
                       {"process_bytes", plan.process_bytes},
                       {"naive_bytes", plan.naive_bytes},
                       {"strategy", describe(plan.fit.strategy)},
+                      {"implementations", plan.implementations},
                       {"first_step", result.first_step},
                       {"last_step", result.last_step},
                       {"first_loss", json_or_null(result.first_loss)},

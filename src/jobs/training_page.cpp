@@ -16,9 +16,9 @@ Figures figures(const TrainingPlan& plan, const std::optional<TrainingResult>& r
   Figures figures;
   figures.figures = {
       {"planned", bytes_cell(plan.fit.needed_bytes), "reserved before the first step"},
-      {"budget", bytes_cell(plan.budget_bytes),
+      {"budget", bytes_cell(plan.device.budget.bytes),
        fmt::format("{:.0f} % of it is planned", 100.0 * static_cast<double>(plan.fit.needed_bytes) /
-                                                    static_cast<double>(plan.budget_bytes))},
+                                                    static_cast<double>(plan.device.budget.bytes))},
       {"scores and logits held", bytes_cell(plan.naive_bytes), "what the same step would take"},
       {"tokens a batch", format_count(sizes.batch * sizes.context),
        fmt::format("{} {} of {}", format_count(sizes.batch), sizes.batch == 1 ? "sequence" : "sequences",
@@ -72,7 +72,7 @@ Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>
   if (result) page.sections.emplace_back(loss_chart(plan));
   for (const Phase phase : {Phase::micro_step, Phase::update}) {
     MemoryTimeline timeline = memory_timeline(plan.fit.layout.rehearsal, phase);
-    timeline.levels.push_back({"budget", static_cast<double>(plan.budget_bytes)});
+    timeline.levels.push_back({"budget", static_cast<double>(plan.device.budget.bytes)});
     page.sections.emplace_back(std::move(timeline));
   }
   return page;

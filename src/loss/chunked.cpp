@@ -429,7 +429,8 @@ LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& 
   };
   const auto whole_rows = [](std::int64_t steps) { return LossChunks{steps * kLeastTokens, 0}; };
   const LossChunks rows = most(divide_up(problem.tokens, kLeastTokens), whole_rows);
-  if (added(rows) <= budget_bytes) {
+  // On a GPU the whole vocabulary is taken at once.
+  if (added(rows) <= budget_bytes || device.kind == DeviceKind::cuda) {
     return rows.tokens >= problem.tokens ? LossChunks{problem.tokens, 0} : rows;
   }
   return most(problem.vocab / kBlockRows, [&](std::int64_t steps) {

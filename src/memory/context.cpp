@@ -179,12 +179,11 @@ void Context::note_work(const Work& work) {
   if (!in_phase_) return;
   std::vector<WorkRecord>& records = work_[phase_];
   const std::size_t record = work_cursor_++;
-  if (record == records.size()) records.push_back({.work = work, .stage = ledger_.stage()});
+  const WorkRecord first{.work = work, .stage = ledger_.stage(), .events_before = cursor_};
+  if (record == records.size()) records.push_back(first);
   WorkRecord& known = records[record];
   // Inspection may add pieces to a run that its first had not.
-  if (known.work.kernel != work.kernel || known.stage != ledger_.stage()) {
-    known = {.work = work, .stage = ledger_.stage()};
-  }
+  if (known.work.kernel != work.kernel || known.stage != first.stage) known = first;
   ++known.runs;
 }
 

@@ -67,6 +67,12 @@ std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space, std::i
   return rows;
 }
 
+std::vector<std::int64_t> live_bytes(const Ledger::Trace& phase, Space space) {
+  std::vector<std::int64_t> bytes;
+  replay(phase, space, [&](const Event*, const CategoryBytes& live) { bytes.push_back(total(live)); });
+  return bytes;
+}
+
 std::vector<LiveBlock> blocks_at_peak(const Ledger& ledger, Space space, std::optional<Phase> only) {
   // First find the moment, then collect what is alive then.
   std::size_t peak_phase = 0;

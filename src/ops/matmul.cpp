@@ -219,8 +219,12 @@ constexpr ProductRow kRows[] = {{"cpu", on_cpus, cpu_product, cpu_workspace_byte
 
 }  // namespace
 
+std::span<const ProductRow> product_rows() {
+  return kRows;
+}
+
 const ProductRow& product_row(const DeviceDescription& device) {
-  return pick(std::span<const ProductRow>(kRows), Product{}, device, {}, "product");
+  return pick(product_rows(), Product{}, device, {}, "product");
 }
 
 std::int64_t product_workspace_bytes(std::int64_t n, std::int64_t k, const DeviceDescription& device,

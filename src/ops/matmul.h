@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "headroom/core/kernel_family.h"
 
@@ -16,6 +17,9 @@ struct Product {
   TensorView addend{};  // of c's shape and dtype; empty: none
 };
 using ProductRow = OperationRow<Product>;
+
+// Fastest first.
+[[nodiscard]] std::span<const ProductRow> product_rows();
 
 // The row for the device. Its workspace for a product serves every product that has no more columns and no
 // more depth, and a result that is f32 or of the same dtype.

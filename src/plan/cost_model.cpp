@@ -12,8 +12,8 @@ constexpr double kMemoryFraction = 0.8;
 // Of a core that nobody has measured: AVX-512 at 2.5 GHz.
 constexpr double kUnknownCoreFlops = 160e9;
 constexpr double kUnknownCoreBytes = 12e9;
-// Between host and GPU; a CPU copies inside its own memory.
-constexpr double kHostLinkBytesPerSecond = 25e9;
+// Between host and a GPU that nobody has described: PCIe of generation 4.
+constexpr double kUnknownLinkBytes = 25e9;
 
 double bounded(double amount, double rate) {
   return rate > 0 ? amount / rate : 0;
@@ -31,8 +31,11 @@ CostModel::CostModel(const DeviceDescription& device, DType dtype) {
   arithmetic_ = {.flops_per_second = kArithmeticFraction * flops,
                  .bytes_per_second = kMemoryFraction * bytes};
   memory_ = {.bytes_per_second = kMemoryFraction * bytes};
-  copy_bytes_per_second_ =
-      device.kind == DeviceKind::cuda ? kHostLinkBytesPerSecond : kMemoryFraction * bytes;
+  copy_bytes_per_second_ = kMemoryFraction * bytes;
+  if (device.kind == DeviceKind::cuda) {
+    set_host_link(device.host_link_bytes_per_second > 0 ? device.host_link_bytes_per_second
+                                                        : kUnknownLinkBytes);
+  }
 }
 
 double CostModel::seconds(const Work& work) const {

@@ -212,17 +212,15 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   return plan;
 }
 
-TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                         std::int64_t budget_bytes, const CostModel& costs) {
+TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
+  TrainingProblem& problem = request.problem;
   validate(problem);
-  PlanRequest request{
-      .problem = problem, .device = device, .budget_bytes = budget_bytes, .host_budget_bytes = 0, .pins = {}};
-  request.problem.sizes.batch = checked_multiply(problem.sizes.batch, problem.accumulation);
+  problem.sizes.batch = checked_multiply(problem.sizes.batch, problem.accumulation);
   request.pins.accumulation = problem.accumulation;
   Plan plan = make_plan(request, costs);
   return {.strategy = plan.step.strategy,
           .layout = std::move(plan.layout),
-          .needed_bytes = plan.step.arena_bytes + plan.step.host_bytes,
+          .needed_bytes = budgeted_bytes(request, plan.step),
           .fits = plan.fits};
 }
 

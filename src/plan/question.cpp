@@ -1,6 +1,11 @@
 #include "headroom/plan/question.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "headroom/core/bytes.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
 #include "headroom/plan/catalogue.h"
 #include "plan/causal_mask.h"
 
@@ -10,7 +15,48 @@ namespace {
 // What the driver keeps of a GPU for itself once a program uses it.
 constexpr std::int64_t kDriverBytes = 600 * kMiB;
 
+// "keep:8,attention:4,recompute:20,offload:4,every:2"
+LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
+  constexpr std::string_view kAccepted =
+      "parts of keep:N,attention:N,recompute:N,offload:N that add up to the layers, and every:N";
+  const std::string what = fmt::format("--layers {}", quote(text));
+  LayerPolicy policy;
+  std::vector<std::string_view> kinds;
+  for (const std::string_view part : parse_list(what, text)) {
+    const std::size_t colon = std::min(part.find(':'), part.size());
+    const std::string_view kind = part.substr(0, colon);
+    std::int64_t* count = kind == "keep"        ? &policy.keep_all
+                          : kind == "attention" ? &policy.keep_attention
+                          : kind == "recompute" ? &policy.recompute
+                          : kind == "offload"   ? &policy.offload
+                          : kind == "every"     ? &policy.input_every
+                                                : nullptr;
+    check(count != nullptr && colon < part.size(), "{}: {} is unknown; accepted: {}", what, quote(part),
+          kAccepted);
+    check(std::ranges::find(kinds, kind) == kinds.end(), "{} has {} twice", what, kind);
+    kinds.push_back(kind);
+    *count = parse_whole(fmt::format("{}: {}", what, kind), part.substr(colon + 1), kind == "every" ? 1 : 0,
+                         std::numeric_limits<std::int32_t>::max());
+  }
+  const std::int64_t sum = policy.keep_all + policy.keep_attention + policy.recompute + policy.offload;
+  check(policy.input_every == 1 || policy.recompute > 0,
+        "{}: every:{} means nothing where no layer is recomputed", what, policy.input_every);
+  check(sum == layers, "{} are {} layers, the model has {}; accepted: {}", what, sum, layers, kAccepted);
+  return policy;
+}
+
 }  // namespace
+
+StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
+  StrategyPins pins{.layers = {},
+                    .loss_chunk_tokens = options.loss_chunk_tokens,
+                    .mlp_tile_tokens = options.mlp_tile_tokens,
+                    .accumulation = options.accumulation,
+                    .offload_optimizer = {}};
+  if (options.layers) pins.layers = parse_layers(*options.layers, layers);
+  if (options.optimizer_state) pins.offload_optimizer = *options.optimizer_state == "host";
+  return pins;
+}
 
 PlannedDevice find_catalogue_device(std::string_view name, std::optional<std::int64_t> budget_bytes) {
   const DeviceDescription& device = find_in_catalogue(name).device;
@@ -28,7 +74,7 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   request.device = device.description;
   request.budget_bytes = device.budget_bytes;
   request.host_budget_bytes = options.host_budget_bytes.value_or(0);
-  request.pins = options.pins;
+  request.pins = strategy_pins(options.pins, model.config.layers);
   return {.model = options.model,
           .device = options.device,
           .request = request,

@@ -42,6 +42,17 @@ LossProblem loss_problem(const TrainingProblem& problem) {
           .dtype = problem.compute_dtype};
 }
 
+AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& mask) {
+  return {.batch = problem.sizes.batch,
+          .seq_q = problem.sizes.context,
+          .seq_k = problem.sizes.context,
+          .heads_q = problem.config.heads_q,
+          .heads_kv = problem.config.heads_kv,
+          .head_dim = problem.config.head_dim,
+          .dtype = problem.compute_dtype,
+          .mask = mask};
+}
+
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device) {
   validate(problem);
@@ -111,7 +122,7 @@ std::string describe(const Strategy& strategy) {
 std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDescription& device) {
   const Strategy everything{.layers = {.keep_all = problem.config.layers},
                             .loss_chunk_tokens = 1,
-                            .loss_chunk_vocab = 1,
+                            .loss_chunk_vocab = device.kind == DeviceKind::cpu ? 1 : 0,
                             .compute_dtype = problem.compute_dtype};
   std::int64_t bytes = needed(rehearse_training(problem, everything, device));
   const LossProblem loss = loss_problem(problem);
@@ -122,15 +133,7 @@ std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDe
   for (const AttentionImplementation& row : attention_implementations()) {
     if (row.name != "naive") continue;
     for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
-      const AttentionProblem attention{.batch = problem.sizes.batch,
-                                       .seq_q = problem.sizes.context,
-                                       .seq_k = problem.sizes.context,
-                                       .heads_q = problem.config.heads_q,
-                                       .heads_kv = problem.config.heads_kv,
-                                       .head_dim = problem.config.head_dim,
-                                       .dtype = problem.compute_dtype,
-                                       .mask = decoder.layer_mask(layer)};
-      bytes = checked_add(bytes, row.saved_bytes(attention));
+      bytes = checked_add(bytes, row.saved_bytes(attention_problem(problem, decoder.layer_mask(layer))));
     }
   }
   return bytes;

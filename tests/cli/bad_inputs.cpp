@@ -358,8 +358,17 @@ void add_train(Table& table, const fs::path& folder) {
 
 void add_profile(Table& table, const fs::path& folder) {
   constexpr std::int64_t kTokens = 2'147'483'647;
-  for (const char* option : {"--context", "--batch"}) table.whole(profile(), option, 1, kTokens);
+  for (const char* option : {"--context", "--batch", "--accumulation"})
+    table.whole(profile(), option, 1, kTokens);
   table.whole(profile(), "--steps", 1, 1000);
+  for (const Line& line : {profile(), bench_step(), train(folder)}) {
+    for (const char* option : {"--loss-chunk", "--mlp-tile"}) table.whole(line, option, 1, kTokens);
+    table.name(line, "--optimizer-state", "disk");
+    table.add(with(line, "--layers", "keep:7"), "--layers");
+    table.size(line, "--host-budget");
+    table.add(with(line, "--host-budget", "1GiB"), "--host-budget");  // a CPU has no memory of its own
+    table.add(with(line, "--device", "cuda:77"), "cuda:77");
+  }
   table.whole(profile(), "--threads", 1, 4096);
   table.size(profile(), "--budget");
   table.name(profile(), "--model", "gpt-2");
@@ -411,11 +420,12 @@ void add_bench(Table& table) {
   for (const char* option : {"--chunk-tokens", "--chunk-vocab"}) table.numbers(bench_loss(), option, 0);
   table.names(bench_loss(), "--impl", "fastest");
   table.numbers(bench_step(), "--context", 1);
+  for (const char* option : {"--batch", "--accumulation"})
+    table.whole(bench_step(), option, 1, 2'147'483'647);
   table.names(bench_step(), "--model", "gpt-2");
   table.mask(bench_step(), "--attention", false);
   table.flag(bench_step(), "--calibrate");
-  for (const Line& line : {bench_loss(), bench_step()})
-    table.add(with(line, "--device", "cuda:77"), "cuda:77");
+  table.add(with(bench_loss(), "--device", "cuda:77"), "cuda:77");
 }
 
 void add_verify(Table& table) {

@@ -46,6 +46,37 @@ TEST_F(ReportedFigures, StageSecondsOfAProfileAreThoseOfOneStep) {
   EXPECT_LT(stages, 2 * kernels);
 }
 
+TEST_F(ReportedFigures, AStepIsAllItsMicroStepsAndSaysWhatItRuns) {
+  const auto profile = [](const std::string& accumulation) {
+    return json_of({"profile", "--model", "demo", "--context", "64", "--steps", "1", "--budget", "64MiB",
+                    "--accumulation", accumulation, "--json"});
+  };
+  const auto calls = [](const json& report, const std::string& name) {
+    const auto found =
+        std::ranges::find_if(report["kernels"], [&](const json& kernel) { return kernel["kernel"] == name; });
+    return found->at("calls").get<int>();
+  };
+  const json once = profile("1");
+  const json thrice = profile("3");
+  EXPECT_EQ(calls(thrice, "product"), 3 * calls(once, "product"));
+  EXPECT_EQ(calls(thrice, "adamw"), calls(once, "adamw"));
+  EXPECT_TRUE(once["free"].is_null());  // of a GPU
+  EXPECT_EQ(once["implementations"][0]["family"], "attention");
+  EXPECT_EQ(once["implementations"][0]["rows"], json({"tiled"}));
+
+  const json bench =
+      json_of({"bench", "step", "--context", "64", "--steps", "1", "--budget", "64MiB", "--batch", "2",
+               "--accumulation", "3", "--layers", "recompute:1", "--json"})["rows"][0];
+  const double milliseconds =
+      bench["milliseconds"].get<double>() + bench["update_milliseconds"].get<double>();
+  EXPECT_NEAR(bench["tokens_per_second"], 1e3 * 2 * 3 * 64 / milliseconds, 1);
+  EXPECT_THAT(bench["strategy"].get<std::string>(), testing::HasSubstr("recompute from the input"));
+  EXPECT_GE(bench["arena_over_live_peak"], 1);
+  EXPECT_EQ(bench["reserved_bytes"], bench["arena_bytes"]);
+  EXPECT_EQ(bench["free_change_bytes"], 0);
+  EXPECT_EQ(bench["implementations"], once["implementations"]);
+}
+
 TEST_F(ReportedFigures, RatesOfAnotherMachineCoreCountOrDTypeAreIgnored) {
   const DeviceDescription here = describe_cpu();
   const std::vector<CalibrationRuns> runs = {
@@ -67,6 +98,29 @@ TEST_F(ReportedFigures, RatesOfAnotherMachineCoreCountOrDTypeAreIgnored) {
   other.name += "x";
   EXPECT_FALSE(measured(other, here, DType::f32));
   EXPECT_FALSE(measured(here, here, DType::bf16));
+}
+
+TEST_F(ReportedFigures, TheMeasuredLinkIsWhatCopiesCost) {
+  DeviceDescription gpu = find_in_catalogue("h200").device;
+  const Work copy{.kind = WorkKind::copy, .kernel = "copy", .bytes = 2 * 55e9};  // read and written
+  EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 1, 1e-9);      // the catalogue's
+  const std::vector<CalibrationRuns> runs = {
+      {.dtype = DType::bf16,
+       .records = {{.work = {.kernel = "product", .flops = 1e9, .bytes = 1}, .runs = 1, .seconds = 0.5}}}};
+  write_rates(rates_file(), gpu, runs, HostLink{.to_device = 44e9, .to_host = 50e9});
+  EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 55.0 / 44, 1e-9);  // the slower way
+  write_rates(rates_file(), gpu, runs);
+  EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 1, 1e-9);
+  gpu.name += " NVL";  // as drivers do
+  EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 1, 1e-9);
+  gpu.name = "unheard of";
+  gpu.host_link_bytes_per_second = 0;
+  EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 55.0 / 25, 1e-9);
+  CpuBackend backend(1);
+  const HostLink link = measure_host_link(backend, 1 << 20);
+  EXPECT_GT(link.to_device, 0);
+  EXPECT_GT(link.to_host, 0);
+  EXPECT_EQ(backend.reserved_bytes(Space::device), 0);
 }
 
 TEST_F(ReportedFigures, BytesOfAComparisonAreThoseOfDeviceAndHost) {

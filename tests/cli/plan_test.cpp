@@ -307,6 +307,21 @@ TEST_F(PlanCommand, ProfileLaysTheRunBesideThePlan) {
   const json events = json::parse(content(trace))["traceEvents"];
   EXPECT_GT(events.size(), 20u);
   EXPECT_EQ(events[0]["ph"], "X");
+  // A counter of memory goes with the work, and reaches what the step does.
+  std::size_t pieces = 0;
+  std::size_t counters = 0;
+  std::int64_t most = 0;
+  double before = 0;
+  for (const json& event : events) {
+    pieces += event["ph"] == "X";
+    if (event["ph"] != "C") continue;
+    ++counters;
+    most = std::max(most, event["args"]["bytes"].get<std::int64_t>());
+    EXPECT_GE(event["ts"], before);
+    before = event["ts"];
+  }
+  EXPECT_EQ(counters, pieces);
+  EXPECT_EQ(most, profile["live_peak_bytes"]);
   EXPECT_EQ(run_command({"profile", "--model", "demo", "--context", "65536", "--budget", "1MiB"}).code, 3);
 }
 

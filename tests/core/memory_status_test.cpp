@@ -36,12 +36,5 @@ TEST(MemoryStatus, NamesTheLargest) {
   EXPECT_EQ(holders[1].name, "process");  // nobody has that number
 }
 
-TEST(MemoryStatus, TheDefaultBudgetLeavesRoomForWhatIsOutsideTheArena) {
-  EXPECT_EQ(default_budget(
-                {.total_bytes = 1 << 30, .free_bytes = 1 << 29, .held_by_others_bytes = 0, .holders = {}}),
-            (1 << 29) - kOutsideArenaBytes);
-  EXPECT_EQ(default_budget({}), 0);
-}
-
 }  // namespace
 }  // namespace headroom

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 
 namespace headroom {
@@ -16,10 +17,6 @@ TEST(Devices, ListsTheCpuFirstAndOpensIt) {
   for (const int threads : {1, 3}) {
     EXPECT_EQ(open_backend({DeviceKind::cpu}, threads)->description().cores, threads);
   }
-  EXPECT_EQ(default_budget(
-                {.total_bytes = 1 << 30, .free_bytes = 1 << 29, .held_by_others_bytes = 0, .holders = {}}),
-            (1 << 29) - kOutsideArenaBytes);
-  EXPECT_EQ(default_budget({}), 0);
   try {
     static_cast<void>(open_backend({DeviceKind::cuda, 999}));
     FAIL();
@@ -28,6 +25,28 @@ TEST(Devices, ListsTheCpuFirstAndOpensIt) {
     EXPECT_NE(std::string(error.what()).find("cuda:999"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("there is cpu"), std::string::npos);
   }
+}
+
+MemoryStatus with_free(std::int64_t bytes) {
+  MemoryStatus memory;
+  memory.free_bytes = bytes;
+  return memory;
+}
+
+TEST(Devices, WithoutABudgetItIsWhatIsFreeLessWhatLiesOutsideTheArena) {
+  ListedDevice device{.device = {DeviceKind::cpu}, .description = {}, .memory = with_free(kGiB)};
+  EXPECT_EQ(device_budget(device, {}).bytes, kGiB - kOutsideArenaBytes);
+  EXPECT_EQ(device_budget(device, 5).bytes, 5);
+  EXPECT_EQ(device_budget(device, 5).arithmetic, "");
+  device.device.kind = DeviceKind::cuda;
+  EXPECT_EQ(device_budget(device, {}).bytes, kGiB / 2);
+  EXPECT_EQ(device_budget(device, {}).arithmetic,
+            "1 GiB free less 512 MiB for kernels that are loaded at their first use");
+  device.memory.free_bytes = kMiB;
+  EXPECT_EQ(device_budget(device, {}).bytes, 0);
+  EXPECT_EQ(host_budget(with_free(5 * kGiB), {}).bytes, kGiB);
+  EXPECT_EQ(host_budget(with_free(kGiB), {}).bytes, 0);
+  EXPECT_EQ(host_budget({}, 7).bytes, 7);
 }
 
 }  // namespace

@@ -208,6 +208,36 @@ TEST(Training, AnErrorIsNotReplacedByThatOfItsMessage) {
       testing::AllOf(HasSubstr("not finite"), HasSubstr("its checkpoints cannot be listed (cannot read")));
 }
 
+TEST(Training, PinnedPartsOfTheStrategyArePlanned) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.pins = {
+      .layers = "recompute:1", .loss_chunk_tokens = 16, .mlp_tile_tokens = 32, .optimizer_state = "host"};
+  const TrainingPlan plan = plan_training(options);
+  EXPECT_EQ(plan.fit.strategy.layers, LayerPolicy{.recompute = 1});
+  EXPECT_EQ(plan.fit.strategy.loss_chunk_tokens, 16);
+  EXPECT_EQ(plan.fit.strategy.mlp_tile_tokens, 32);
+  EXPECT_TRUE(plan.fit.strategy.offload_optimizer);
+  options.pins.layers = "recompute:2";
+  EXPECT_THAT(error_of([&] { (void)plan_training(options); }),
+              HasSubstr("--layers 'recompute:2' are 2 layers, the model has 1"));
+  options.host_budget_bytes = kGiB;
+  EXPECT_THAT(error_of([&] { (void)plan_training(options); }),
+              HasSubstr("--host-budget means nothing on cpu"));
+}
+
+TEST(Training, WithoutADTypeItIsWhatIsFastAndCanBeTrained) {
+  const auto of = [](int compute_major) {
+    DeviceDescription gpu;
+    gpu.kind = DeviceKind::cuda;
+    gpu.compute_major = compute_major;
+    return default_training_dtype(gpu);
+  };
+  EXPECT_EQ(of(6), DType::f32);
+  EXPECT_EQ(of(7), DType::f32);  // f16 is fast there
+  EXPECT_EQ(of(9), DType::bf16);
+}
+
 TEST(Training, WhatDoesNotFitIsAnErrorOfMemory) {
   const TemporaryFolder folder;
   TrainingOptions options = options_in(folder / "run");

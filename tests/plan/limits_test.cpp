@@ -130,13 +130,11 @@ TEST(PlanLimits, WhatIsPastThemIsRefused) {
   EXPECT_EQ(plan(1, std::int64_t{1} << 32), "");
   PlanRequest deep = request_of(1025);
   EXPECT_THAT(refusal([&] { (void)largest_context(deep, costs_of(deep)); }), HasSubstr("1,025 layers"));
-  EXPECT_THAT(
-      refusal([&] { (void)fit_training(deep.problem, deep.device, deep.budget_bytes, costs_of(deep)); }),
-      HasSubstr("1,025 layers"));
+  EXPECT_THAT(refusal([&] { (void)fit_training(deep, costs_of(deep)); }), HasSubstr("1,025 layers"));
   deep.problem.config.layers = 1;
   deep.problem.accumulation = std::numeric_limits<std::int64_t>::max() / 2;
   deep.problem.sizes.batch = 3;
-  EXPECT_NE(refusal([&] { (void)fit_training(deep.problem, deep.device, kGiB, costs_of(deep)); }), "");
+  EXPECT_NE(refusal([&] { (void)fit_training(deep, costs_of(deep)); }), "");
   const auto eager = [](std::int64_t layers, StepSizes sizes, const EagerOptions& options) {
     ModelConfig config = find_model("demo");
     config.layers = layers;

@@ -216,7 +216,7 @@ TEST(Plan, TheLargestContextIsTheLargestWithAHost) {
   }
 }
 
-// A GPU's step is rehearsed with the GPU's own rows; what has no kernel there yet is listed.
+// A GPU's step is rehearsed with the GPU's own rows, all of which have kernels.
 TEST(Plan, UsesTheRowsOfItsDevice) {
   PlanRequest request = small_request(2);
   request.device = find_in_catalogue("h200").device;
@@ -228,16 +228,70 @@ TEST(Plan, UsesTheRowsOfItsDevice) {
   for (const WorkRecord& record : rehearsal.micro_step) {
     if (record.work.kind == WorkKind::kernel && !record.work.assumed) with_kernels.insert(record.work.row);
   }
-  EXPECT_THAT(with_kernels, testing::ElementsAre("cublaslt", "sm90"));
-  EXPECT_EQ(plan.step.assumed, assumed_kernels(rehearsal));
-  const auto mlp = std::ranges::find(plan.step.assumed, "mlp", &AssumedKernel::kernel);
-  ASSERT_NE(mlp, plan.step.assumed.end());  // its products have a kernel, what is between them has none
-  EXPECT_EQ(mlp->workspace_bytes, 32 * kMiB);
-  request.device.compute_major = 8;
-  const std::vector<AssumedKernel> older = make_plan(request, costs_of(request)).step.assumed;
-  EXPECT_EQ(std::ranges::find(older, "mlp", &AssumedKernel::kernel)->workspace_bytes, 4 * kMiB);
+  EXPECT_THAT(with_kernels, testing::ElementsAre("cublaslt", "cuda", "fused-cuda", "sm90"));
+  EXPECT_TRUE(plan.step.assumed.empty());
+  EXPECT_TRUE(assumed_kernels(rehearsal).empty());
   request.device = describe_cpu();
   EXPECT_TRUE(make_plan(request, costs_of(request)).step.assumed.empty());
+}
+
+// Which rows a step runs, and why not the faster ones of its kind of device.
+// The loss of a GPU takes the whole vocabulary at once, however small the budget is.
+TEST(Plan, ASmallBudgetOfAGpuGetsAnAnswer) {
+  PlanRequest request = small_request(2);
+  request.device = find_in_catalogue("h200").device;
+  request.problem.config.vocab = 5000;
+  request.budget_bytes = 1;
+  EXPECT_FALSE(make_plan(request, costs_of(request)).fits);
+  EXPECT_GT(naive_training_bytes(request.problem, request.device), 0);
+}
+
+TEST(Plan, SaysWhyAFasterImplementationDoesNotRun) {
+  const auto of = [](std::string_view device, DType dtype) {
+    PlanRequest request = small_request(2);
+    request.problem.config.head_dim = 64;
+    request.problem.compute_dtype = dtype;
+    const DeviceDescription description = device == "cpu" ? describe_cpu() : find_in_catalogue(device).device;
+    const Strategy strategy{.layers = {.keep_all = 2}, .loss_chunk_tokens = 32, .compute_dtype = dtype};
+    std::vector<std::string> lines;
+    for (const StepImplementation& one : step_implementations(request.problem, strategy, description))
+      lines.push_back(fmt::format("{} {}", one.family, describe(one)));
+    return lines;
+  };
+  EXPECT_THAT(of("cpu", DType::f32),
+              testing::ElementsAre("attention tiled, the fastest there is",
+                                   "loss fused, the fastest there is", "products cpu, the fastest there is"));
+  EXPECT_THAT(of("h200", DType::bf16), testing::ElementsAre("attention sm90, the fastest there is",
+                                                            "loss fused-cuda, the fastest there is",
+                                                            "products cublaslt, the fastest there is"));
+  EXPECT_EQ(of("h200", DType::f32).front(),
+            "attention bf16x3; not sm90: multiplies 16-bit elements, this is f32");
+  EXPECT_EQ(of("gtx-1080", DType::bf16).front(),
+            "attention portable; not sm90: needs compute capability 9.0, this is 6.1; not bf16x3: needs "
+            "compute capability 9.0, this is 6.1; not tf32x3: needs compute capability 8.0, this is 6.1");
+}
+
+// A run on a GPU may offload by itself, and does only where nothing else fits or it is faster.
+TEST(Plan, ARunOffloadsWhereNothingElseFits) {
+  PlanRequest request = small_request(4);
+  request.device = find_in_catalogue("h200").device;
+  request.problem.sizes.context = 256;
+  request.problem.compute_dtype = DType::bf16;
+  request.host_budget_bytes = kGiB;
+  const CostModel costs = costs_of(request);
+  const auto offloads = [](const Strategy& strategy) {
+    return strategy.offload_optimizer || strategy.layers.offload > 0;
+  };
+  PlanRequest alone = request;
+  alone.host_budget_bytes = 0;
+  alone.budget_bytes = 1;
+  alone.budget_bytes = fit_training(alone, costs).needed_bytes;  // the least without offloading
+  alone.budget_bytes -= 64 * kKiB;
+  EXPECT_FALSE(fit_training(alone, costs).fits);
+  EXPECT_FALSE(offloads(fit_training(request, costs).strategy));  // there is room for everything
+  request.budget_bytes = alone.budget_bytes;
+  EXPECT_TRUE(fit_training(request, costs).fits);
+  EXPECT_TRUE(offloads(fit_training(request, costs).strategy));
 }
 
 TEST(Plan, NoPartIsLargerThanAMicroStep) {
@@ -298,12 +352,16 @@ TEST(Plan, OneMemoryHoldsArenaAndHost) {
   // The same for a run: what it reserves is what it needs.
   const TrainingProblem problem = small_request(3).problem;
   const DeviceDescription device = small_request(3).device;
-  const std::int64_t needed = fit_training(problem, device, kMiB, costs).needed_bytes;
-  const TrainingFit least = fit_training(problem, device, needed, costs);
+  const std::int64_t needed =
+      fit_training({.problem = problem, .device = device, .budget_bytes = kMiB, .pins = {}}, costs)
+          .needed_bytes;
+  const TrainingFit least =
+      fit_training({.problem = problem, .device = device, .budget_bytes = needed, .pins = {}}, costs);
   ASSERT_TRUE(least.fits);
   const std::int64_t taken = least.layout.reserved(Space::device) + least.layout.reserved(Space::host);
   EXPECT_EQ(least.needed_bytes, taken);
-  const TrainingFit tighter = fit_training(problem, device, taken - 1, costs);
+  const TrainingFit tighter =
+      fit_training({.problem = problem, .device = device, .budget_bytes = taken - 1, .pins = {}}, costs);
   EXPECT_TRUE(!tighter.fits || tighter.needed_bytes < taken);
 }
 
@@ -478,6 +536,11 @@ TEST(Catalogue, NamesWhatItHas) {
     EXPECT_GT(entry.device.memory_bytes_per_second, 0);
   }
   EXPECT_EQ(default_dtype(find_in_catalogue("gtx-1080").device).dtype, DType::f32);
+  // The same kind of source: an H100 is thought to reach what an H200 does of its data sheet.
+  const DeviceDescription& h100 = find_in_catalogue("h100").device;
+  const DeviceDescription& h200 = find_in_catalogue("h200").device;
+  EXPECT_DOUBLE_EQ(h100.half_flops, h200.half_flops);  // theirs are the same there
+  EXPECT_NEAR(h100.memory_bytes_per_second / h200.memory_bytes_per_second, 3350.0 / 4800, 1e-12);
   EXPECT_EQ(default_dtype(find_in_catalogue("h200").device).dtype, DType::bf16);
   EXPECT_TRUE(dtype_warning(find_in_catalogue("gtx-1080").device, DType::f16).has_value());
   try {

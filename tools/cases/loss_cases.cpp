@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "device_buffers.h"
 #include "headroom/cpu.h"
 
 namespace headroom {
@@ -204,7 +205,7 @@ std::vector<LossCase> loss_cases() {
 
 PreparedLossCase::PreparedLossCase(LossCase c) : case_(std::move(c)) {
   make_inputs();
-  truth_ = run(case_.problem, "reference", describe_cpu(), true);
+  truth_ = run(case_.problem, "reference", describe_cpu(), true, nullptr);
   plain_ = compute_plainly(DType::f32);
 }
 
@@ -237,11 +238,10 @@ void PreparedLossCase::make_inputs() {
 }
 
 LossResults PreparedLossCase::run(const LossProblem& problem, std::string_view implementation,
-                                  const DeviceDescription& device, bool in_double) const {
+                                  const DeviceDescription& device, bool in_double, Backend* backend) const {
   const LossImplementation& row = find_loss(implementation);
-  ThreadPool pool(device.cores);
-  const Stream stream{.device = &device, .pool = &pool, .poll = {}, .native = nullptr};
   const DType wide = in_double ? DType::f64 : DType::f32;
+  const Guarded forward_loss(wide, {losses(problem)}, false);
   const Guarded loss(wide, {losses(problem)}, false);
   const Guarded hidden_gradient(in_double ? DType::f64 : problem.dtype, {problem.tokens, problem.hidden},
                                 false);
@@ -252,34 +252,57 @@ LossResults PreparedLossCase::run(const LossProblem& problem, std::string_view i
   const Scratch saved(row.saved_bytes(problem));
   const Scratch forward_workspace(row.workspace_bytes(problem, device, Pass::forward));
   const Scratch backward_workspace(row.workspace_bytes(problem, device, Pass::backward));
-  const LossForward forward{
-      .hidden = hidden_.view(),
-      .weight = weight_.view(),
-      .labels = TensorView(const_cast<std::int32_t*>(labels_.data()), DType::i32, {problem.tokens}),
-      .token_weights = token_weights_.view(),
-      .loss = loss.view(),
-      .saved = saved.view()};
-  row.forward(problem, forward, forward_workspace.view(), stream);
-  const std::vector<double> forward_loss = loss.values();
-  row.backward(problem,
-               {.forward = forward,
-                .loss_gradient = loss_gradient_.view(),
-                .hidden_gradient = hidden_gradient.view(),
-                .weight_gradient = weight_gradient.view()},
-               backward_workspace.view(), stream);
+  const TensorView labels(const_cast<std::int32_t*>(labels_.data()), DType::i32, {problem.tokens});
+  const auto run_both = [&](const auto& moved, const Stream& stream) {
+    LossForward forward{.hidden = moved(hidden_.view()),
+                        .weight = moved(weight_.view()),
+                        .labels = moved(labels),
+                        .token_weights = moved(token_weights_.view()),
+                        .loss = moved(forward_loss.view()),
+                        .saved = moved(saved.view())};
+    row.forward(problem, forward, moved(forward_workspace.view()), stream);
+    forward.loss = moved(loss.view());
+    row.backward(problem,
+                 {.forward = forward,
+                  .loss_gradient = moved(loss_gradient_.view()),
+                  .hidden_gradient = moved(hidden_gradient.view()),
+                  .weight_gradient = moved(weight_gradient.view())},
+                 moved(backward_workspace.view()), stream);
+  };
+  if (backend == nullptr) {
+    ThreadPool pool(device.cores);
+    run_both([](const TensorView& view) { return view; },
+             Stream{.device = &device, .pool = &pool, .poll = {}, .native = nullptr});
+  } else {
+    std::vector<std::span<std::byte>> buffers = {
+        hidden_.memory(),
+        weight_.memory(),
+        token_weights_.memory(),
+        loss_gradient_.memory(),
+        std::as_writable_bytes(std::span(const_cast<std::vector<std::int32_t>&>(labels_))),
+        forward_loss.memory(),
+        loss.memory(),
+        hidden_gradient.memory(),
+        weight_gradient.memory(),
+        saved.memory(),
+        forward_workspace.memory(),
+        backward_workspace.memory()};
+    std::erase_if(buffers, [](const std::span<std::byte> buffer) { return buffer.empty(); });
+    with_buffers(*backend, buffers, run_both);
+  }
   LossResults results{.values = {loss.values(), hidden_gradient.values(), weight_gradient.values()},
-                      .forward_agrees = true,
+                      .forward_agrees = forward_loss.values() == loss.values(),
                       .canaries_alive = true};
-  results.forward_agrees = forward_loss == results.values[0];
-  results.canaries_alive = saved.canaries_alive() && forward_workspace.canaries_alive() &&
-                           backward_workspace.canaries_alive() && loss.canaries_alive() &&
-                           hidden_gradient.canaries_alive() && weight_gradient.canaries_alive();
+  for (const Scratch* scratch : {&saved, &forward_workspace, &backward_workspace})
+    results.canaries_alive &= scratch->canaries_alive();
+  for (const Guarded* tensor : {&forward_loss, &loss, &hidden_gradient, &weight_gradient})
+    results.canaries_alive &= tensor->canaries_alive();
   return results;
 }
 
 LossResults PreparedLossCase::run(const LossProblem& problem, std::string_view implementation,
                                   const DeviceDescription& device) const {
-  return run(problem, implementation, device, false);
+  return run(problem, implementation, device, false, nullptr);
 }
 
 // The formulas in f32, as one would write them who has memory enough; only that the largest logit is
@@ -355,8 +378,9 @@ LossResults PreparedLossCase::compute_plainly(DType logits) const {
                      std::vector<double>(weight_gradient.begin(), weight_gradient.end())}};
 }
 
-LossErrors PreparedLossCase::judge(std::string_view implementation, const DeviceDescription& device) const {
-  const LossResults ours = run(case_.problem, implementation, device, false);
+LossErrors PreparedLossCase::judge(std::string_view implementation, const DeviceDescription& device,
+                                   Backend* backend) const {
+  const LossResults ours = run(case_.problem, implementation, device, false, backend);
   LossErrors errors;
   errors.canaries_alive = ours.canaries_alive;
   // GPUs hold logits in the problem's dtype, as everybody's do.
@@ -387,7 +411,14 @@ double LossErrors::worst() const {
 }
 
 Support serves(const LossCase& c, std::string_view implementation) {
-  return find_loss(implementation).supports(c.problem, describe_cpu());
+  return serves(c, implementation, describe_cpu());
+}
+
+Support serves(const LossCase& c, std::string_view implementation, const DeviceDescription& device) {
+  if (device.kind == DeviceKind::cuda && c.spread > 1 && c.problem.dtype != DType::f32) {
+    return Support::no("holds logits in 16 bits: of thousands, rounding alone decides which is the largest");
+  }
+  return find_loss(implementation).supports(c.problem, device);
 }
 
 }  // namespace headroom

@@ -55,11 +55,13 @@ class PreparedLossCase {
   // vectors. The problem may differ from the case's in its chunks.
   [[nodiscard]] LossResults run(const LossProblem& problem, std::string_view implementation,
                                 const DeviceDescription& device) const;
-  [[nodiscard]] LossErrors judge(std::string_view implementation, const DeviceDescription& device) const;
+  // With a backend the implementation runs in its memory; the truth and the plain computation are the CPU's.
+  [[nodiscard]] LossErrors judge(std::string_view implementation, const DeviceDescription& device,
+                                 Backend* backend = nullptr) const;
 
  private:
   [[nodiscard]] LossResults run(const LossProblem& problem, std::string_view implementation,
-                                const DeviceDescription& device, bool in_double) const;
+                                const DeviceDescription& device, bool in_double, Backend* backend) const;
   void make_inputs();
   [[nodiscard]] LossResults compute_plainly(DType logits) const;
 
@@ -70,7 +72,9 @@ class PreparedLossCase {
   LossResults plain_;
 };
 
-// Whether the implementation serves the case; the reason where it does not.
+// Whether the implementation serves the case on the CPU, or on the device; the reason where it does not.
 [[nodiscard]] Support serves(const LossCase& c, std::string_view implementation);
+[[nodiscard]] Support serves(const LossCase& c, std::string_view implementation,
+                             const DeviceDescription& device);
 
 }  // namespace headroom

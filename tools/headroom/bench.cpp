@@ -30,7 +30,7 @@ MachineOutputs add_bench_options(Command app, BenchOptions& options) {
 
 BenchDevice bench_device(const BenchOptions& options) {
   BenchDevice device{find_device(parse_device(options.device)), 0};
-  device.budget = options.budget ? *options.budget : default_budget(device.listed.memory);
+  device.budget = device_budget(device.listed, options.budget).bytes;
   return device;
 }
 

@@ -12,6 +12,7 @@
 #include "headroom/cpu.h"
 #include "headroom/jobs.h"
 #include "progress.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
@@ -21,6 +22,10 @@ struct Options {
   std::vector<std::int64_t> context = {4096, 16384};
   std::vector<std::string> dtype = {"f32"};
   std::string attention = "causal";
+  std::int64_t batch = 1;
+  std::int64_t accumulation = 1;
+  std::optional<std::int64_t> host_budget_bytes;
+  PinOptions pins;
   bool calibrate = false;
   BenchOptions bench;
 };
@@ -33,78 +38,125 @@ struct Row {
   double update_milliseconds = 0;   // clipping and AdamW
   double kernels_milliseconds = 0;  // of the former, inside kernels
   std::int64_t planned_bytes = 0;
+  std::int64_t arena_bytes = 0;        // planned
+  std::int64_t reserved_bytes = 0;     // as the backend counted it; 0 where nothing ran, as what follows
+  std::int64_t live_peak_bytes = 0;    // of the run
+  std::int64_t free_change_bytes = 0;  // of a GPU, over the timed steps: the most that two of them differ by
   std::string strategy;
+  std::vector<StepImplementation> implementations{};
   std::string status = "ok";
-  std::vector<WorkRecord> work{};  // after the warm-up
+  std::vector<StepWork> work{};  // after the warm-up
 };
 
 // Rates from all rows, dtype by dtype, into this machine's file.
-void write_calibration(const std::vector<Row>& rows, const DeviceDescription& device, std::ostream& out) {
+void write_calibration(const std::vector<Row>& rows, Backend& backend, std::ostream& out) {
   std::vector<CalibrationRuns> runs;
   for (const Row& row : rows) {
     const DType dtype = parse_dtype(row.dtype);
     auto same = std::ranges::find(runs, dtype, &CalibrationRuns::dtype);
     if (same == runs.end()) same = runs.insert(runs.end(), {.dtype = dtype, .records = {}});
-    same->records.insert(same->records.end(), row.work.begin(), row.work.end());
+    for (const StepWork& work : row.work) same->records.push_back(work.record);
   }
-  write_rates(rates_file(), device, runs);
+  std::optional<HostLink> link;
+  if (backend.device().kind != DeviceKind::cpu) {
+    link = measure_host_link(backend);
+    fmt::print(out, "copies from the host {:.1f} GB/s, to the host {:.1f} GB/s\n", link->to_device / 1e9,
+               link->to_host / 1e9);
+  }
+  write_rates(rates_file(), backend.description(), runs, link);
   fmt::print(out, "rates of this machine: {}\n", rates_file().string());
 }
 
 Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
-            const std::string& dtype, Backend& backend, std::int64_t budget_bytes) {
+            const std::string& dtype, const RunDevice& device) {
   const TrainingProblem problem{.config = find_model(model),
-                                .sizes = {.context = context_tokens},
+                                .sizes = {.batch = options.batch, .context = context_tokens},
                                 .mask = parse_mask(options.attention),
                                 .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
-                                .compute_dtype = parse_dtype(dtype)};
-  const TrainingFit fit = fit_training(problem, backend.description(), budget_bytes,
-                                       this_machine(backend.description(), problem.compute_dtype).costs);
+                                .compute_dtype = parse_dtype(dtype),
+                                .accumulation = options.accumulation};
+  const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);
+  const TrainingFit fit = fit_training(device.request(problem, pins),
+                                       this_machine(device.description(), problem.compute_dtype).costs);
   Row row{.model = model,
           .context = context_tokens,
           .dtype = dtype,
           .planned_bytes = fit.needed_bytes,
-          .strategy = describe(fit.strategy)};
+          .arena_bytes = fit.layout.reserved(Space::device),
+          .strategy = describe(fit.strategy),
+          .implementations = step_implementations(problem, fit.strategy, device.description())};
   if (!fit.fits) {
     row.status = fmt::format("oom: {} bytes", format_count(fit.needed_bytes));
     return row;
   }
-  StepProgram program(backend, problem, fit);
+  StepProgram program(*device.backend, problem, fit);
   Context& context = program.context();
   std::vector<double> whole;
   std::vector<double> kernels;
   std::vector<double> updates;
+  std::vector<std::int64_t> free_bytes;
   const auto step = [&] {
     const double before = context.work_seconds();
-    whole.push_back(1e3 * seconds_of([&] { program.micro_step(); }));
+    whole.push_back(1e3 * seconds_of([&] { program.micro_steps(); }));
     kernels.push_back(1e3 * (context.work_seconds() - before));
     updates.push_back(1e3 * seconds_of([&] { program.update(); }));
+    if (const auto free = device.free_bytes()) free_bytes.push_back(*free);
   };
   for (int i = 0; i < options.bench.warmup; ++i) step();
   program.warmed_up();
   whole.clear();
   kernels.clear();
   updates.clear();
+  free_bytes.clear();
   repeat(options.bench, step);
   row.work = program.work();
+  row.reserved_bytes = device.backend->reserved_bytes(Space::device);
+  row.live_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
   row.milliseconds = median(whole);
   row.kernels_milliseconds = median(kernels);
   row.update_milliseconds = median(updates);
+  if (!free_bytes.empty())
+    row.free_change_bytes = std::ranges::max(free_bytes) - std::ranges::min(free_bytes);
   return row;
 }
 
-double tokens_per_second(const Row& row) {
-  return row.status == "ok"
-             ? 1e3 * static_cast<double>(row.context) / (row.milliseconds + row.update_milliseconds)
-             : 0;
+double tokens_per_second(const Options& options, const Row& row) {
+  if (row.status != "ok") return 0;
+  const auto tokens = static_cast<double>(options.accumulation * options.batch * row.context);
+  return 1e3 * tokens / (row.milliseconds + row.update_milliseconds);
+}
+
+double arena_over_live_peak(const Row& row) {
+  return static_cast<double>(row.reserved_bytes) /
+         static_cast<double>(std::max<std::int64_t>(row.live_peak_bytes, 1));
+}
+
+// What the table has no column for: strategies, implementations that differ from row to row, free memory.
+void print_remarks(const std::vector<Row>& rows, const RunDevice& device, std::ostream& out) {
+  if (device.description().kind != DeviceKind::cpu) fmt::print(out, "\nbudget {}", describe_budgets(device));
+  out << "\n";
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
+    if (row.status != "ok") continue;
+    fmt::print(out, "{} {} {}: {}; arena {} over live peak {}: {:.4f}{}\n", row.model,
+               format_count(row.context), row.dtype, row.strategy, format_bytes(row.reserved_bytes),
+               format_bytes(row.live_peak_bytes), arena_over_live_peak(row),
+               device.description().kind == DeviceKind::cpu ? ""
+               : row.free_change_bytes == 0                 ? "; free memory is constant over steps"
+                                            : fmt::format("; free memory changes by {} over steps",
+                                                          format_bytes(row.free_change_bytes)));
+    const bool repeated = i > 0 && rows[i - 1].model == row.model && rows[i - 1].dtype == row.dtype;
+    if (!repeated) print_implementations(row.implementations, 8, out);
+  }
 }
 
 void run(const Options& options, std::ostream& out) {
-  const std::int64_t budget_bytes = bench_device(options.bench).budget;
   if (options.calibrate) check_can_write_rates();
-  const std::unique_ptr<Backend> opened =
-      open_backend(parse_device(options.bench.device), options.bench.threads);
-  Backend& backend = *opened;
+  const RunDevice device = open_run_device({.device = options.bench.device,
+                                            .threads = options.bench.threads,
+                                            .budget_bytes = options.bench.budget,
+                                            .host_budget_bytes = options.host_budget_bytes});
+  Backend& backend = *device.backend;
   std::vector<Row> rows;
   {
     Progress progress("step");
@@ -114,14 +166,14 @@ void run(const Options& options, std::ostream& out) {
       for (const std::string& dtype : options.dtype) {
         for (const std::int64_t tokens : options.context) {
           progress.at(std::ssize(rows), count);
-          rows.push_back(measure(options, model, tokens, dtype, backend, budget_bytes));
+          rows.push_back(measure(options, model, tokens, dtype, device));
         }
       }
     }
   }
   if (options.calibrate) {
     const bool for_machines = options.bench.json || options.bench.csv;
-    write_calibration(rows, backend.description(), for_machines ? std::cerr : out);
+    write_calibration(rows, backend, for_machines ? std::cerr : out);
   }
   Table table(
       {"model", "context", "dtype", "step ms", "in kernels", "update ms", "tokens/s", "planned", "status"});
@@ -134,16 +186,16 @@ void run(const Options& options, std::ostream& out) {
                fmt::format("{:.1f} %",
                            row.milliseconds == 0 ? 0 : 100 * row.kernels_milliseconds / row.milliseconds),
                fmt::format("{:.1f}", row.update_milliseconds),
-               format_count(static_cast<std::int64_t>(tokens_per_second(row))), bytes_cell(row.planned_bytes),
-               row.status});
+               format_count(static_cast<std::int64_t>(tokens_per_second(options, row))),
+               bytes_cell(row.planned_bytes), row.status});
   }
-  write_bench_page(options.bench, "A training step", "context", budget_bytes, std::move(points), table,
+  write_bench_page(options.bench, "A training step", "context", device.budget.bytes, std::move(points), table,
                    backend.description());
   if (options.bench.json) {
     nlohmann::ordered_json json =
         bench_header(backend.description(), backend.description().kind == DeviceKind::cpu
-                                                     ? measured_peak_flops(backend.stream(StreamId::main)) / 1e9
-                                                     : 0);
+                                                ? measured_peak_flops(backend.stream(StreamId::main)) / 1e9
+                                                : 0);
     for (const Row& row : rows) {
       json["rows"].push_back({{"model", row.model},
                               {"context", row.context},
@@ -151,14 +203,23 @@ void run(const Options& options, std::ostream& out) {
                               {"milliseconds", row.milliseconds},
                               {"update_milliseconds", row.update_milliseconds},
                               {"kernels_milliseconds", row.kernels_milliseconds},
-                              {"tokens_per_second", tokens_per_second(row)},
+                              {"tokens_per_second", tokens_per_second(options, row)},
+                              {"batch", options.batch},
+                              {"accumulation", options.accumulation},
                               {"planned_bytes", row.planned_bytes},
+                              {"arena_bytes", row.arena_bytes},
+                              {"reserved_bytes", row.reserved_bytes},
+                              {"live_peak_bytes", row.live_peak_bytes},
+                              {"arena_over_live_peak", arena_over_live_peak(row)},
+                              {"free_change_bytes", row.free_change_bytes},
                               {"strategy", row.strategy},
+                              {"implementations", row.implementations},
                               {"status", row.status}});
     }
     return print_json(json, out);
   }
   out << as_asked(table, options.bench);
+  if (!options.bench.csv && !options.bench.markdown) print_remarks(rows, device, out);
 }
 
 }  // namespace
@@ -169,12 +230,18 @@ void add_bench_step(Command app, std::ostream& out) {
   app.add_list("--context", options->context, 1, kMostTokens, "Tokens of the sequence");
   app.add_list("--dtype", options->dtype, "f32, bf16");
   app.add_text("--attention", options->attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
+  app.add_whole("--batch", options->batch, 1, kMostTokens, "Sequences at a time");
+  app.add_whole("--accumulation", options->accumulation, 1, kMostTokens, "Batches per update");
+  add_host_budget_option(app, options->host_budget_bytes);
+  add_pin_options(app, options->pins);
   app.add_flag(
       "--calibrate", options->calibrate,
       "Write this machine's rates, by which plan predicts time (kept in $HEADROOM_RATES, or the user's "
       "configuration)");
   add_bench_options(app, options->bench);
-  app.footer("Example:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB");
+  app.footer(
+      "Examples:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB\n"
+      "  headroom bench step --model qwen3-4b --context 131072 --dtype bf16 --device cuda:0");
   app.callback([options, &out] { run(*options, out); });
 }
 

@@ -12,6 +12,7 @@
 #include "headroom/core/text.h"
 #include "headroom/eager.h"
 #include "headroom/jobs.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
@@ -19,8 +20,6 @@ namespace {
 struct Options {
   PlanOptions plan;
   std::string optimizer = "adamw";
-  std::optional<std::string> layers;
-  std::optional<std::string> optimizer_state;
   std::string runtime = "headroom";
   std::string torch_attention = "sdpa";
   std::string torch_loss = "recompute";
@@ -29,36 +28,6 @@ struct Options {
   std::optional<std::string> html;
   bool json = false;
 };
-
-// "keep:8,attention:4,recompute:20,offload:4,every:2"
-LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
-  constexpr std::string_view kAccepted =
-      "parts of keep:N,attention:N,recompute:N,offload:N that add up to the layers, and every:N";
-  const std::string what = fmt::format("--layers {}", quote(text));
-  LayerPolicy policy;
-  std::vector<std::string_view> kinds;
-  for (const std::string_view part : parse_list(what, text)) {
-    const std::size_t colon = std::min(part.find(':'), part.size());
-    const std::string_view kind = part.substr(0, colon);
-    std::int64_t* count = kind == "keep"        ? &policy.keep_all
-                          : kind == "attention" ? &policy.keep_attention
-                          : kind == "recompute" ? &policy.recompute
-                          : kind == "offload"   ? &policy.offload
-                          : kind == "every"     ? &policy.input_every
-                                                : nullptr;
-    check(count != nullptr && colon < part.size(), "{}: {} is unknown; accepted: {}", what, quote(part),
-          kAccepted);
-    check(std::ranges::find(kinds, kind) == kinds.end(), "{} has {} twice", what, kind);
-    kinds.push_back(kind);
-    *count = parse_whole(fmt::format("{}: {}", what, kind), part.substr(colon + 1), kind == "every" ? 1 : 0,
-                         kMostTokens);
-  }
-  const std::int64_t sum = policy.keep_all + policy.keep_attention + policy.recompute + policy.offload;
-  check(policy.input_every == 1 || policy.recompute > 0,
-        "{}: every:{} means nothing where no layer is recomputed", what, policy.input_every);
-  check(sum == layers, "{} are {} layers, the model has {}; accepted: {}", what, sum, layers, kAccepted);
-  return policy;
-}
 
 std::string largest_categories(const CategoryBytes& bytes) {
   std::vector<std::pair<std::int64_t, std::string_view>> order;
@@ -188,19 +157,14 @@ void check_mode(const Command& command, const Options& options) {
     return;
   }
   command.check_only_with("--runtime pytorch", {"--torch-attention", "--torch-loss", "--no-checkpointing"});
-  check(options.optimizer != "none" || !options.optimizer_state,
+  check(options.optimizer != "none" || !options.plan.pins.optimizer_state,
         "--optimizer-state means nothing with --optimizer none, which has no state");
 }
 
-// What the options say that depends on the model.
 PlanQuestion question_of(const Options& options) {
   PlanOptions plan = options.plan;
   plan.optimizer = options.optimizer == "none" ? OptimizerKind::none : OptimizerKind::adamw;
-  if (options.optimizer_state) plan.pins.offload_optimizer = *options.optimizer_state == "host";
-  PlanQuestion question = plan_question(plan);
-  PlanRequest& request = question.request;
-  if (options.layers) request.pins.layers = parse_layers(*options.layers, request.problem.config.layers);
-  return question;
+  return plan_question(plan);
 }
 
 void run(const Command& command, const Options& options, std::ostream& out, int& exit_code) {
@@ -259,16 +223,9 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
   app.add_text("--dtype", plan.dtype, "f32, bf16 or f16 (default: what is fast on the device)");
   app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
                  "adamw, or none: forward and backward alone");
-  app.add_text("--layers", options->layers,
-               "Pins what layers do: keep:8,attention:4,recompute:24 (also offload:N, every:N)");
-  app.add_whole("--loss-chunk", plan.pins.loss_chunk_tokens, 1, kMostTokens,
-                "Pins the tokens of a chunk of the loss");
-  app.add_whole("--mlp-tile", plan.pins.mlp_tile_tokens, 1, kMostTokens,
-                "Pins the tokens of a tile of the MLP");
+  add_pin_options(app, plan.pins);
   app.add_whole("--accumulation", plan.pins.accumulation, 1, kMostTokens,
                 "Pins the micro-steps that share a batch");
-  app.add_choice("--optimizer-state", options->optimizer_state, {"device", "host"},
-                 "Pins where moments and master weights live");
   app.add_choice("--runtime", options->runtime, {"headroom", "pytorch"},
                  "headroom, or pytorch: the same model in eager PyTorch");
   app.add_choice("--torch-attention", options->torch_attention, {"sdpa", "naive"},

@@ -12,6 +12,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/core/text.h"
 #include "headroom/jobs.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
@@ -24,23 +25,38 @@ struct Options {
   bool json = false;
 };
 
+void print(const FreeMemory& free, std::ostream& out) {
+  fmt::print(out, "free      {} before the arena, {} with it, {} after {}\n", format_bytes(free.before_bytes),
+             format_bytes(free.reserved_bytes), format_bytes(free.after_steps.back()),
+             free.constant() ? "every step" : "the last step: it changed from step to step");
+}
+
 void print(const Profile& profile, std::ostream& out) {
   const Layout& layout = profile.fit.layout;
   const std::int64_t arenas = layout.reserved(Space::device) + layout.reserved(Space::host);
   fmt::print(out, "{}, {} tokens: {}\n", profile.options.model,
              format_count(profile.options.batch * profile.options.context), describe(profile.fit.strategy));
+  print_implementations(profile.implementations, 10, out);
+  if (!profile.budgets.empty()) fmt::print(out, "budget    {}\n", profile.budgets);
   fmt::print(out, "arena     {} bytes planned, {} reserved\n", format_count(layout.reserved(Space::device)),
-             format_count(layout.reserved(Space::device)));
+             format_count(profile.reserved_bytes));
   fmt::print(out, "live peak {} bytes planned, {} seen\n",
              format_count(layout.rehearsal.usage(Space::device).peak_bytes),
              format_count(profile.live_peak_bytes));
-  fmt::print(out, "resident  {}; outside the arenas {}: the program {}, the rest {}\n",
-             format_bytes(profile.resident_peak_bytes), format_bytes(profile.resident_peak_bytes - arenas),
-             format_bytes(profile.resident_before_bytes),
-             format_bytes(std::max<std::int64_t>(
-                 profile.resident_peak_bytes - arenas - profile.resident_before_bytes, 0)));
-  fmt::print(out, "step      {:.1f} ms, predicted {:.1f} ms\n\n", 1e3 * profile.step_seconds,
+  if (profile.free) {
+    print(*profile.free, out);
+  } else {
+    fmt::print(out, "resident  {}; outside the arenas {}: the program {}, the rest {}\n",
+               format_bytes(profile.resident_peak_bytes), format_bytes(profile.resident_peak_bytes - arenas),
+               format_bytes(profile.resident_before_bytes),
+               format_bytes(std::max<std::int64_t>(
+                   profile.resident_peak_bytes - arenas - profile.resident_before_bytes, 0)));
+  }
+  fmt::print(out, "step      {:.1f} ms, predicted {:.1f} ms\n", 1e3 * profile.step_seconds,
              1e3 * profile.predicted_seconds);
+  if (profile.peak_flops)
+    fmt::print(out, "peak      {:.0f} GFLOP/s, {}\n", *profile.peak_flops / 1e9, profile.peak_source);
+  out << "\n";
   Table stages({"stage", "planned live", "live", "planned peak", "peak", "kernels ms"});
   for (std::size_t i = 0; i < profile.planned.size(); ++i) {
     stages.add({std::string(name(profile.planned[i].stage)), format_bytes(profile.planned[i].live_bytes),
@@ -78,17 +94,23 @@ void add_profile(Command app, std::ostream& out) {
       ->required();
   app.add_whole("--context", profile.context, 1, kMostTokens, "Tokens of a sequence")->required();
   app.add_whole("--batch", profile.batch, 1, kMostTokens, "Sequences at a time");
+  app.add_whole("--accumulation", profile.accumulation, 1, kMostTokens, "Batches per update");
   app.add_budget("--budget", profile.budget_bytes,
                  "Bytes it may take, such as 512MiB (default: what is free now)");
+  add_host_budget_option(app, profile.host_budget_bytes);
+  add_pin_options(app, profile.pins);
   app.add_text("--attention", profile.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
-  app.add_text("--dtype", profile.dtype, "f32 or bf16 (default: f32)");
+  app.add_text("--dtype", profile.dtype, "f32 or bf16 (default: what is fast on the device)");
   app.add_whole("--steps", profile.steps, 1, 1000, "Steps to run, after one that does not count");
   app.add_output("--trace", profile.trace, "{\"traceEvents\"",
                  "Write the last step as a Chrome trace (JSON) to FILE");
+  app.add_text("--device", profile.device, "Where to run: cpu or cuda:N");
   add_threads_option(app, profile.threads);
   add_html_option(app, options->html);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
-  app.footer("Example:\n  headroom profile --model demo --context 16384 --budget 512MiB --trace step.json");
+  app.footer(
+      "Examples:\n  headroom profile --model demo --context 16384 --budget 512MiB --trace step.json\n"
+      "  headroom profile --model qwen3-4b --context 32768 --device cuda:0");
   app.callback([options, &out] { run(*options, out); });
 }
 

@@ -15,6 +15,7 @@
 #include "command.h"
 #include "headroom/core/bytes.h"
 #include "headroom/jobs.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
@@ -68,12 +69,18 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
   fmt::print(out, "plan    {} for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
              format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
-  fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
-             format_bytes(plan.budget_bytes), format_bytes(plan.process_bytes));
+  if (plan.device.description().kind == DeviceKind::cpu) {
+    fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
+               format_bytes(plan.device.budget.bytes), format_bytes(plan.process_bytes));
+  } else {
+    fmt::print(out, "        and {} on the host; budget {}\n",
+               format_bytes(plan.fit.layout.reserved(Space::host)), describe_budgets(plan.device));
+  }
   fmt::print(out, "        with scores and logits held it would take {}\n", format_bytes(plan.naive_bytes));
   if (const std::optional<double> floor = plan.data.floor()) {
     fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
   }
+  print_implementations(plan.implementations, 8, out);
   if (plan.warning) fmt::print(out, "note    {}\n", *plan.warning);
   for (const std::string& note : plan.notes) fmt::print(out, "note    {}\n", note);
   if (problem.sizes.context > problem.config.max_positions) {
@@ -207,7 +214,7 @@ void train(const Options& options, std::ostream& out) {
   TrainingResult result;
   std::optional<std::string> lost_output;
   {
-    Narrator narrator(out, options.run.optimizer.steps, plan.budget_bytes, options.json);
+    Narrator narrator(out, options.run.optimizer.steps, plan.device.budget.bytes, options.json);
     result = train(plan, {.began =
                               [&] {
                                 // The plan can be looked at while it trains.
@@ -251,6 +258,8 @@ void add_train(Command app, std::ostream& out) {
   app.add_text("--out", run.out, "Folder for checkpoints and metrics.jsonl")->required();
   app.add_budget("--budget", run.budget_bytes,
                  "Bytes it may take, such as 512MiB (default: what is free now)");
+  add_host_budget_option(app, run.host_budget_bytes);
+  add_pin_options(app, run.pins);
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
@@ -273,7 +282,7 @@ void add_train(Command app, std::ostream& out) {
   app.add_whole("--keep-last", run.keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", run.resume, "Go on from the last checkpoint in --out, with the same bits");
   app.add_flag("--overwrite", run.overwrite, "Begin anew: replace the checkpoints and metrics in --out");
-  app.add_text("--device", run.device, "Where to train: cpu");
+  app.add_text("--device", run.device, "Where to train: cpu or cuda:N");
   add_threads_option(app, run.threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   add_html_option(app, options->html);
@@ -282,6 +291,8 @@ void add_train(Command app, std::ostream& out) {
       "  headroom train --model demo --data recall --context 16384 --budget 512MiB --steps 150 --out run\n"
       "  headroom train --model demo --data book.txt --context 8192 --steps 1000 --out run --save-every 100\n"
       "  headroom train --model qwen3-0.6b --data tokens.bin --context 8192 --steps 1000 --out run\n"
+      "  headroom train --model qwen3-4b --data tokens.bin --context 131072 --device cuda:0 --steps 100 "
+      "--out run\n"
       "Ctrl-C saves and leaves, and so do SIGTERM and SIGHUP; the same command with --resume goes on.");
   app.callback([options, &out] { train(*options, out); });
 }

@@ -14,7 +14,7 @@
 namespace headroom {
 
 void add_verify_options(Command app, VerifyOptions& options, const std::string& names) {
-  app.add_text("--device", options.device, "Where to run: cpu; attention also cuda:N");
+  app.add_text("--device", options.device, "Where to run: cpu or cuda:N");
   app.add_text("--impl", options.implementation, fmt::format("Only this one: {}", names));
   add_threads_option(app, options.threads);
   app.add_whole("--every", options.every, 1, 1000, "Only every n-th case, for a quick look");

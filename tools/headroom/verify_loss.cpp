@@ -2,6 +2,9 @@
 // the loss of a large vocabulary would be taken, by the rule that scripts follow and inside a few budgets.
 #include <fmt/ostream.h>
 
+#include <algorithm>
+#include <memory>
+
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/cpu.h"
@@ -97,13 +100,20 @@ nlohmann::ordered_json to_json(const std::vector<Method>& methods) {
 }
 
 int run(const VerifyOptions& options, std::ostream& out) {
-  const Device device = parse_device(options.device);
-  static_cast<void>(find_device(device));
-  check(device.kind == DeviceKind::cpu, "device '{}': the loss has kernels for cpu", options.device);
-  DeviceDescription description = describe_cpu();
-  if (options.threads != 0) description.cores = options.threads;
-  const std::vector<std::string> names = names_to_verify(loss_implementations(), options.implementation);
+  const ListedDevice listed = find_device(parse_device(options.device));
+  const bool on_cpu = listed.device.kind == DeviceKind::cpu;
+  const std::unique_ptr<Backend> backend = on_cpu ? nullptr : open_backend(listed.device);
+  DeviceDescription description = listed.description;
+  if (on_cpu && options.threads != 0) description.cores = options.threads;
   const std::vector<LossCase> cases = loss_cases();
+  std::vector<std::string> names = names_to_verify(loss_implementations(), options.implementation);
+  if (options.implementation.empty()) {
+    // What runs on another kind of device is left out, unless it was asked for.
+    std::erase_if(names, [&](const std::string& name) {
+      return std::ranges::none_of(cases,
+                                  [&](const LossCase& c) { return bool{serves(c, name, description)}; });
+    });
+  }
   Verification verification("loss", cases.size());
   {
     Progress progress("case");
@@ -111,17 +121,18 @@ int run(const VerifyOptions& options, std::ostream& out) {
       progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
       const PreparedLossCase prepared(cases[i]);
       for (const std::string& name : names) {
-        if (const Support support = serves(cases[i], name)) {
-          verification.ran(name, cases[i].group, cases[i].name, prepared.judge(name, description).worst());
+        if (const Support support = serves(cases[i], name, description)) {
+          verification.ran(name, cases[i].group, cases[i].name,
+                           prepared.judge(name, description, backend.get()).worst());
         } else {
           verification.refused(name, support.reason());
         }
       }
     }
   }
-  const std::vector<Method> chosen = methods(description);
+  const std::vector<Method> chosen = on_cpu ? methods(description) : std::vector<Method>();
   const int exit_code = verification.report(options, to_json(chosen), out);
-  if (!options.json) print(chosen, out);
+  if (!options.json && on_cpu) print(chosen, out);
   return exit_code;
 }
 
@@ -129,8 +140,10 @@ int run(const VerifyOptions& options, std::ostream& out) {
 
 void add_verify_loss(Command app, std::ostream& out, int& exit_code) {
   auto options = std::make_shared<VerifyOptions>();
-  add_verify_options(app, *options, "fused, chunked-recompute, chunked, standard");
-  app.footer("Example:\n  HEADROOM_SIMD=avx2 headroom verify loss --impl fused");
+  add_verify_options(app, *options, "fused, chunked-recompute, chunked, standard; on a GPU fused-cuda");
+  app.footer(
+      "Examples:\n  HEADROOM_SIMD=avx2 headroom verify loss --impl fused\n"
+      "  headroom verify loss --device cuda:0");
   app.callback([options, &out, &exit_code] { exit_code = run(*options, out); });
 }
 

@@ -110,7 +110,7 @@ Outcome verify(const Options& options) {
   const ListedDevice listed = find_device(device);
   check(device.kind == DeviceKind::cpu, "device '{}': verify memory runs its program on cpu", options.device);
   Outcome outcome;
-  outcome.budget_bytes = options.budget ? *options.budget : default_budget(listed.memory);
+  outcome.budget_bytes = device_budget(listed, options.budget).bytes;
   outcome.layout = rehearse(listed.description);
   const std::int64_t needed = outcome.layout.reserved(Space::device) + outcome.layout.reserved(Space::host);
   outcome.fits = needed <= outcome.budget_bytes;

@@ -30,7 +30,12 @@ enum class SimdLevel : std::uint8_t { portable, avx2, avx512 };
 [[nodiscard]] std::string_view name(SimdLevel level);
 
 // Where a rate comes from; an unknown rate is 0.
-enum class RateSource : std::uint8_t { unknown, published, measured };
+enum class RateSource : std::uint8_t {
+  unknown,
+  published,  // by its maker
+  scaled,     // published, times what a like device reaches of its own
+  measured
+};
 
 struct DeviceDescription {
   DeviceKind kind = DeviceKind::cpu;
@@ -48,9 +53,10 @@ struct DeviceDescription {
   int compute_minor = 0;
 
   RateSource rate_source = RateSource::unknown;
-  double f32_flops = 0;                // per second, all cores, no tensor cores
-  double half_flops = 0;               // bf16 or f16, whichever is the default's
-  double memory_bytes_per_second = 0;  // read plus written
+  double f32_flops = 0;                   // per second, all cores, no tensor cores
+  double half_flops = 0;                  // bf16 or f16, whichever is the default's
+  double memory_bytes_per_second = 0;     // read plus written
+  double host_link_bytes_per_second = 0;  // GPU: from or to pinned host memory, one way at a time
 
   // Whether the host reads and writes the device's memory in place.
   [[nodiscard]] bool host_accessible() const { return kind == DeviceKind::cpu && !separate_memory; }

@@ -39,8 +39,7 @@ void name_largest(std::vector<MemoryHolder>& holders);
 // An error of kind memory, with the arithmetic and the names, unless so many bytes are free.
 void check_free(const MemoryStatus& memory, std::int64_t bytes, std::string_view device);
 
-// What a run may plan with when nobody names a budget: what is free now, less what lies outside the arena.
+// Host memory that a run takes besides its arena, at most: the program itself.
 inline constexpr std::int64_t kOutsideArenaBytes = std::int64_t{64} << 20;
-[[nodiscard]] std::int64_t default_budget(const MemoryStatus& memory);
 
 }  // namespace headroom

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,17 @@ struct DeviceList {
 
 // The device as listed; an unknown one is an error that names what there is.
 [[nodiscard]] ListedDevice find_device(const Device& device);
+
+// What a run may take of a device's memory, or of the host's for what is offloaded.
+struct MemoryBudget {
+  std::int64_t bytes = 0;
+  std::string arithmetic{};  // "139 GiB free less 512 MiB for ..."; empty where somebody named the bytes
+};
+// Without a number: what is free now, less what lies outside of the arena. A GPU is to be asked when its
+// backend is open, because the backend takes memory too.
+[[nodiscard]] MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked);
+// The host's memory for what a GPU offloads. Without a number: what is free now, less a reserve.
+[[nodiscard]] MemoryBudget host_budget(const MemoryStatus& host, std::optional<std::int64_t> asked);
 
 // Threads as in ThreadPool; a GPU has no use for them.
 [[nodiscard]] std::unique_ptr<Backend> open_backend(const Device& device, int threads = 0);

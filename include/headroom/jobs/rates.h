@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,14 @@ struct MachineCosts {
 };
 [[nodiscard]] MachineCosts this_machine(const DeviceDescription& device, DType dtype);
 
+// Bytes a second between pinned host memory and a device that has memory of its own.
+struct HostLink {
+  double to_device = 0;
+  double to_host = 0;
+};
+// Measures copies of so many bytes on the copy stream. No Context may use the backend meanwhile.
+[[nodiscard]] HostLink measure_host_link(Backend& backend, std::int64_t bytes = std::int64_t{256} << 20);
+
 // What a dtype's steps took, piece by piece.
 struct CalibrationRuns {
   DType dtype;
@@ -27,6 +36,6 @@ struct CalibrationRuns {
 // Creates the folder of the rates, and refuses what could not be written there: before anything is measured.
 void check_can_write_rates();
 void write_rates(const std::filesystem::path& file, const DeviceDescription& device,
-                 std::span<const CalibrationRuns> runs);
+                 std::span<const CalibrationRuns> runs, const std::optional<HostLink>& link = {});
 
 }  // namespace headroom

@@ -10,12 +10,19 @@
 
 namespace headroom {
 
+// A piece of work of a step, and the phase that it belongs to.
+struct StepWork {
+  Phase phase;
+  WorkRecord record;
+};
+
 class StepProgram {
  public:
   // Reserves what the fit says, and fills the weights.
   StepProgram(Backend& backend, const TrainingProblem& problem, const TrainingFit& fit)
       : vocab_(problem.config.vocab),
         seq_(problem.sizes.context),
+        accumulation_(problem.accumulation),
         context_(backend, fit.layout),
         trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
     context_.measure_work();
@@ -41,33 +48,42 @@ class StepProgram {
   }
   void update() { trainer_.update(context_, ++updates_, std::exchange(labels_, 0)); }
 
+  // Forward, loss and backward of every batch of an update.
+  void micro_steps() {
+    for (std::int64_t i = 0; i < accumulation_; ++i) micro_step();
+  }
+  void step() {
+    micro_steps();
+    update();
+  }
+
   // What has run so far is left out of work().
   void warmed_up() {
     warm_.clear();
     warm_ = work();
   }
   // Returns the work of a micro-step, then that of an update.
-  [[nodiscard]] std::vector<WorkRecord> work() const {
-    std::vector<WorkRecord> records;
+  [[nodiscard]] std::vector<StepWork> work() const {
+    std::vector<StepWork> work;
     for (const Phase phase : {Phase::micro_step, Phase::update}) {
-      const auto part = context_.work(phase);
-      records.insert(records.end(), part.begin(), part.end());
+      for (const WorkRecord& record : context_.work(phase)) work.push_back({phase, record});
     }
-    for (std::size_t i = 0; i < std::min(records.size(), warm_.size()); ++i) {
-      records[i].runs -= warm_[i].runs;
-      records[i].seconds -= warm_[i].seconds;
+    for (std::size_t i = 0; i < std::min(work.size(), warm_.size()); ++i) {
+      work[i].record.runs -= warm_[i].record.runs;
+      work[i].record.seconds -= warm_[i].record.seconds;
     }
-    return records;
+    return work;
   }
 
  private:
   std::int64_t vocab_;
   std::int64_t seq_;
+  std::int64_t accumulation_;
   Context context_;
   Trainer trainer_;
   std::int64_t updates_ = 0;
   std::int64_t labels_ = 0;  // since the last update
-  std::vector<WorkRecord> warm_;
+  std::vector<StepWork> warm_;
 };
 
 }  // namespace headroom

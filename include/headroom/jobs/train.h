@@ -1,6 +1,6 @@
 // A training run from its options to its result, as `headroom train` does it: finds model, data and device,
-// chooses the strategy that fits the budget, goes on from a checkpoint, trains, saves. plan_training() runs
-// nothing and leaves no trace; train() runs what was planned. Nothing here prints.
+// chooses the strategy that fits the budget, goes on from a checkpoint, trains, saves. plan_training() opens
+// the device, runs nothing and leaves no trace; train() runs what was planned. Nothing here prints.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,10 @@
 #include <vector>
 
 #include "headroom/core/files.h"
+#include "headroom/jobs/run_device.h"
+#include "headroom/plan/implementations.h"
 #include "headroom/plan/plan.h"
+#include "headroom/plan/question.h"
 #include "headroom/report/page.h"
 #include "headroom/train.h"
 
@@ -26,16 +29,18 @@ struct TrainingOptions {
   std::optional<std::int64_t> max_documents{};  // pieces of documents in a sequence; without it 256
   bool bytes = false;                           // bytes of the data are tokens
   std::optional<std::int64_t> budget_bytes{};   // without it: what is free now
-  std::string attention = "causal";             // as parse_mask() reads it
-  std::optional<std::string> dtype{};           // f32 or bf16; without it: what is fast on the device
-  OptimizerSettings optimizer{};                // warmup_steps is not read
-  std::optional<std::int64_t> warmup{};         // steps; without it a tenth of them, at most 100
-  std::string out;                              // folder for checkpoints and metrics.jsonl
-  std::uint64_t seed = 0;                       // of weights and data
-  std::int64_t save_every = 0;                  // steps between checkpoints; 0: at the end alone
-  std::int64_t keep_last = 2;                   // checkpoints to keep
-  bool resume = false;                          // go on from the last checkpoint in `out`
-  bool overwrite = false;                       // begin anew: replace the checkpoints and metrics in `out`
+  std::optional<std::int64_t> host_budget_bytes{};  // as RunDeviceOptions has it
+  PinOptions pins{};                                // parts of the strategy; `accumulation` is not read
+  std::string attention = "causal";                 // as parse_mask() reads it
+  std::optional<std::string> dtype{};               // f32 or bf16; without it: what is fast on the device
+  OptimizerSettings optimizer{};                    // warmup_steps is not read
+  std::optional<std::int64_t> warmup{};             // steps; without it a tenth of them, at most 100
+  std::string out;                                  // folder for checkpoints and metrics.jsonl
+  std::uint64_t seed = 0;                           // of weights and data
+  std::int64_t save_every = 0;                      // steps between checkpoints; 0: at the end alone
+  std::int64_t keep_last = 2;                       // checkpoints to keep
+  bool resume = false;                              // go on from the last checkpoint in `out`
+  bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
   int threads = 0;  // 0: every core
 };
@@ -47,8 +52,9 @@ struct TrainingPlan {
   std::vector<Setting> settings{};                    // what a resumed run has to agree on
   std::optional<std::filesystem::path> checkpoint{};  // to go on from; without it the run begins at step 1
   Data data;
+  RunDevice device;
   TrainingFit fit{};
-  std::int64_t budget_bytes = 0;
+  std::vector<StepImplementation> implementations{};
   std::int64_t naive_bytes = 0;          // with scores and logits held
   std::int64_t process_bytes = 0;        // resident when the plan was made, outside the budget
   std::optional<std::string> warning{};  // about the dtype

@@ -24,6 +24,9 @@ struct StageUsage {
 [[nodiscard]] std::vector<StageUsage> usage_by_stage(const Ledger& ledger, Space space,
                                                      std::int64_t alignment = 1);
 
+// Returns the space's live bytes when the phase begins, then after each of its events.
+[[nodiscard]] std::vector<std::int64_t> live_bytes(const Ledger::Trace& phase, Space space);
+
 struct LiveBlock {
   std::string name;
   Category category = Category::workspace;

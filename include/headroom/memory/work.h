@@ -2,6 +2,7 @@
 // so that time is predicted from the very step that will run; a run lays the seconds beside it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -27,7 +28,8 @@ struct Work {
 // The n-th piece of work of a phase; later runs of the phase add their time to it.
 struct WorkRecord {
   Work work;
-  std::uint32_t stage = 0;  // Ledger::stage_path() reads it
+  std::uint32_t stage = 0;        // Ledger::stage_path() reads it
+  std::size_t events_before = 0;  // of the phase's trace in the ledger
   std::int64_t runs = 0;
   double seconds = 0;  // of all runs that the device measured
   double began = 0;    // the last run, since the Context was made

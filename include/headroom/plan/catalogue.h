@@ -16,6 +16,9 @@ struct CatalogueEntry {
 
 [[nodiscard]] std::span<const CatalogueEntry> device_catalogue();
 
+// The entry of a device that is here, by its maker's name; null where there is none.
+[[nodiscard]] const CatalogueEntry* find_in_catalogue(const DeviceDescription& device);
+
 // Throws with the names that are accepted.
 [[nodiscard]] const CatalogueEntry& find_in_catalogue(std::string_view key);
 

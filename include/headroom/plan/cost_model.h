@@ -29,6 +29,10 @@ class CostModel {
   void set(std::string_view kernel, const KernelRate& rate) {
     kernels_.insert_or_assign(std::string(kernel), rate);
   }
+  // So do copies between the host and a GPU, in bytes that cross the link one way.
+  void set_host_link(double bytes_per_second) {
+    copy_bytes_per_second_ = 2 * bytes_per_second;  // work counts what is read and what is written
+  }
   [[nodiscard]] const std::map<std::string, KernelRate, std::less<>>& kernels() const { return kernels_; }
 
   [[nodiscard]] double seconds(const Work& work) const;

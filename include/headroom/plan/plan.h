@@ -89,11 +89,12 @@ struct SearchSpace {
 struct TrainingFit {
   Strategy strategy;  // the fastest that fits; where none does, the one that is least over
   Layout layout;
-  std::int64_t needed_bytes = 0;  // arena and host staging
+  std::int64_t needed_bytes = 0;  // that count against the device's budget; on a CPU with the host staging
   bool fits = false;
 };
-[[nodiscard]] TrainingFit fit_training(const TrainingProblem& problem, const DeviceDescription& device,
-                                       std::int64_t budget_bytes, const CostModel& costs);
+// The request's problem is that of a run: `sizes.batch` are the sequences of a micro-step, `accumulation` of
+// which make an update. Its pins may leave `accumulation` out.
+[[nodiscard]] TrainingFit fit_training(PlanRequest request, const CostModel& costs);
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
 // least fits; 0: none.

@@ -11,6 +11,17 @@
 
 namespace headroom {
 
+// Parts of the strategy, as people pin them.
+struct PinOptions {
+  std::optional<std::string> layers{};  // "keep:8,attention:4,recompute:20,offload:4,every:2"
+  std::optional<std::int64_t> loss_chunk_tokens{};
+  std::optional<std::int64_t> mlp_tile_tokens{};
+  std::optional<std::int64_t> accumulation{};
+  std::optional<std::string> optimizer_state{};  // "device" or "host"
+};
+// Throws where the counts of layers are not those of a model of so many.
+[[nodiscard]] StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers);
+
 struct PlanOptions {
   std::string model;                                // a built-in name, or a Hugging Face folder
   std::int64_t context = 0;                         // tokens of a sequence
@@ -21,7 +32,7 @@ struct PlanOptions {
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // without it: what is fast on the device
   OptimizerKind optimizer = OptimizerKind::adamw;
-  StrategyPins pins{};
+  PinOptions pins{};
   bool compare = false;
 };
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headroom/attention.h"
 #include "headroom/loss.h"
 #include "headroom/memory/layout.h"
 #include "headroom/train/trainer.h"
@@ -29,6 +30,9 @@ void validate(const TrainingProblem& problem);
 
 // The loss of its batch, not yet cut into chunks.
 [[nodiscard]] LossProblem loss_problem(const TrainingProblem& problem);
+
+// The attention of a layer that has this mask.
+[[nodiscard]] AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& mask);
 
 // One run of every phase on a phantom of the device: every allocation, and the work of a micro-step and of an
 // update.

@@ -1,0 +1,25 @@
+// Options that the commands which plan or run a training step share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+
+#include "command.h"
+#include "headroom/plan.h"
+
+namespace headroom {
+
+// --layers, --loss-chunk, --mlp-tile, --optimizer-state.
+void add_pin_options(Command app, PinOptions& pins);
+
+// --host-budget, of commands that run on the device.
+void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes);
+
+// A line for each family; `indent` is the width of what stands at the beginning of a line.
+void print_implementations(std::span<const StepImplementation> implementations, int indent,
+                           std::ostream& out);
+
+}  // namespace headroom
