@@ -429,8 +429,7 @@ LossChunks fit_loss_chunks(const LossProblem& problem, const DeviceDescription& 
   };
   const auto whole_rows = [](std::int64_t steps) { return LossChunks{steps * kLeastTokens, 0}; };
   const LossChunks rows = most(divide_up(problem.tokens, kLeastTokens), whole_rows);
-  // On a GPU the whole vocabulary is taken at once.
-  if (added(rows) <= budget_bytes || device.kind == DeviceKind::cuda) {
+  if (added(rows) <= budget_bytes) {
     return rows.tokens >= problem.tokens ? LossChunks{problem.tokens, 0} : rows;
   }
   return most(problem.vocab / kBlockRows, [&](std::int64_t steps) {

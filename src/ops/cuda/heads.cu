@@ -8,7 +8,7 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kHeadTokens = 4;  // whose angles a block makes at a time
+constexpr int kHeadTokens = 16;  // whose angles a block makes at a time
 constexpr int kFour = 4;
 
 template <DType kType>
@@ -31,18 +31,26 @@ struct Heads {
   }
 };
 
-// The lane's share of a head, left half first.
+// A lane's share of a head, as it is stored.
 template <DType kType>
-__device__ __forceinline__ Eight load_halves(const Stored<kType>* head, int half) {
-  const auto left = *reinterpret_cast<const StoredFour<kType>*>(head);
-  const auto right = *reinterpret_cast<const StoredFour<kType>*>(head + half);
-  Eight values;
+struct Halves {
+  StoredFour<kType> left;
+  StoredFour<kType> right;
+
+  __device__ __forceinline__ Eight wide() const {
+    Eight values;
 #pragma unroll
-  for (int i = 0; i < kFour; ++i) {
-    values.at[i] = widen<kType>(left.at[i]);
-    values.at[kFour + i] = widen<kType>(right.at[i]);
+    for (int i = 0; i < kFour; ++i) {
+      values.at[i] = widen<kType>(left.at[i]);
+      values.at[kFour + i] = widen<kType>(right.at[i]);
+    }
+    return values;
   }
-  return values;
+};
+template <DType kType>
+__device__ __forceinline__ Halves<kType> load_halves(const Stored<kType>* head, int half) {
+  return {*reinterpret_cast<const StoredFour<kType>*>(head),
+          *reinterpret_cast<const StoredFour<kType>*>(head + half)};
 }
 
 template <DType kType>
@@ -92,24 +100,41 @@ struct HeadsCall {
   std::int64_t blocks = 0;  // each takes every so many-th group of tokens
 };
 
-// body(token, head, place among the heads, angles, whether there is such a head) for the block's tokens from
-// `first` on: as often for every lane, and an absent head is the first one again.
-template <int kLanes, class Call, class Body>
+// One of the heads of a block's tokens; an absent one is the first again.
+struct HeadPlace {
+  std::int64_t token;
+  int head;
+  std::int64_t row;  // among all heads
+  int turn;          // its token, among the block's
+  bool there;        // with elements for this lane
+};
+
+// load(place), and then body(place, what was loaded, angles), for the heads of the tokens from `first` on: as
+// often for every lane. The next head is on its way while one is computed.
+template <int kLanes, class Call, class Load, class Body>
 __device__ __forceinline__ void for_heads(const Call& call, std::int64_t first, Angle* angles,
-                                          const Body& body) {
+                                          const Load& load, const Body& body) {
   constexpr int kGroups = kThreads / kLanes;
   const int half = call.rotation.frequencies.half;
-  const auto count = static_cast<int>(call.tokens - first < kHeadTokens ? call.tokens - first : kHeadTokens);
-  make_angles(call.rotation, first, count, kThreads, angles);
-  __syncthreads();
-  const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
-  for (int i = group; i - group < count * call.heads; i += kGroups) {
-    const bool there = i < count * call.heads;
-    const int token = there ? i / call.heads : 0;
-    const int head = there ? i - token * call.heads : 0;
-    body(first + token, head, (first + token) * call.heads + head, angles + token * half + column,
-         there && column < half);
+  const auto tokens = static_cast<int>(call.tokens - first < kHeadTokens ? call.tokens - first : kHeadTokens);
+  const auto place_of = [&](int i) {
+    const bool there = i < tokens * call.heads;
+    const int turn = there ? i / call.heads : 0;
+    const int head = there ? i - turn * call.heads : 0;
+    return HeadPlace{first + turn, head, (first + turn) * call.heads + head, turn, there && column < half};
+  };
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  HeadPlace place = place_of(group);
+  auto loaded = load(place);
+  make_angles(call.rotation, first, tokens, kThreads, angles);
+  __syncthreads();
+  for (int i = group; i - group < tokens * call.heads; i += kGroups) {
+    const HeadPlace next = place_of(i + kGroups);
+    const auto ahead = load(next);
+    body(place, loaded, angles + place.turn * half + column);
+    place = next;
+    loaded = ahead;
   }
 }
 
@@ -120,69 +145,80 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(HeadsCall<kType, kWeigh
   const int half = call.rotation.frequencies.half;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
   Eight weight{};
-  if (kNorm && column < half) weight = load_halves<kWeight>(call.weight + column, half);
-  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, angles,
-                    [&](std::int64_t token, int head, std::int64_t place, const Angle* turns, bool there) {
-                      Eight values{};
-                      if (there) values = load_halves<kType>(call.x.at(token, head) + column, half);
-                      if constexpr (kNorm) {
-                        float squares = 0;
+  if (kNorm && column < half) weight = load_halves<kWeight>(call.weight + column, half).wide();
+  const auto load = [&](const HeadPlace& place) {
+    return place.there ? load_halves<kType>(call.x.at(place.token, place.head) + column, half)
+                       : Halves<kType>{};
+  };
+  const auto body = [&](const HeadPlace& place, const Halves<kType>& x, const Angle* turns) {
+    Eight values = x.wide();
+    if constexpr (kNorm) {
+      float squares = 0;
 #pragma unroll
-                        for (int j = 0; j < kEight; ++j) squares += values.at[j] * values.at[j];
-                        const float mean = sum_lanes<kLanes>(squares) / static_cast<float>(2 * half);
-                        const float rstd = 1.0F / sqrtf(mean + call.epsilon);
+      for (int j = 0; j < kEight; ++j) squares += values.at[j] * values.at[j];
+      const float mean = sum_lanes<kLanes>(squares) / static_cast<float>(2 * half);
+      const float rstd = 1.0F / sqrtf(mean + call.epsilon);
 #pragma unroll
-                        for (int j = 0; j < kEight; ++j) values.at[j] = values.at[j] * rstd * weight.at[j];
-                        if (there && column == 0) call.rstd[place] = rstd;
-                      }
-                      if (!there) return;
-                      rotate(values, turns);
-                      store_halves<kType>(call.y.at(token, head) + column, half, values);
-                    });
+      for (int j = 0; j < kEight; ++j) values.at[j] = values.at[j] * rstd * weight.at[j];
+      if (place.there && column == 0) call.rstd[place.row] = rstd;
+    }
+    if (!place.there) return;
+    rotate(values, turns);
+    store_halves<kType>(call.y.at(place.token, place.head) + column, half, values);
+  };
+  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, angles, load, body);
 }
 
 // The gradient of x, from that of y turned back; parts <- each block's sum of what is the weight's.
 template <int kLanes, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kThreads) heads_backward_kernel(HeadsCall<kType, kWeight> call) {
+__global__ void __launch_bounds__(kThreads, 3) heads_backward_kernel(HeadsCall<kType, kWeight> call) {
   constexpr int kGroups = kThreads / kLanes;
   auto* angles = reinterpret_cast<Angle*>(shared_memory);
   const int half = call.rotation.frequencies.half;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
   Eight weight{};
-  if (column < half) weight = load_halves<kWeight>(call.weight + column, half);
+  if (column < half) weight = load_halves<kWeight>(call.weight + column, half).wide();
+  struct Loaded {
+    Halves<kType> x;
+    Halves<kType> gradient;
+    float rstd;
+  };
+  const auto load = [&](const HeadPlace& place) {
+    Loaded loaded{};
+    if (place.there) {
+      loaded.x = load_halves<kType>(call.x.at(place.token, place.head) + column, half);
+      loaded.gradient = load_halves<kType>(call.y.at(place.token, place.head) + column, half);
+      loaded.rstd = call.rstd[place.row];
+    }
+    return loaded;
+  };
   Eight sums{};
+  const auto body = [&](const HeadPlace& place, const Loaded& loaded, const Angle* turns) {
+    Eight h = loaded.x.wide();
+    Eight gradient = loaded.gradient.wide();
+    if (place.there) rotate(gradient, turns);
+    float dot = 0;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      h.at[j] *= loaded.rstd;
+      dot += gradient.at[j] * weight.at[j] * h.at[j];
+    }
+    const float mean = sum_lanes<kLanes>(dot) / static_cast<float>(2 * half);
+    if (!place.there) return;
+    Stored<kType>* to = call.gradient.at(place.token, place.head) + column;
+    Eight result{};
+    if (call.add) result = load_halves<kType>(to, half).wide();
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      sums.at[j] += gradient.at[j] * h.at[j];
+      result.at[j] += loaded.rstd * (gradient.at[j] * weight.at[j] - h.at[j] * mean);
+    }
+    store_halves<kType>(to, half, result);
+  };
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kHeadTokens; first < call.tokens;
        first += call.blocks * kHeadTokens) {
-    for_heads<kLanes>(call, first, angles,
-                      [&](std::int64_t token, int head, std::int64_t place, const Angle* turns, bool there) {
-                        Eight h{};
-                        Eight gradient{};
-                        float rstd = 0;
-                        if (there) {
-                          h = load_halves<kType>(call.x.at(token, head) + column, half);
-                          gradient = load_halves<kType>(call.y.at(token, head) + column, half);
-                          rstd = call.rstd[place];
-                          rotate(gradient, turns);
-                        }
-                        float dot = 0;
-#pragma unroll
-                        for (int j = 0; j < kEight; ++j) {
-                          h.at[j] *= rstd;
-                          dot += gradient.at[j] * weight.at[j] * h.at[j];
-                        }
-                        const float mean = sum_lanes<kLanes>(dot) / static_cast<float>(2 * half);
-                        if (!there) return;
-                        Stored<kType>* to = call.gradient.at(token, head) + column;
-                        Eight result{};
-                        if (call.add) result = load_halves<kType>(to, half);
-#pragma unroll
-                        for (int j = 0; j < kEight; ++j) {
-                          sums.at[j] += gradient.at[j] * h.at[j];
-                          result.at[j] += rstd * (gradient.at[j] * weight.at[j] - h.at[j] * mean);
-                        }
-                        store_halves<kType>(to, half, result);
-                      });
+    for_heads<kLanes>(call, first, angles, load, body);
     __syncthreads();  // everybody has read the angles
   }
   auto* shared = reinterpret_cast<float*>(shared_memory);  // [groups, 2 * half]

@@ -1,5 +1,5 @@
 // RMS normalisation: a block per row, whose threads hold their share of it in registers, so that rows are
-// read once.
+// read once. The next row is on its way while one is summed.
 #include <algorithm>
 
 #include "ops/cuda/eights.h"
@@ -10,7 +10,8 @@ namespace headroom::cuda {
 namespace {
 
 constexpr std::int64_t kFloat = sizeof(float);
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 512;
+constexpr int kMostVectors = 8;
 constexpr int kMostWarps = kMostThreads / kWarp;
 
 // The sum over a block's threads, in the same order every time. Turns use two places in turn, so that one
@@ -36,18 +37,35 @@ struct Share {
   __device__ __forceinline__ std::int64_t column(int v) const {
     return (static_cast<std::int64_t>(v) * threads + threadIdx.x) * kEight;
   }
+  // As it is stored: what is not used yet takes half the registers.
   template <DType kType>
-  __device__ __forceinline__ void load(const Stored<kType>* row, Eight (&values)[kVectors]) const {
+  struct Raw {
+    StoredEight<kType> eights[kVectors] = {};
+
+    __device__ __forceinline__ void widen_to(Eight (&values)[kVectors]) const {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      values[v] = {};
-      if (column(v) >= dim) continue;
-      if constexpr (kWhole) {
-        values[v] = load_eight<kType>(row + column(v), Whole{});
-      } else {
-        values[v] = load_eight<kType>(row + column(v), dim - column(v), false);
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int j = 0; j < kEight; ++j) values[v].at[j] = widen<kType>(eights[v].at[j]);
       }
     }
+  };
+  template <DType kType>
+  __device__ __forceinline__ Raw<kType> load(const Stored<kType>* row) const {
+    Raw<kType> raw;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (column(v) >= dim) continue;
+      if constexpr (kWhole) {
+        raw.eights[v] = *reinterpret_cast<const StoredEight<kType>*>(row + column(v));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kEight; ++j) {
+          if (column(v) + j < dim) raw.eights[v].at[j] = row[column(v) + j];
+        }
+      }
+    }
+    return raw;
   }
   template <DType kType>
   __device__ __forceinline__ void store(Stored<kType>* row, const Eight (&values)[kVectors]) const {
@@ -83,11 +101,13 @@ template <int kVectors, bool kWhole, DType kType, DType kWeight>
 __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, kWeight> call) {
   const Share<kVectors, kWhole> share{call.threads, call.dim};
   Eight weight[kVectors];
-  share.template load<kWeight>(call.weight, weight);
+  share.template load<kWeight>(call.weight).widen_to(weight);
   int turn = 0;
+  auto next = share.template load<kType>(call.x.row(blockIdx.x));
   for (std::int64_t row = blockIdx.x; row < call.rows; row += call.blocks) {
     Eight values[kVectors];
-    share.template load<kType>(call.x.row(row), values);
+    next.widen_to(values);
+    if (row + call.blocks < call.rows) next = share.template load<kType>(call.x.row(row + call.blocks));
     float squares = 0;
 #pragma unroll
     for (const Eight& eight : values) {
@@ -108,19 +128,26 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, 
 
 // dx of every row; parts <- each block's sum of dy * h. With g = dy * weight, h = x * rstd.
 template <int kVectors, bool kWhole, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kMostThreads) rms_norm_backward_kernel(NormCall<kType, kWeight> call) {
+__global__ void __launch_bounds__(kMostThreads, kVectors == 1 ? 2 : 1)
+    rms_norm_backward_kernel(NormCall<kType, kWeight> call) {
   const Share<kVectors, kWhole> share{call.threads, call.dim};
   Eight weight[kVectors];
-  share.template load<kWeight>(call.weight, weight);
+  share.template load<kWeight>(call.weight).widen_to(weight);
   Eight sums[kVectors] = {};
   int turn = 0;
+  auto next_x = share.template load<kType>(call.x.row(blockIdx.x));
+  auto next_gradient = share.template load<kType>(call.y.row(blockIdx.x));
   for (std::int64_t row = blockIdx.x; row < call.rows; row += call.blocks) {
+    typename Share<kVectors, kWhole>::template Raw<kType> before;
+    if (call.add) before = share.template load<kType>(call.gradient.row(row));
     Eight h[kVectors];
     Eight gradient[kVectors];
-    Eight result[kVectors] = {};
-    share.template load<kType>(call.x.row(row), h);
-    share.template load<kType>(call.y.row(row), gradient);
-    if (call.add) share.template load<kType>(call.gradient.row(row), result);
+    next_x.widen_to(h);
+    next_gradient.widen_to(gradient);
+    if (const std::int64_t next = row + call.blocks; next < call.rows) {
+      next_x = share.template load<kType>(call.x.row(next));
+      next_gradient = share.template load<kType>(call.y.row(next));
+    }
     const float rstd = call.rstd[row];
     float dot = 0;
 #pragma unroll
@@ -132,6 +159,8 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_backward_kernel(NormCal
       }
     }
     const float mean = sum_threads(dot, call.threads, turn++) / static_cast<float>(call.dim);
+    Eight result[kVectors];
+    before.widen_to(result);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
@@ -171,10 +200,11 @@ void with_share(std::int64_t dim, bool whole, const Body& body) {
     whole ? body.template operator()<kVectors, true>() : body.template operator()<kVectors, false>();
   };
   constexpr std::int64_t kWidest = kMostThreads * kEight;
-  check(dim <= 4 * kWidest, "rms_norm: rows of {} elements; a GPU takes up to {}", dim, 4 * kWidest);
+  check(dim <= kMostVectors * kWidest, "rms_norm: rows of {} elements; a GPU takes up to {}", dim,
+        kMostVectors * kWidest);
   if (dim <= kWidest) return with_whole.template operator()<1>();
   if (dim <= 2 * kWidest) return with_whole.template operator()<2>();
-  with_whole.template operator()<4>();
+  with_whole.template operator()<kMostVectors>();
 }
 
 int threads_for(std::int64_t dim, int vectors) {
