@@ -2,8 +2,8 @@
 """Forward and backward of a Qwen3-4B shape on a GPU: Headroom beside transformers, in one run on one machine.
 
 Needs the PyTorch and transformers of the machine with the GPU, and liger-kernel on PYTHONPATH for the peers' loss; nothing in the
-build or the tests uses it. Batch 1, bf16, random weights and tokens. Each side runs in a process of its own. The peers' attention is
-scaled_dot_product_attention with cuDNN, their loss Liger's fused kernel.
+build or the tests uses it. Batch 1, bf16, random weights and tokens. The peers run in a process of their own. Their attention is
+scaled_dot_product_attention with cuDNN, the loss Liger's fused kernel.
 
     checkpointing           every layer recomputed from its input
     plain                   nothing recomputed
@@ -15,9 +15,10 @@ scaled_dot_product_attention with cuDNN, their loss Liger's fused kernel.
 import argparse
 import json
 import os
+import subprocess
 import sys
 
-from side import run_headroom, run_side
+from side import run_headroom
 
 SHAPE = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 1 << 21,
@@ -38,15 +39,12 @@ def measure(request):
     with torch.device("cuda"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     model.train()
-    if "checkpointing" in request["side"]:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    decoder = torch.compile(model.model) if request["side"].startswith("compiled") else model.model
     loss_of = LigerFusedLinearCrossEntropyLoss()
     context = request["context"]
     tokens = torch.randint(SHAPE["vocab_size"], (1, context + 1), device="cuda")
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
-    def step(count):
+    def step(decoder, count):
         model.zero_grad(set_to_none=True)
         events[0].record()
         hidden = decoder(input_ids=tokens[:, :count]).last_hidden_state
@@ -56,18 +54,32 @@ def measure(request):
         torch.cuda.synchronize()
         return events[0].elapsed_time(events[1]), loss.item()
 
-    try:
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+    def run(side):
+        if "checkpointing" in side:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
+        torch.compiler.reset()
+        decoder = torch.compile(model.model) if side.startswith("compiled") else model.model
+        try:
             for _ in range(request["warmup"]):
-                step(min(context, request["warm_context"]))
+                step(decoder, min(context, request["warm_context"]))
+            model.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            runs = [step(context) for _ in range(request["steps"])]
-    except torch.cuda.OutOfMemoryError:
-        return {"status": "oom"}
-    times = sorted(run[0] for run in runs)
-    return {"milliseconds": times[len(times) // 2], "loss": runs[0][1], "live_peak_bytes": torch.cuda.max_memory_allocated(),
-            "reserved_bytes": torch.cuda.max_memory_reserved(), "torch": torch.__version__, "transformers": transformers.__version__}
+            runs = [step(decoder, context) for _ in range(request["steps"])]
+        except torch.cuda.OutOfMemoryError:
+            return {"status": "oom"}
+        times = sorted(run[0] for run in runs)
+        return {"status": "ok", "milliseconds": times[len(times) // 2], "loss": runs[0][1],
+                "live_peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+
+    sides = {}
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        for side in request["sides"]:
+            sides[side] = run(side)
+            print(context, side, sides[side], file=sys.stderr, flush=True)
+    return {"sides": sides, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def main():
@@ -89,17 +101,22 @@ def main():
         # 6 FLOP for each parameter and token, and causal attention's products forward and backward.
         flops = 6 * 4.022e9 * context + 3.5 * 36 * 2 * 4096 * float(context) ** 2
         ours["mfu"] = flops / (ours["milliseconds"] / 1e3) / PEAK
-        sides = ("checkpointing", "plain", "compiled", "compiled_checkpointing") if context <= options.more_sides else ("checkpointing",)
-        for side in sides:
-            long = context > 65536
-            row[side] = run_side(__file__, {"side": side, "context": context, "warmup": 2, "warm_context": 8192 if long else context,
-                                            "steps": 1 if long else 5})
-            if row[side]["status"] == "ok":
-                row[side]["ratio"] = row[side]["milliseconds"] / ours["milliseconds"]
+        print(context, "headroom", {k: ours[k] for k in ("milliseconds", "mfu", "planned_bytes", "strategy")}, file=sys.stderr, flush=True)
+        long = context > 65536
+        sides = ["checkpointing", "plain", "compiled", "compiled_checkpointing"] if context <= options.more_sides else ["checkpointing"]
+        request = {"sides": sides, "context": context, "warmup": 2, "warm_context": 8192 if long else context, "steps": 1 if long else 5}
+        child = subprocess.run([sys.executable, __file__, "--side", json.dumps(request)], stdout=subprocess.PIPE, text=True)
+        if child.returncode != 0:
+            row["status"] = f"exit {child.returncode}"
+        else:
+            answer = json.loads(child.stdout.splitlines()[-1])
+            row.update(torch=answer["torch"], transformers=answer["transformers"])
+            for side, found in answer["sides"].items():
+                row[side] = found
+                if found["status"] == "ok":
+                    found["ratio"] = found["milliseconds"] / ours["milliseconds"]
+                    print(f"{context} {side}: {found['ratio']:.3f}x", file=sys.stderr)
         rows.append(row)
-        for name in ("headroom", *sides):
-            print(context, name, {k: v for k, v in row[name].items() if k in ("milliseconds", "ratio", "status", "mfu", "live_peak_bytes",
-                                                                              "reserved_bytes", "planned_bytes")}, file=sys.stderr)
     json.dump({"machine": bench["machine"], "commit": bench["commit"], "rows": rows}, sys.stdout, indent=1)
     print()
 

@@ -45,8 +45,11 @@ Results run(const Shape& shape, const Values& gate, const Values& up, const Valu
                               .up = u.view,
                               .act_gradient = d.view,
                               .gate_gradient = to_gate.view,
-                              .up_gradient = to_up.view});
+                              .up_gradient = to_up.view,
+                              .act = in_place ? d.view : TensorView()});
     results = {a.read(context), to_gate.read(context), to_up.read(context)};
+    const Values again = d.read(context);
+    EXPECT_EQ(again, in_place ? results.act : context.phantom() ? Values() : dact);
   });
   return results;
 }

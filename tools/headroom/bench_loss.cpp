@@ -91,6 +91,7 @@ class LossRun {
         problem_(c.problem),
         implementation_(find_implementation(loss_implementations(), c.implementation)) {
     const LossProblem& p = problem_;
+    if (!context.phantom() && !context.description().host_accessible()) pool_.emplace(0);
     context_.phase(Phase::load, [&] {
       const auto make = [&](std::string_view name, Category category, DType dtype, const Shape& shape) {
         return context_.allocate(
@@ -105,7 +106,7 @@ class LossRun {
       weight_gradient_ = make("weight gradient", Category::gradients, DType::f32, {p.vocab, p.hidden});
       saved_ = make("saved", Category::logits, DType::u8, {implementation_.saved_bytes(p)});
       Staging staging(context_);
-      context_.run([&](const Stream& stream) {
+      run_on_host([&](const Stream& stream) {
         fill_normal(hidden_, 1, 1, staging, stream);
         fill_normal(weight_, 2, 1 / std::sqrt(static_cast<float>(p.hidden)), staging, stream);
         std::vector<std::int32_t> labels(static_cast<std::size_t>(p.tokens));
@@ -160,7 +161,7 @@ class LossRun {
                          .labels = staging.on_host(labels_, memory[2]),
                          .loss = staging.on_host(loss_, memory[3]),
                          .hidden_gradient = staging.on_host(hidden_gradient_, memory[4])};
-      context_.run([&](const Stream& stream) {
+      run_on_host([&](const Stream& stream) {
         for (const std::int64_t token : {std::int64_t{0}, problem_.tokens / 2, problem_.tokens - 1}) {
           worst = std::max(worst, token_error(views, token, stream));
         }
@@ -177,6 +178,15 @@ class LossRun {
             .token_weights = {},
             .loss = loss_,
             .saved = saved_};
+  }
+
+  // With threads, where the device has none of its own.
+  template <class Body>
+  void run_on_host(const Body& body) {
+    context_.run([&](Stream stream) {
+      if (pool_) stream.pool = &*pool_;
+      body(stream);
+    });
   }
 
   struct OnHost {
@@ -234,6 +244,7 @@ class LossRun {
   Context& context_;
   const LossProblem& problem_;
   const LossImplementation& implementation_;
+  std::optional<ThreadPool> pool_;
   Tensor hidden_, weight_, labels_, loss_, loss_gradient_, hidden_gradient_, weight_gradient_, saved_;
 };
 
