@@ -51,14 +51,19 @@ TEST(Work, OfTheMlp) {
                         .down = view(dtype, {kHidden, kMlp})};
     };
     const MlpForward forward{.x = rows, .weights = weights(DType::bf16), .y = rows, .gate = kept, .up = kept};
-    const double bytes = 2 * kRows + kWeights + (keeps ? 2 * kWide : 0);
-    expect_work("mlp", 3 * kProduct, bytes, [&](Context& context) { mlp_forward(context, forward, 4); });
+    // Two tiles read the weights; in backward twice, and their f32 gradients are read and written.
+    const double tokens = 2 * kRows + (keeps ? 2 * kWide : 0);
+    expect_work("mlp", 3 * kProduct, tokens + 2 * kWeights,
+                [&](Context& context) { mlp_forward(context, forward, 4); });
     // Six products, and gate and up again where they were not kept.
-    expect_work("mlp backward", (keeps ? 6 : 8) * kProduct, 3 * bytes, [&](Context& context) {
-      mlp_backward(
-          context,
-          {.forward = forward, .y_gradient = rows, .x_gradient = rows, .gradients = weights(DType::f32)}, 4);
-    });
+    expect_work(
+        "mlp backward", (keeps ? 6 : 8) * kProduct, 3 * tokens + 2 * (2 + 4) * kWeights,
+        [&](Context& context) {
+          mlp_backward(
+              context,
+              {.forward = forward, .y_gradient = rows, .x_gradient = rows, .gradients = weights(DType::f32)},
+              4);
+        });
   }
 }
 
