@@ -42,8 +42,15 @@ struct EagerOptions {
   bool upcast_logits = true;      // logits.float() before cross_entropy, as transformers does
   bool checkpoint_layers = true;  // torch.utils.checkpoint around every layer, use_reentrant=False
   bool adamw = false;             // torch.optim.AdamW, foreach; two steps: the state comes with the first
-  DType dtype = DType::bf16;      // of parameters, activations, gradients and optimizer state
-  bool made_in_f32 = false;       // the model was made in f32 on the device, then converted with .to(dtype)
+  DType dtype = DType::bf16;      // of activations, and of what `state` says
+  // With a 16-bit dtype, bf16: parameters, gradients and optimizer state are of that dtype. f32: they are
+  // f32, and torch.autocast makes copies of the matrices in the dtype. 8bit: as bf16 with moments of 8 bits,
+  // as bitsandbytes keeps them.
+  StatePrecision state = StatePrecision::bf16;
+  bool made_in_f32 = false;  // the model was made in f32 on the device, then converted with .to(dtype)
+
+  [[nodiscard]] bool autocast() const { return state == StatePrecision::f32 && dtype != DType::f32; }
+  [[nodiscard]] DType parameter_dtype() const { return autocast() ? DType::f32 : dtype; }
 };
 
 // The most tokens that a step may have: a loss that keeps its chunks has at most 1,024 of them.

@@ -16,8 +16,8 @@
 
 namespace headroom {
 
-// element i <- low + (high - low) * random.uniform(i), in the order of a dense f32 tensor. The bits are the
-// same on every device and with any number of threads.
+// element i <- low + (high - low) * random.uniform(i), in the order of a dense f32 or bf16 tensor. The bits
+// are the same on every device and with any number of threads; those of bf16 are those of f32, rounded.
 void random_fill(Context& context, const TensorView& view, Random random, float low, float high);
 
 }  // namespace headroom

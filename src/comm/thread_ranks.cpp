@@ -13,12 +13,20 @@ namespace headroom {
 namespace {
 
 // Every rank's values <- their sum.
-template <class T>
+template <class T, class Sum = T>
 void add_up(std::span<const TensorView> of_ranks) {
   for (std::int64_t i = 0; i < of_ranks.front().elements(); ++i) {
-    T sum = 0;
-    for (const TensorView& values : of_ranks) sum += values.data<T>()[i];
-    for (const TensorView& values : of_ranks) values.data<T>()[i] = sum;
+    Sum sum = 0;
+    for (const TensorView& values : of_ranks) sum += static_cast<Sum>(values.data<T>()[i]);
+    for (const TensorView& values : of_ranks) values.data<T>()[i] = static_cast<T>(sum);
+  }
+}
+
+void add_up(std::span<const TensorView> of_ranks) {
+  switch (of_ranks.front().dtype()) {
+    case DType::f64: return add_up<double>(of_ranks);
+    case DType::bf16: return add_up<BFloat16, float>(of_ranks);
+    default: return add_up<float>(of_ranks);
   }
 }
 
@@ -39,8 +47,9 @@ struct ThreadRanks::Group {
               "ranks that are threads read each other's memory, which {} does not let them",
               stream.device->name);
       }
-      check(values.is_dense() && (values.dtype() == DType::f32 || values.dtype() == DType::f64),
-            "ranks add up dense f32 or f64, not {} of shape {}", name(values.dtype()), values.shape());
+      const DType dtype = values.dtype();
+      check(values.is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
+            "ranks add up dense f32, f64 or bf16, not {} of shape {}", name(dtype), values.shape());
       group_.add_up(ranks_.rank, values);
     }
     [[nodiscard]] double all_reduce(double value) override {
@@ -68,7 +77,7 @@ struct ThreadRanks::Group {
               "ranks add up values of different sizes: {} of {} and {} of {}", name(mine.dtype()),
               mine.shape(), name(other.dtype()), other.shape());
       }
-      mine.dtype() == DType::f64 ? headroom::add_up<double>(of_ranks) : headroom::add_up<float>(of_ranks);
+      headroom::add_up(of_ranks);
     });
   }
 

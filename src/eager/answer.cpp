@@ -30,6 +30,15 @@ bool in_short(const StagePath& path) {
                                 path.stages()[path.depth() - 2].kind == StageKind::forward)));
 }
 
+std::string state_words(const EagerOptions& options) {
+  if (options.autocast()) return "f32 parameters, gradients and moments under autocast";
+  if (options.dtype == DType::f32) return "f32 parameters, gradients and moments";
+  if (options.state == StatePrecision::eight_bit) {
+    return fmt::format("{} parameters and gradients, 8-bit moments", name(options.dtype));
+  }
+  return fmt::format("{0} parameters, gradients and moments", name(options.dtype));
+}
+
 }  // namespace
 
 EagerAnswer answer_eager(EagerQuestion asked) {
@@ -114,7 +123,7 @@ std::string describe(const EagerOptions& options) {
                      fmt::format(fmt::runtime(kLosses[static_cast<std::size_t>(options.loss)]),
                                  format_count(options.loss_chunk)),
                      options.checkpoint_layers ? "every layer checkpointed" : "no checkpointing",
-                     options.adamw ? ", AdamW" : "");
+                     options.adamw ? fmt::format(", AdamW with {}", state_words(options)) : "");
 }
 
 }  // namespace headroom

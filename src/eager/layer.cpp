@@ -43,8 +43,8 @@ Tensor EagerRmsNorm::backward(Tensor gradient) {
   Tensor normed_gradient = narrow("grad * weight");
   Tensor product = narrow("grad * normed");
   drop(normed_);
-  shared_.gradients.push_back(
-      shared_.program.make("norm weight gradient", Category::gradients, shared_.options.dtype, {width_}));
+  shared_.gradients.push_back(shared_.program.make("norm weight gradient", Category::gradients,
+                                                   shared_.options.parameter_dtype(), {width_}));
   (void)partial_sums();
   drop(product, gradient);
   // .to(dtype)

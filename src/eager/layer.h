@@ -25,10 +25,16 @@ struct EagerStepShared {
     return program.make(name, Category::activations, options.dtype, {tokens(), width});
   }
   [[nodiscard]] Tensor hidden(std::string_view name) const { return make(name, config.hidden); }
-  // A weight's gradient is stolen by its .grad: no copy.
+  // A weight's gradient is stolen by its .grad: no copy, unless autocast made the weight's own copy.
   void weight_gradient(std::string_view name, std::int64_t outputs, std::int64_t inputs) const {
     program.product_in_backward();
-    gradients.push_back(program.make(name, Category::gradients, options.dtype, {outputs, inputs}));
+    gradients.push_back(
+        as_parameter(program.make(name, Category::gradients, options.dtype, {outputs, inputs})));
+  }
+  // A gradient in the dtype of its parameter.
+  [[nodiscard]] Tensor as_parameter(Tensor gradient) const {
+    if (!options.autocast()) return gradient;
+    return program.make("gradient.to(f32)", Category::gradients, DType::f32, gradient.view().shape());
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "eager/layer.h"
 #include "eager/loss.h"
+#include "headroom/core/checked.h"
 #include "headroom/model/parameters.h"
 
 namespace headroom {
@@ -49,17 +50,22 @@ class EagerStep {
         shared_.options);
     {
       const auto stage = program_.context().stage(StageKind::loss);
+      output_cast_ = cast_output();
       loss.forward();
+    }
+    // With the end of autocast its cache goes; without checkpoint() the graph still holds the copies.
+    if (checkpoints()) {
+      for (Tensor& copies : casts_) drop(copies);
     }
     const auto stage = program_.context().stage(StageKind::backward);
     Tensor gradient;
     {
       const auto loss_stage = program_.context().stage(StageKind::loss);
       gradient = final_norm.backward(loss.backward());
-      drop(last_output_);
+      drop(last_output_, output_cast_);
     }
     backward();
-    embedding_backward(loss.take_weight_gradient());
+    embedding_backward(shared_.as_parameter(loss.take_weight_gradient()));
   }
 
   // torch.optim.AdamW with foreach: every operator over all parameters at once.
@@ -70,6 +76,10 @@ class EagerStep {
         tensors.push_back(like(parameter, name, Category::optimizer));
       }
     };
+    if (shared_.options.state == StatePrecision::eight_bit) {
+      if (moments_.empty()) eight_bit_moments();
+      return;  // one fused kernel
+    }
     if (moments_.empty()) {
       like_all(moments_, "exp_avg");
       like_all(moments_, "exp_avg_sq");
@@ -82,9 +92,43 @@ class EagerStep {
   [[nodiscard]] std::int64_t layers() const { return shared_.config.layers; }
   [[nodiscard]] bool checkpoints() const { return shared_.options.checkpoint_layers; }
   [[nodiscard]] Tensor& input(std::int64_t layer) { return inputs_[static_cast<std::size_t>(layer)]; }
+  [[nodiscard]] Tensor& cast(std::int64_t layer) { return casts_[static_cast<std::size_t>(layer)]; }
   [[nodiscard]] EagerLayer& graph(std::int64_t layer) { return graphs_[static_cast<std::size_t>(layer)]; }
   [[nodiscard]] Tensor like(const Parameter& parameter, std::string_view name, Category category) const {
-    return program_.make(name, category, shared_.options.dtype, parameter.shape);
+    return program_.make(name, category, shared_.options.parameter_dtype(), parameter.shape);
+  }
+
+  // As bitsandbytes' 8-bit AdamW has them: codes, and an f32 for every 256. Parameters of up to 4,096
+  // elements stay in f32.
+  void eight_bit_moments() {
+    for (const Parameter& parameter : table_.entries()) {
+      const std::int64_t elements = parameter.shape.elements();
+      for (const std::string_view name : {"exp_avg", "exp_avg_sq"}) {
+        const bool small = elements <= 4096;
+        moments_.push_back(
+            program_.make(name, Category::optimizer, small ? DType::f32 : DType::u8, {elements}));
+        if (small) continue;
+        moments_.push_back(
+            program_.make("absmax", Category::optimizer, DType::f32, {divide_up(elements, 256)}));
+      }
+    }
+  }
+
+  // The copies of a layer's matrices that autocast makes in the products' dtype; elsewhere nothing.
+  [[nodiscard]] Tensor cast_weights(std::int64_t layer) const {
+    if (!shared_.options.autocast()) return {};
+    std::int64_t elements = 0;
+    for (const Weight weight : {Weight::query, Weight::key, Weight::value, Weight::output, Weight::gate,
+                                Weight::up, Weight::down}) {
+      if (const Parameter* parameter = table_.find(layer, weight)) elements += parameter->shape.elements();
+    }
+    return program_.make("weights.to(dtype)", Category::parameters, shared_.options.dtype, {elements});
+  }
+
+  [[nodiscard]] Tensor cast_output() const {
+    if (!shared_.options.autocast()) return {};
+    return program_.make("lm_head.to(dtype)", Category::parameters, shared_.options.dtype,
+                         {shared_.config.vocab, shared_.config.hidden});
   }
 
   // The angles are made once, in f32; layers save cos and sin in their own type.
@@ -109,6 +153,7 @@ class EagerStep {
   Tensor forward(EagerRmsNorm& final_norm) {
     inputs_ = std::vector<Tensor>(static_cast<std::size_t>(layers()));
     graphs_.clear();
+    casts_.clear();
     graphs_.reserve(static_cast<std::size_t>(layers()));
     Tensor x;
     {
@@ -119,6 +164,7 @@ class EagerStep {
     for (std::int64_t layer = 0; layer < layers(); ++layer) {
       const auto stage = program_.context().stage(StageKind::layer, layer);
       graphs_.emplace_back(shared_, layer_spec(shared_.config, layer));
+      casts_.push_back(cast_weights(layer));
       input(layer) = std::move(x);
       x = graph(layer).forward(checkpoints() ? EagerLayer::Mode::without_graph
                                              : EagerLayer::Mode::with_graph);
@@ -135,10 +181,11 @@ class EagerStep {
       const auto stage = program_.context().stage(StageKind::layer, layer);
       if (checkpoints()) {
         const auto again = program_.context().stage(StageKind::again);
+        cast(layer) = cast_weights(layer);
         (void)graph(layer).forward(EagerLayer::Mode::again);
       }
       graph(layer).backward();
-      drop(input(layer));
+      drop(input(layer), cast(layer));
     }
     drop(cos_, sin_);
   }
@@ -147,8 +194,8 @@ class EagerStep {
     const auto stage = program_.context().stage(StageKind::embedding);
     const std::int64_t tokens = shared_.tokens();
     const ModelConfig& config = shared_.config;
-    Tensor gradient = program_.make("embedding gradient", Category::gradients, shared_.options.dtype,
-                                    {config.vocab, config.hidden});
+    Tensor gradient = program_.make("embedding gradient", Category::gradients,
+                                    shared_.options.parameter_dtype(), {config.vocab, config.hidden});
     {
       // Tokens are sorted; runs of ten are summed in f32 before the runs of one word are.
       const std::int64_t segments = tokens / 10 + std::min(tokens, config.vocab);
@@ -168,7 +215,8 @@ class EagerStep {
   Tensor token_ids_, labels_, cos_, sin_;
   std::vector<Tensor> inputs_;  // [layers]
   std::vector<EagerLayer> graphs_;
-  Tensor last_output_;
+  std::vector<Tensor> casts_;  // [layers], in autocast's cache or held by the graph
+  Tensor last_output_, output_cast_;
 };
 
 }  // namespace

@@ -115,12 +115,14 @@ Profile profile_step(const ProfileOptions& options) {
       .mask = causal_mask(options.attention),
       .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
       .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(description),
+      .state = parse_state(options.state),
       .accumulation = options.accumulation};
   profile.device = description.name;
   const CostModel costs = this_machine(description, problem.compute_dtype).costs;
   const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);
-  profile.fit = fit_training(device.request(problem, pins), costs);
-  if (!profile.fit.fits) fail_shortfall(device, profile.fit);
+  const PlanRequest request = device.request(problem, pins);
+  profile.fit = fit_training(request, costs);
+  if (!profile.fit.fits) fail_shortfall(device, profile.fit, narrow_state_note(request, costs));
   profile.planned = step_stages(profile.fit.layout.rehearsal);
   profile.implementations = step_implementations(problem, profile.fit.strategy, description);
   set_peak(profile, backend, problem.compute_dtype);
@@ -192,6 +194,7 @@ std::string json(const Profile& profile) {
       {{"model", profile.options.model},
        {"context", profile.options.context},
        {"device", profile.device},
+       {"state", profile.options.state},
        {"strategy", describe(profile.fit.strategy)},
        {"implementations", profile.implementations},
        {"planned_arena_bytes", layout.reserved(Space::device)},

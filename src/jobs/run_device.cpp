@@ -49,7 +49,13 @@ DType default_training_dtype(const DeviceDescription& device) {
   return dtype == DType::f16 ? DType::f32 : dtype;
 }
 
-void fail_shortfall(const RunDevice& device, const TrainingFit& fit) {
+std::string narrow_state_note(PlanRequest request, const CostModel& costs) {
+  if (request.problem.state != StatePrecision::f32 || request.problem.compute_dtype != DType::bf16) return {};
+  request.problem.state = StatePrecision::bf16;
+  return fit_training(request, costs).fits ? "; --state bf16 would fit" : "";
+}
+
+void fail_shortfall(const RunDevice& device, const TrainingFit& fit, std::string_view note) {
   std::string items;
   const std::vector<LiveBlock> blocks = blocks_at_peak(fit.layout.rehearsal, Space::device);
   for (std::size_t i = 0; i < std::min<std::size_t>(blocks.size(), 3); ++i) {
@@ -58,14 +64,14 @@ void fail_shortfall(const RunDevice& device, const TrainingFit& fit) {
   const bool own_memory = device.backend->device().kind != DeviceKind::cpu;
   fail(ErrorKind::memory,
        "does not fit: the budget is {} bytes{} and the smallest that would work is {}{}; its largest items: "
-       "{}",
+       "{}{}",
        format_count(device.budget.bytes), own_memory ? in_parentheses(device.budget.arithmetic) : "",
        format_count(fit.needed_bytes),
        own_memory
            ? fmt::format(", with {} bytes of the host's {}{}", format_count(fit.layout.reserved(Space::host)),
                          format_count(device.host.bytes), in_parentheses(device.host.arithmetic))
            : "",
-       items);
+       items, note);
 }
 
 }  // namespace headroom

@@ -67,6 +67,7 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::exact, "max_documents", problem.sizes.max_documents);
   add(SettingKind::exact, "attention", options.attention);
   add(SettingKind::exact, "dtype", name(problem.compute_dtype));
+  add(SettingKind::exact, "state", name(problem.state));
   add(SettingKind::exact, "seed", options.seed);
   add(SettingKind::free, "steps", optimizer.steps);  // may grow
   add(SettingKind::exact, "learning_rate", optimizer.learning_rate);
@@ -105,6 +106,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
       .mask = causal_mask(options.attention),
       .optimizer = options.optimizer,
       .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(device),
+      .state = parse_state(options.state),
       .accumulation = options.accumulation};
   problem.optimizer.warmup_steps = warmup_steps(options, resumed);
   validate(problem.optimizer);
@@ -112,6 +114,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
         "--max-documents means nothing with data '{}', which has no documents", options.data);
   check(problem.compute_dtype == DType::f32 || problem.compute_dtype == DType::bf16,
         "dtype '{}' cannot be trained in; use f32 or bf16", name(problem.compute_dtype));
+  check_state(problem.state, problem.compute_dtype);
   return problem;
 }
 
@@ -169,6 +172,7 @@ std::optional<Resumed> find_run(const TrainingOptions& options) {
            incomplete.empty() ? "" : " but " + first_incomplete);
     }
     Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
+    resumed.state.settings.try_emplace("state", "f32");  // of a program that had no other
     check(resumed.state.step < options.optimizer.steps,
           "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",
           latest->string(), resumed.state.step, options.optimizer.steps);
@@ -242,11 +246,13 @@ TrainingPlan plan_training(const TrainingOptions& options) {
   if (resumed) {
     plan.checkpoint = resumed->checkpoint;
     std::ranges::move(compare(*resumed, plan), std::back_inserter(plan.notes));
-    static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, dtype));
+    static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, dtype, plan.problem.state));
   }
+  const CostModel costs = this_machine(description, dtype).costs;
   const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
-  plan.fit = fit_training(plan.device.request(plan.problem, pins), this_machine(description, dtype).costs);
-  if (!plan.fit.fits) fail_shortfall(plan.device, plan.fit);
+  const PlanRequest request = plan.device.request(plan.problem, pins);
+  plan.fit = fit_training(request, costs);
+  if (!plan.fit.fits) fail_shortfall(plan.device, plan.fit, narrow_state_note(request, costs));
   plan.implementations = step_implementations(plan.problem, plan.fit.strategy, description);
   plan.naive_bytes = naive_training_bytes(plan.problem, description);
   plan.process_bytes = code_bytes + process_resident_bytes();
@@ -271,6 +277,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"data", options.data},
                       {"context", options.context},
                       {"batch", options.batch},
+                      {"state", name(plan.problem.state)},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},

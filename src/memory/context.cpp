@@ -330,9 +330,9 @@ void Context::all_reduce(const Tensor& values) {
         "'{}' is summed over ranks while another stream may still work on it",
         ledger_.text(block->event.name));
   const DType dtype = values.view().dtype();
-  check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64),
-        "'{}' is summed over ranks: it has to be dense f32 or f64, not {}", ledger_.text(block->event.name),
-        name(dtype));
+  check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
+        "'{}' is summed over ranks: it has to be dense f32, f64 or bf16, not {}",
+        ledger_.text(block->event.name), name(dtype));
   if (ranks_.count == 1) return;
   const std::int64_t bytes = values.view().bytes();
   note({.kind = EventKind::all_reduce, .stage = ledger_.stage(), .bytes = bytes});

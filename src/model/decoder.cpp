@@ -10,6 +10,7 @@
 #include "headroom/loss.h"
 #include "headroom/ops.h"
 #include "model/layer.h"
+#include "ops/f32_sum.h"
 
 namespace headroom {
 namespace {
@@ -173,11 +174,15 @@ class Step {
     const auto stage = context_.stage(StageKind::loss);
     const Tensor rstd = hidden_rows("final norm rstd");
     const Tensor normed = final_norm(x, rstd);
-    loss_backward(context_, loss_problem(),
-                  {.forward = loss_views(normed, loss),
-                   .loss_gradient = loss_gradient,
-                   .hidden_gradient = gradient,
-                   .weight_gradient = gradient_of(parameters().output())});
+    {
+      const F32Sum sum(context_, gradient_of(parameters().output()), "output weight gradient in f32", true);
+      loss_backward(context_, loss_problem(),
+                    {.forward = loss_views(normed, loss),
+                     .loss_gradient = loss_gradient,
+                     .hidden_gradient = gradient,
+                     .weight_gradient = sum.view()});
+      sum.store();
+    }
     rms_norm_backward(context_,
                       {.x = x,
                        .weight = weight_of(parameters().final_norm()),
@@ -320,6 +325,9 @@ Mask Decoder::layer_mask(std::int64_t layer) const {
 void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers& buffers,
                     const TensorView& loss, const TensorView& loss_gradient) const {
   check_batch(*this, batch);
+  const DType expected = gradient_dtype(strategy_.state);
+  check(buffers.gradients.dtype() == expected, "gradients of a state of {} hold {}, not {}",
+        name(strategy_.state), name(buffers.gradients.dtype()), name(expected));
   Step(context, *this, rope_, batch, buffers).train(loss, loss_gradient);
 }
 

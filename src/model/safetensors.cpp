@@ -126,9 +126,11 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name, const Shape& 
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, DType dtype, std::int64_t first,
                            std::span<std::byte> to) const {
-  check_weight(entry);
-  check(is_weight(dtype), "{}: tensor {} is read into {}; accepted: f32, bf16 or f16", file_.path().string(),
-        in_quotes(entry.name), name(dtype));
+  if (entry.dtype != DType::u8 || dtype != DType::u8) {
+    check_weight(entry);
+    check(is_weight(dtype), "{}: tensor {} is read into {}; accepted: f32, bf16 or f16",
+          file_.path().string(), in_quotes(entry.name), name(dtype));
+  }
   const std::int64_t end = first + std::ssize(to) / size_bytes(dtype);
   check(first >= 0 && end <= entry.shape.elements(), "{}: tensor {} has elements 0 to {}, not {} to {}",
         file_.path().string(), in_quotes(entry.name), entry.shape.elements(), first, end);
@@ -185,7 +187,8 @@ std::uint32_t SafetensorsWriter::checksum(std::span<const std::byte> piece) cons
   std::uint32_t checksum = checksums_[tensor_];
   while (!piece.empty()) {
     const auto part = piece.first(std::min(piece.size(), kCachedBytes));
-    if (values_ == AllowedValues::finite && !all_finite(part, tensors_[tensor_].dtype)) {
+    const DType dtype = tensors_[tensor_].dtype;
+    if (values_ == AllowedValues::finite && dtype != DType::u8 && !all_finite(part, dtype)) {
       fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved",
            in_quotes(tensors_[tensor_].name));
     }

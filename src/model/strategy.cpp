@@ -4,6 +4,29 @@
 
 namespace headroom {
 
+std::string_view name(StatePrecision state) {
+  switch (state) {
+    case StatePrecision::f32: return "f32";
+    case StatePrecision::bf16: return "bf16";
+    case StatePrecision::eight_bit: return "8bit";
+  }
+  return {};
+}
+
+StatePrecision parse_state(std::string_view text) {
+  for (const StatePrecision state : {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
+    if (text == name(state)) return state;
+  }
+  fail(ErrorKind::input, "state '{}' is unknown; accepted: f32, bf16, 8bit", text);
+}
+
+void check_state(StatePrecision state, DType weights) {
+  check(state == StatePrecision::f32 || weights == DType::bf16,
+        "state {} trains bf16 weights and no others, and these are {}; use --dtype bf16 with it, or --state "
+        "f32",
+        name(state), name(weights));
+}
+
 void validate(const Strategy& strategy, std::int64_t layers) {
   const LayerPolicy& policy = strategy.layers;
   for (const std::int64_t count :
@@ -19,7 +42,7 @@ void validate(const Strategy& strategy, std::int64_t layers) {
         strategy.loss_chunk_vocab, strategy.mlp_tile_tokens);
   check(strategy.accumulation >= 1, "accumulation {} has to be at least 1", strategy.accumulation);
   check(strategy.ring_ranks >= 1, "{} ring ranks are impossible", strategy.ring_ranks);
-  check(strategy.master_dtype == DType::f32, "master weights are f32, not {}", name(strategy.master_dtype));
+  check_state(strategy.state, strategy.compute_dtype);
 }
 
 }  // namespace headroom

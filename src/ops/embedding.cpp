@@ -46,12 +46,19 @@ struct BackwardCall {
   TensorView ids, x_gradient, table_gradient;
   std::int32_t pad_token;  // -1: none
 };
+// The table in f32, where it is not: tokens are added to it one by one.
+std::int64_t cpu_sums_bytes(const BackwardCall& call, const DeviceDescription&) {
+  if (call.table_gradient.dtype() == DType::f32) return 0;
+  return dense_bytes(DType::f32, call.table_gradient.shape());
+}
 constexpr OperationRow<BackwardCall> kBackward[] = {
     {"cpu", on_cpus,
-     [](const BackwardCall& call, TensorView, const Stream& stream) {
+     [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
        cpu::check_ids(call.ids, call.table_gradient.extent(0));
-       cpu::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, stream);
-     }},
+       cpu::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, workspace,
+                               stream);
+     },
+     cpu_sums_bytes},
     {"cuda", on_cuda_gpus,
      [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
        cuda::embedding_backward(call.ids, call.x_gradient, call.table_gradient, call.pad_token, workspace,
@@ -76,7 +83,9 @@ void embedding_backward(Context& context, const TensorView& ids, const TensorVie
                         const TensorView& table_gradient, std::optional<std::int64_t> pad_token) {
   const Arguments arguments("embedding");
   check_rows(arguments, table_gradient, ids, x_gradient, "table_gradient", "x_gradient");
-  arguments.dtype(table_gradient, DType::f32, "table_gradient");
+  if (table_gradient.dtype() != DType::f32) {
+    arguments.dtype(table_gradient, x_gradient.dtype(), "table_gradient");
+  }
   arguments.written_rows(table_gradient, "table_gradient");
   check(!pad_token || (*pad_token >= 0 && *pad_token < table_gradient.extent(0)),
         "embedding: pad_token is {}; the vocabulary has {} entries, from 0", pad_token.value_or(0),
@@ -110,9 +119,13 @@ void embedding_forward(const TensorView& table, const TensorView& ids, const Ten
 }
 
 void embedding_backward(const TensorView& ids, const TensorView& x_gradient, const TensorView& table_gradient,
-                        std::int32_t pad_token, const Stream& stream) {
+                        std::int32_t pad_token, const TensorView& workspace, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
   const std::int64_t dim = x_gradient.extent(1);
+  const bool narrow = table_gradient.dtype() != DType::f32;
+  const TensorView sums =
+      narrow ? TensorView(workspace.raw(), DType::f32, table_gradient.shape()) : table_gradient;
+  if (narrow) convert(table_gradient, sums, stream);
   parallel_for(stream, divide_up(dim, kColumns) * kGroups, [&](std::int64_t item) {
     const std::int64_t column = item / kGroups * kColumns;
     kernels.scatter_add({.x = rows_of(x_gradient),
@@ -123,9 +136,10 @@ void embedding_backward(const TensorView& ids, const TensorView& x_gradient, con
                          .pad_token = pad_token,
                          .column = column,
                          .columns = std::min(kColumns, dim - column),
-                         .table = table_gradient.data<float>(),
-                         .table_stride = table_gradient.stride(0)});
+                         .table = sums.data<float>(),
+                         .table_stride = sums.stride(0)});
   });
+  if (narrow) convert(sums, table_gradient, stream);
 }
 
 }  // namespace cpu

@@ -53,7 +53,7 @@ void check_sum(const Arguments& arguments, const TensorView& sum, std::string_vi
 
 void sum_of_squares(Context& context, const TensorView& view, const TensorView& result, Store store) {
   const Arguments arguments("sum_of_squares");
-  arguments.dtype(view, DType::f32, "the view");
+  arguments.floating(view, "the view");
   arguments.dense(view, "the view");
   check_sum(arguments, result, "the result");
   run_operation<SumCall>(context, kSumOfSquares, {view, result, store}, moves("gradient norm", {view}));
@@ -73,16 +73,34 @@ void clip_factor(Context& context, const ClipFactor& views, const Clipping& clip
 }
 
 namespace cpu {
+namespace {
+
+// Of `count` elements; those of 16 bits are widened a few at a time.
+double squares_of(const OpKernels& kernels, DType dtype, const void* data, std::int64_t count) {
+  if (dtype == DType::f32) return kernels.sum_of_squares(static_cast<const float*>(data), count);
+  constexpr std::int64_t kWidened = 1024;
+  float widened[kWidened];
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; i += kWidened) {
+    const std::int64_t part = std::min(kWidened, count - i);
+    kernels.convert(dtype, static_cast<const std::byte*>(data) + i * size_bytes(dtype), DType::f32, widened,
+                    part);
+    sum += kernels.sum_of_squares(widened, part);
+  }
+  return sum;
+}
+
+}  // namespace
 
 void sum_of_squares(const TensorView& view, const TensorView& result, Store store,
                     const TensorView& workspace, const Stream& stream) {
   const OpKernels& kernels = op_kernels(stream.device->simd);
-  const auto* data = view.data<float>();
   auto* parts = static_cast<double*>(workspace.raw());
   const std::int64_t elements = view.elements();
   const std::int64_t chunks = divide_up(elements, kChunk);
   parallel_for(stream, chunks, [&](std::int64_t item) {
-    parts[item] = kernels.sum_of_squares(data + item * kChunk, std::min(kChunk, elements - item * kChunk));
+    parts[item] = squares_of(kernels, view.dtype(), at(view, item * kChunk),
+                             std::min(kChunk, elements - item * kChunk));
   });
   double sum = store == Store::add ? read_element(result, 0) : 0;
   for (std::int64_t item = 0; item < chunks; ++item) sum += parts[item];

@@ -4,6 +4,7 @@
 
 #include "headroom/core/checked.h"
 #include "ops/arguments.h"
+#include "ops/f32_sum.h"
 #include "ops/matmul.h"
 #include "ops/swiglu.h"
 #include "ops/work.h"
@@ -30,7 +31,7 @@ void check_backward(const MlpBackward& views) {
   arguments.shape(views.y_gradient, forward.x.shape(), "y gradient");
   arguments.shape(views.x_gradient, forward.x.shape(), "x gradient");
   const auto gradient = [&](const TensorView& view, const TensorView& weight, std::string_view what) {
-    arguments.dtype(view, DType::f32, what);
+    if (view.dtype() != DType::f32) arguments.dtype(view, weight.dtype(), what);
     arguments.shape(view, weight.shape(), what);
   };
   gradient(views.gradients.gate, forward.weights.gate, "gate gradient");
@@ -43,7 +44,9 @@ void check_backward(const MlpBackward& views) {
 // The buffers of one tile, taken before the loop over tiles.
 class Tile {
  public:
-  Tile(Context& context, const MlpForward& views, std::int64_t tile_tokens, Pass pass)
+  // `weight_gradient` is the dtype of the gradients that backward adds to.
+  Tile(Context& context, const MlpForward& views, std::int64_t tile_tokens, Pass pass,
+       DType weight_gradient = DType::f32)
       : views_(views), product_(product_row(context.description())) {
     const Arguments arguments("mlp");
     arguments.rank(views.x, 2, 2, "x");
@@ -73,8 +76,8 @@ class Tile {
     std::int64_t bytes = std::max(product_workspace_bytes(mlp, hidden, device, dtype),
                                   product_workspace_bytes(hidden, mlp, device, dtype));
     if (pass == Pass::backward) {
-      bytes = std::max({bytes, product_workspace_bytes(mlp, tokens_, device),
-                        product_workspace_bytes(hidden, tokens_, device)});
+      bytes = std::max({bytes, product_workspace_bytes(mlp, tokens_, device, weight_gradient),
+                        product_workspace_bytes(hidden, tokens_, device, weight_gradient)});
     }
     workspace_ = context.allocate({.name = "mlp product workspace",
                                    .category = Category::workspace,
@@ -164,7 +167,7 @@ void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_to
 
 void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens) {
   const MlpForward& forward = views.forward;
-  const Tile tile(context, forward, tile_tokens, Pass::backward);
+  const Tile tile(context, forward, tile_tokens, Pass::backward, views.gradients.gate.dtype());
   check_backward(views);
   // Six products, and two more that make gate and up again where they were not kept.
   Work work = tile.work("mlp backward", (tile.keeps() ? 6 : 8) * product_flops_of(forward),
@@ -173,6 +176,12 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   const auto& swiglu_backward =
       pick(swiglu_backward_rows(), SwigluBackward{}, context.description(), {}, "swiglu backward");
   work.assumed |= swiglu_backward.assumed();
+  const auto sum = [&](const TensorView& gradient, std::string_view name) {
+    return F32Sum(context, gradient, name, tile.count() > 1);
+  };
+  const F32Sum gate_sum = sum(views.gradients.gate, "gate gradient in f32");
+  const F32Sum up_sum = sum(views.gradients.up, "up gradient in f32");
+  const F32Sum down_sum = sum(views.gradients.down, "down gradient in f32");
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);
@@ -192,14 +201,15 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
                            .act = act},
                           {}, stream);
       // dDown <- dDown + dy^T act
-      tile.product(dy.transpose(0, 1), act, views.gradients.down, true, stream);
-      tile.product(dgate.transpose(0, 1), x, views.gradients.gate, true, stream);
-      tile.product(dup.transpose(0, 1), x, views.gradients.up, true, stream);
+      tile.product(dy.transpose(0, 1), act, down_sum.view(), true, stream);
+      tile.product(dgate.transpose(0, 1), x, gate_sum.view(), true, stream);
+      tile.product(dup.transpose(0, 1), x, up_sum.view(), true, stream);
       // dx <- dgate gate + dup up
       tile.product(dgate, forward.weights.gate, dx, false, stream);
       tile.product(dup, forward.weights.up, dx, true, stream);
     });
   });
+  for (const F32Sum* one : {&gate_sum, &up_sum, &down_sum}) one->store();
 }
 
 }  // namespace headroom

@@ -31,6 +31,8 @@ void run_operation(Context& context, std::span<const OperationRow<Call>> rows, c
   Tensor workspace;
   if (row.workspace_bytes != nullptr) {
     work.workspace_bytes = row.workspace_bytes(call, context.description());
+  }
+  if (work.workspace_bytes > 0) {
     std::array<char, 64> name;  // on the stack: a step takes nothing from the heap
     const auto end = fmt::format_to_n(name.data(), name.size(), "{} workspace", work.kernel).out;
     workspace = context.allocate({.name = std::string_view(name.data(), end),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headroom/core/checked.h"
+#include "headroom/core/elements.h"
 #include "headroom/cpu/thread_pool.h"
 #include "headroom/ops.h"
 #include "ops/operation.h"
@@ -14,12 +15,12 @@ namespace {
 constexpr std::int64_t kChunk = 1 << 14;  // elements per work item: about 100 us
 
 void random_fill_cpu(const RandomFill& call, TensorView, const Stream& stream) {
-  auto* data = call.view.data<float>();
   const std::int64_t elements = call.view.elements();
   parallel_for(stream, divide_up(elements, kChunk), [&](std::int64_t chunk) {
     const std::int64_t end = std::min(elements, (chunk + 1) * kChunk);
     for (std::int64_t i = chunk * kChunk; i < end; ++i) {
-      data[i] = random_element(call.random, static_cast<std::uint64_t>(i), call.low, call.width);
+      write_element(call.view, i,
+                    random_element(call.random, static_cast<std::uint64_t>(i), call.low, call.width));
     }
   });
 }
@@ -31,7 +32,8 @@ constexpr OperationRow<RandomFill> kRows[] = {{"cpu", on_cpus, random_fill_cpu},
 
 void random_fill(Context& context, const TensorView& view, Random random, float low, float high) {
   check(view.is_dense(), "random_fill writes dense views, not {} with gaps", view.shape());
-  check(view.dtype() == DType::f32, "random_fill writes f32, not {}", name(view.dtype()));
+  check(view.dtype() == DType::f32 || view.dtype() == DType::bf16, "random_fill writes f32 or bf16, not {}",
+        name(view.dtype()));
   check(low <= high, "random_fill from {} to {} is an empty range", low, high);
   run_operation<RandomFill>(context, kRows, {view, random, low, static_cast<double>(high) - low},
                             moves("random fill", {view}));

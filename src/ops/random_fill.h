@@ -8,7 +8,7 @@
 namespace headroom {
 
 struct RandomFill {
-  TensorView view;  // dense f32
+  TensorView view;  // dense f32 or bf16
   Random random;
   double low;
   double width;

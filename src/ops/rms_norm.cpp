@@ -138,7 +138,8 @@ void check_backward(const RmsNormBackward& views) {
   arguments.rows(views.y_gradient, "y_gradient");
   check_like_x(arguments, views.x_gradient, views.x, "x_gradient");
   arguments.written_rows(views.x_gradient, "x_gradient");
-  arguments.vector(views.weight_gradient, DType::f32, views.weight.shape(), "weight_gradient");
+  const DType summed = views.weight_gradient.dtype() == views.x.dtype() ? views.x.dtype() : DType::f32;
+  arguments.vector(views.weight_gradient, summed, views.weight.shape(), "weight_gradient");
 }
 
 }  // namespace
@@ -206,10 +207,10 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
   parallel_for(stream, chunks, [&](std::int64_t item) {
     kernels.rms_norm_backward(rows, item * chunk, std::min(count, (item + 1) * chunk), parts + item * dim);
   });
-  auto* sums = views.weight_gradient.data<float>();
   parallel_for(stream, divide_up(dim, kColumns), [&](std::int64_t item) {
     const std::int64_t column = item * kColumns;
-    kernels.add_parts(parts + column, chunks, dim, std::min(kColumns, dim - column), sums + column);
+    kernels.add_parts(parts + column, chunks, dim, std::min(kColumns, dim - column),
+                      views.weight_gradient.dtype(), at(views.weight_gradient, column));
   });
 }
 

@@ -60,6 +60,7 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   if (answer.warning) answer.notes.push_back(*answer.warning);
   answer.plan = make_plan(request, costs);
   if (!answer.plan.step.assumed.empty()) answer.notes.push_back(assumed_note(answer.plan.step.assumed));
+  answer.state = state_bytes(answer.plan.layout.rehearsal);
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
@@ -84,12 +85,14 @@ std::string json(const PlanAnswer& answer) {
       {"batch", request.problem.sizes.batch},
       {"device", answer.question.device},
       {"dtype", name(request.problem.compute_dtype)},
+      {"state", name(request.problem.state)},
       {"fits", answer.plan.fits},
       {"arena_bytes", step.arena_bytes},
       {"live_peak_bytes", step.live_peak_bytes},
       {"reserved_bytes", step.arena_bytes},
       {"host_bytes", step.host_bytes},
       {"budget_bytes", request.budget_bytes},
+      {"state_bytes", OrderedJson::array()},
       {"by_category", json_by_category(answer.plan.layout.rehearsal.usage(Space::device).at_peak)},
       {"by_stage", json_by_stage(answer.stages, [](StepStage stage) { return name(stage); })},
       {"strategy", describe(step.strategy)},
@@ -100,6 +103,11 @@ std::string json(const PlanAnswer& answer) {
       {"advice", advice}};
   if (request.problem.optimizer.kind != OptimizerKind::none)
     json["optimizer_state"] = step.strategy.offload_optimizer ? "host" : "device";
+  for (const StateBytes& row : answer.state) {
+    json["state_bytes"].push_back({{"tensor", row.tensor},
+                                   {"bytes", row.bytes},
+                                   {"where", row.space == Space::host ? "host" : "device"}});
+  }
   for (const AssumedKernel& row : step.assumed)
     json["assumed"].push_back({{"kernel", row.kernel}, {"workspace_bytes", row.workspace_bytes}});
   if (answer.warning) json["warning"] = *answer.warning;

@@ -61,6 +61,18 @@ std::string seconds_text(double seconds) {
   return seconds < 7200 ? fmt::format("{:.1f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
 }
 
+Table state_table(const PlanAnswer& answer) {
+  const PlanRequest& request = answer.question.request;
+  const auto parameters = static_cast<double>(ParameterTable(request.problem.config).parameters());
+  Table state({fmt::format("state {}", name(request.problem.state)), "memory", "bytes a parameter", "where"});
+  for (const StateBytes& row : answer.state) {
+    state.add({row.tensor, bytes_cell(row.bytes),
+               fmt::format("{:.2f}", static_cast<double>(row.bytes) / parameters),
+               row.space == Space::host ? "host" : "device"});
+  }
+  return state;
+}
+
 Table compared_table(const PlanAnswer& answer) {
   Table compared({"beside it", "memory", "of it on the host", "time"});
   for (const PlanAnswer::Compared& row : answer.compared) {
@@ -101,6 +113,7 @@ Page plan_page(const PlanAnswer& answer) {
   timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});
   page.sections.emplace_back(std::move(timeline));
   page.sections.emplace_back(context_chart(answer));
+  page.sections.emplace_back(TableSection{.title = "Training state", .table = state_table(answer)});
   Table stages({"stage", "live", "peak"});
   for (const StepStageUsage& row : answer.stages)
     stages.add({std::string(name(row.stage)), bytes_cell(row.live_bytes), bytes_cell(row.peak_bytes)});

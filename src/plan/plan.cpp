@@ -138,7 +138,8 @@ void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& reques
 }
 
 Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
-  Strategy strategy{.layers = {}, .compute_dtype = request.problem.compute_dtype};
+  Strategy strategy{
+      .layers = {}, .compute_dtype = request.problem.compute_dtype, .state = request.problem.state};
   set(strategy, space.loss_chunks.front(), request);
   for (const bool away : space.optimizer_offloads) {
     strategy.offload_optimizer = away;
@@ -244,6 +245,7 @@ class LeanStrategies {
       : request_(request), costs_(costs), policies_(smallest_policies(request)) {
     strategy_.accumulation = accumulation_choices(request).back();
     strategy_.compute_dtype = request.problem.compute_dtype;
+    strategy_.state = request.problem.state;
     for (const bool away : optimizer_choices(request)) {
       strategy_.offload_optimizer = away;
       runs_.push_back(run_costs(request, strategy_, costs));
@@ -381,6 +383,13 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.compute_dtype = DType::bf16;
     consider("bf16 instead of f32", half, strategy);
   }
+  if (request.problem.state == StatePrecision::f32 && request.problem.compute_dtype == DType::bf16) {
+    PlanRequest narrow = request;
+    narrow.problem.state = StatePrecision::bf16;
+    strategy = now;
+    strategy.state = StatePrecision::bf16;
+    consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
+  }
   if (request.problem.sizes.context > 1) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;
@@ -439,6 +448,21 @@ std::vector<StepStageUsage> step_stages(const Ledger& ledger) {
         all, [&](const StageUsage& row) { return row.phase == line.phase && row.stage == line.path; });
     if (found == all.end()) continue;
     rows.push_back({line.stage, found->live_bytes, found->peak_bytes, found->at_peak});
+  }
+  return rows;
+}
+
+std::vector<StateBytes> state_bytes(const Ledger& ledger) {
+  std::vector<StateBytes> rows;
+  const auto load = ledger.find_phase(Phase::load);
+  if (!load) return rows;
+  for (const Event& event : ledger.phases()[*load].events) {
+    if (event.kind != EventKind::allocate || event.lifetime != Lifetime::run) continue;
+    if (event.category == Category::staging) continue;
+    const std::string_view tensor = ledger.text(event.name);
+    auto row = std::ranges::find(rows, tensor, &StateBytes::tensor);
+    if (row == rows.end()) row = rows.insert(row, {.tensor = std::string(tensor), .space = event.space});
+    row->bytes += event.bytes;
   }
   return rows;
 }

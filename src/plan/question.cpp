@@ -70,6 +70,8 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   request.problem.mask = causal_mask(options.attention);
   request.problem.compute_dtype =
       options.dtype ? parse_dtype(*options.dtype) : default_dtype(device.description).dtype;
+  request.problem.state = parse_state(options.state);
+  check_state(request.problem.state, request.problem.compute_dtype);
   request.problem.optimizer.kind = options.optimizer;
   request.device = device.description;
   request.budget_bytes = device.budget_bytes;

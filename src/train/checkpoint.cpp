@@ -10,10 +10,12 @@
 #include <system_error>
 
 #include "headroom/core/bytes.h"
+#include "headroom/core/checked.h"
 #include "headroom/core/checksum.h"
 #include "headroom/core/error.h"
 #include "headroom/core/files.h"
 #include "headroom/model/safetensors.h"
+#include "headroom/ops/adamw.h"
 #include "model/json.h"
 
 namespace headroom {
@@ -100,23 +102,39 @@ void remove_leftovers(const fs::path& root) {
   }
 }
 
+StatePrecision state_of(const TrainBuffers& buffers) {
+  switch (buffers.first_moment.view().dtype()) {
+    case DType::bf16: return StatePrecision::bf16;
+    case DType::u8: return StatePrecision::eight_bit;
+    default: return StatePrecision::f32;
+  }
+}
+
 void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
-  const auto check_one = [&](const TensorView& view, std::string_view what) {
-    check(view.shape() == Shape{table.elements()} && view.is_dense() && view.dtype() == DType::f32,
-          "{} is {} of shape {}; accepted: dense f32 of [{}]", what, name(view.dtype()), view.shape(),
-          table.elements());
+  const auto check_one = [&](const TensorView& view, std::string_view what, DType dtype,
+                             std::int64_t elements) {
+    check(view.shape() == Shape{elements} && view.is_dense() && view.dtype() == dtype,
+          "{} is {} of shape {}; accepted: dense {} of [{}]", what, name(view.dtype()), view.shape(),
+          name(dtype), elements);
   };
   const DType weights = buffers.weights.view().dtype();
   check(weights == DType::f32 || weights == DType::bf16 || weights == DType::f16,
         "weights are {}; accepted: f32, bf16 or f16", name(weights));
-  check_one(buffers.first_moment, "the first moment");
-  check_one(buffers.second_moment, "the second moment");
-  if (weights != DType::f32) {
-    check_one(buffers.master, "master weights");
+  const StatePrecision state = state_of(buffers);
+  check_state(state, weights);
+  check_one(buffers.first_moment, "the first moment", moment_dtype(state), table.elements());
+  check_one(buffers.second_moment, "the second moment", moment_dtype(state), table.elements());
+  if (has_master(state, weights)) {
+    check_one(buffers.master, "master weights", DType::f32, table.elements());
   } else {
     const TensorView& master = buffers.master;
-    check(master.elements() == 0, "weights are f32 and have master weights of shape {}; accepted: none",
-          master.shape());
+    check(master.elements() == 0, "weights are {} and have master weights of shape {}; accepted: none",
+          name(weights), master.shape());
+  }
+  if (state == StatePrecision::eight_bit) {
+    const std::int64_t blocks = table.elements() / kMomentBlock;
+    check_one(buffers.first_exponents, "the first moment's exponents", DType::u8, blocks);
+    check_one(buffers.second_exponents, "the second moment's exponents", DType::u8, blocks);
   }
 }
 
@@ -124,7 +142,17 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
 struct SavedFlat {
   std::string_view prefix;
   DType dtype;
-  const Tensor* tensor;  // null where only names and shapes are of interest
+  const Tensor* tensor;         // not looked at where only names and shapes are of interest
+  bool exponents_only = false;  // one for every block of a parameter's moments
+
+  [[nodiscard]] Shape shape(const Parameter& parameter) const {
+    if (!exponents_only) return parameter.shape;
+    return {divide_up(parameter.shape.elements(), kMomentBlock)};
+  }
+  [[nodiscard]] TensorPart part(const ParameterTable& table, const Parameter& parameter) const {
+    if (!exponents_only) return table.part(*tensor, parameter);
+    return {*tensor, parameter.offset / kMomentBlock, shape(parameter).elements()};
+  }
 };
 
 // What model.safetensors holds, in the order of the file.
@@ -133,15 +161,16 @@ std::vector<SavedFlat> model_flats(DType weights, const TrainBuffers* buffers) {
 }
 
 // What optimizer.safetensors holds, in the order of the file.
-std::vector<SavedFlat> optimizer_flats(DType weights, const TrainBuffers* buffers) {
-  const auto flat = [&](std::string_view prefix, const Tensor* tensor) {
-    return SavedFlat{prefix, DType::f32, tensor};
-  };
-  std::vector<SavedFlat> flats = {
-      flat("first_moment.", buffers == nullptr ? nullptr : &buffers->first_moment),
-      flat("second_moment.", buffers == nullptr ? nullptr : &buffers->second_moment)};
-  if (weights != DType::f32) {
-    flats.insert(flats.begin(), flat("master.", buffers == nullptr ? nullptr : &buffers->master));
+std::vector<SavedFlat> optimizer_flats(DType weights, StatePrecision state, const TrainBuffers* buffers) {
+  const TrainBuffers none{kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+  const TrainBuffers& given = buffers == nullptr ? none : *buffers;
+  std::vector<SavedFlat> flats;
+  if (has_master(state, weights)) flats.push_back({"master.", DType::f32, &given.master});
+  flats.push_back({"first_moment.", moment_dtype(state), &given.first_moment});
+  flats.push_back({"second_moment.", moment_dtype(state), &given.second_moment});
+  if (state == StatePrecision::eight_bit) {
+    flats.push_back({"first_exponents.", DType::u8, &given.first_exponents, true});
+    flats.push_back({"second_exponents.", DType::u8, &given.second_exponents, true});
   }
   return flats;
 }
@@ -150,7 +179,7 @@ std::vector<NamedShape> shapes_of(const ParameterTable& table, std::span<const S
   std::vector<NamedShape> shapes;
   for (const SavedFlat& flat : flats) {
     for (const Parameter& parameter : table.entries()) {
-      shapes.push_back({fmt::format("{}{}", flat.prefix, parameter.name), flat.dtype, parameter.shape});
+      shapes.push_back({fmt::format("{}{}", flat.prefix, parameter.name), flat.dtype, flat.shape(parameter)});
     }
   }
   return shapes;
@@ -300,17 +329,16 @@ class TensorFile {
     for (const SavedFlat& flat : flats_) {
       for (const Parameter& parameter : table_.entries()) {
         const std::string tensor = fmt::format("{}{}", flat.prefix, parameter.name);
-        const SafetensorsEntry& entry = file_.at(tensor, parameter.shape);
+        const SafetensorsEntry& entry = file_.at(tensor, flat.shape(parameter));
         std::uint32_t checksum = 0;
-        staging.upload(table_.part(*flat.tensor, parameter),
-                       [&](std::span<std::byte> piece, std::int64_t first) {
-                         file_.read(entry, flat.dtype, first, piece);
-                         checksum = crc32c(piece, checksum);
-                       });
+        staging.upload(flat.part(table_, parameter), [&](std::span<std::byte> piece, std::int64_t first) {
+          file_.read(entry, flat.dtype, first, piece);
+          checksum = crc32c(piece, checksum);
+        });
         state_.verify(checksum, state_.saved({name_, "tensors", tensor}),
                       fmt::format("{}: tensor {}", path_.string(), in_quotes(tensor)));
       }
-      table_.clear_padding(*flat.tensor, staging);
+      if (!flat.exponents_only) table_.clear_padding(*flat.tensor, staging);
     }
   }
 
@@ -336,15 +364,23 @@ StateFile state_of_model(const fs::path& checkpoint, const ModelConfig& config) 
 // A checkpoint with everything checked but the tensors' data. Without buffers it cannot be read.
 struct OpenCheckpoint {
   OpenCheckpoint(const fs::path& folder, const ModelConfig& config, const ParameterTable& table,
-                 DType weights, const TrainBuffers* buffers)
+                 DType weights, StatePrecision precision, const TrainBuffers* buffers)
       : state(state_of_model(folder, config)),
         model(state, kModel, table, model_flats(weights, buffers)),
-        optimizer(state, kOptimizer, table, optimizer_flats(weights, buffers)) {}
+        optimizer(state, kOptimizer, table, optimizer_flats(weights, precision, buffers)) {}
 
   StateFile state;
   TensorFile model;
   TensorFile optimizer;
 };
+
+// Of moments: the largest stands for infinity, as in f32.
+void check_exponents(std::span<const std::byte> exponents, std::string_view prefix,
+                     const Parameter& parameter) {
+  if (std::ranges::find(exponents, std::byte{255}) == exponents.end()) return;
+  fail(ErrorKind::runtime, "tensor {} is not finite, so it is not saved",
+       in_quotes(fmt::format("{}{}", prefix, parameter.name)));
+}
 
 }  // namespace
 
@@ -373,14 +409,16 @@ fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const
     SafetensorsWriter file(writer.folder() / name, shapes, AllowedValues::finite);
     for (const SavedFlat& flat : flats) {
       for (const Parameter& parameter : table.entries()) {
-        staging.download(table.part(*flat.tensor, parameter),
-                         [&](std::span<const std::byte> piece, std::int64_t) { file.write(piece); });
+        staging.download(flat.part(table, parameter), [&](std::span<const std::byte> piece, std::int64_t) {
+          if (flat.exponents_only) check_exponents(piece, flat.prefix, parameter);
+          file.write(piece);
+        });
       }
     }
     checksums[std::string(name)] = to_json(file.commit(), shapes);
   };
   write_tensors(kModel, model_flats(weights, &buffers));
-  write_tensors(kOptimizer, optimizer_flats(weights, &buffers));
+  write_tensors(kOptimizer, optimizer_flats(weights, state_of(buffers), &buffers));
   files.write_to(writer.folder());
   write_file(writer.folder() / kState, state_text(state, checksums));
   writer.commit();
@@ -406,16 +444,18 @@ TrainState read_train_state(const fs::path& checkpoint) {
   return read_state_file(checkpoint).state;
 }
 
-TrainState check_checkpoint(const fs::path& checkpoint, const ModelConfig& config, DType weights) {
+TrainState check_checkpoint(const fs::path& checkpoint, const ModelConfig& config, DType weights,
+                            StatePrecision state) {
   const ParameterTable table(config);
-  return OpenCheckpoint(checkpoint, config, table, weights, nullptr).state.state;
+  return OpenCheckpoint(checkpoint, config, table, weights, state, nullptr).state.state;
 }
 
 TrainState read_checkpoint(const fs::path& checkpoint, const ModelConfig& config, const TrainBuffers& buffers,
                            Staging& staging) {
   const ParameterTable table(config);
   check_buffers(buffers, table);
-  const OpenCheckpoint files(checkpoint, config, table, buffers.weights.view().dtype(), &buffers);
+  const OpenCheckpoint files(checkpoint, config, table, buffers.weights.view().dtype(), state_of(buffers),
+                             &buffers);
   files.model.read(staging);
   files.optimizer.read(staging);
   return files.state.state;

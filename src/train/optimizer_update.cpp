@@ -23,15 +23,25 @@ Piece piece_of(const ParameterTable& table, std::int64_t index) {
   return {.begin = begin, .elements = std::min(whole, table.elements() - begin)};
 }
 
+// Its part of a flat tensor of the table, of which a moment's block shares an exponent.
+Piece part_of(const Piece& piece, const ParameterTable& table, const TensorView& flat) {
+  const std::int64_t shared = table.elements() / flat.elements();
+  return {.begin = piece.begin / shared, .elements = piece.elements / shared};
+}
+
 // The state of one piece, wherever it is: element 0 is the piece's first.
 struct PieceState {
   TensorView master;
   TensorView first_moment;
   TensorView second_moment;
+  TensorView first_exponents;
+  TensorView second_exponents;
 };
 
-void update_piece(Context& context, const OptimizerUpdate& update, const Piece& piece,
-                  const PieceState& state) {
+static_assert(ParameterTable::kAlignment % kMomentBlock == 0, "a block of moments is inside one parameter");
+
+void update_piece(Context& context, const OptimizerUpdate& update, const TensorView& weights,
+                  const Piece& piece, const PieceState& state) {
   AdamW settings = update.settings;
   for (const Parameter& parameter : update.table.entries()) {
     const std::int64_t begin = std::max(piece.begin, parameter.offset);
@@ -42,31 +52,52 @@ void update_piece(Context& context, const OptimizerUpdate& update, const Piece& 
     const auto of_piece = [&](const TensorView& part) {
       return part.slice(0, begin - piece.begin, end - begin);
     };
-    const TensorView weight = of_flat(update.weights);
+    const auto blocks_of_piece = [&](const TensorView& part) {
+      if (part.elements() == 0) return part;
+      return part.slice(0, (begin - piece.begin) / kMomentBlock, divide_up(end - begin, kMomentBlock));
+    };
+    const TensorView weight = of_flat(weights);
     settings.weight_decay = parameter.decays ? update.settings.weight_decay : 0;
-    adamw(context,
-          {.master = state.master.elements() > 0 ? of_piece(state.master) : weight,
-           .gradient = of_flat(update.gradients),
-           .first = of_piece(state.first_moment),
-           .second = of_piece(state.second_moment),
-           .weight = weight,
-           .factor = update.factor},
-          settings);
+    if (state.first_moment.dtype() == DType::f32) {
+      adamw(context,
+            {.master = state.master.elements() > 0 ? of_piece(state.master) : weight,
+             .gradient = of_flat(update.gradients),
+             .first = of_piece(state.first_moment),
+             .second = of_piece(state.second_moment),
+             .weight = weight,
+             .factor = update.factor},
+            settings);
+    } else {
+      adamw_narrow(context,
+                   {.weight = weight,
+                    .gradient = of_flat(update.gradients),
+                    .first = of_piece(state.first_moment),
+                    .second = of_piece(state.second_moment),
+                    .first_exponents = blocks_of_piece(state.first_exponents),
+                    .second_exponents = blocks_of_piece(state.second_exponents),
+                    .factor = update.factor},
+                   settings, begin);
+    }
   }
 }
 
 // Room on the device for a piece of the state.
 class Slot {
  public:
-  Slot(Context& context, const ParameterTable& table, const OptimizerState& state)
-      : context_(context), state_(state) {
-    const auto take = [&](std::string_view name) {
-      return context.allocate(
-          {.name = name, .category = Category::staging, .shape = {piece_of(table, 0).elements}});
+  Slot(Context& context, const ParameterTable& table, const TrainBuffers& state)
+      : context_(context), table_(table), state_(state) {
+    const auto take = [&](const TensorView& flat, std::string_view name) -> Tensor {
+      if (flat.elements() == 0) return {};
+      return context.allocate({.name = name,
+                               .category = Category::staging,
+                               .dtype = flat.dtype(),
+                               .shape = {part_of(piece_of(table, 0), table, flat).elements}});
     };
-    if (state.master.view().elements() > 0) master_ = take("piece of master weights");
-    first_moment_ = take("piece of first moments");
-    second_moment_ = take("piece of second moments");
+    master_ = take(state.master, "piece of master weights");
+    first_moment_ = take(state.first_moment, "piece of first moments");
+    second_moment_ = take(state.second_moment, "piece of second moments");
+    first_exponents_ = take(state.first_exponents, "piece of first moments");
+    second_exponents_ = take(state.second_exponents, "piece of second moments");
   }
 
   // The copy stream is in order: what the slot held before has gone back by then.
@@ -80,8 +111,12 @@ class Slot {
 
   void update(const OptimizerUpdate& update) {
     context_.wait(StreamId::main, arrived_);
-    update_piece(context_, update, piece_,
-                 {.master = master_, .first_moment = first_moment_, .second_moment = second_moment_});
+    update_piece(context_, update, state_.weights, piece_,
+                 {.master = master_,
+                  .first_moment = first_moment_,
+                  .second_moment = second_moment_,
+                  .first_exponents = first_exponents_,
+                  .second_exponents = second_exponents_});
   }
 
   void send_back() {
@@ -96,29 +131,36 @@ class Slot {
   void for_each(const Body& body) const {
     const auto one = [&](const Tensor& device, const Tensor& host) {
       if (host.view().elements() == 0) return;
-      body(TensorPart{device, 0, piece_.elements}, TensorPart{host, piece_.begin, piece_.elements});
+      const Piece part = part_of(piece_, table_, host);
+      body(TensorPart{device, 0, part.elements}, TensorPart{host, part.begin, part.elements});
     };
     one(master_, state_.master);
     one(first_moment_, state_.first_moment);
     one(second_moment_, state_.second_moment);
+    one(first_exponents_, state_.first_exponents);
+    one(second_exponents_, state_.second_exponents);
   }
 
   Context& context_;
-  const OptimizerState& state_;
-  Tensor master_, first_moment_, second_moment_;
+  const ParameterTable& table_;
+  const TrainBuffers& state_;
+  Tensor master_, first_moment_, second_moment_, first_exponents_, second_exponents_;
   Piece piece_;
   Ticket arrived_;
 };
 
 }  // namespace
 
-void update_on_device(Context& context, const OptimizerUpdate& update, const OptimizerState& state) {
-  update_piece(
-      context, update, {.begin = 0, .elements = update.table.elements()},
-      {.master = state.master, .first_moment = state.first_moment, .second_moment = state.second_moment});
+void update_on_device(Context& context, const OptimizerUpdate& update, const TrainBuffers& state) {
+  update_piece(context, update, state.weights, {.begin = 0, .elements = update.table.elements()},
+               {.master = state.master,
+                .first_moment = state.first_moment,
+                .second_moment = state.second_moment,
+                .first_exponents = state.first_exponents,
+                .second_exponents = state.second_exponents});
 }
 
-void update_from_host(Context& context, const OptimizerUpdate& update, const OptimizerState& state) {
+void update_from_host(Context& context, const OptimizerUpdate& update, const TrainBuffers& state) {
   std::array slots = {Slot(context, update.table, state), Slot(context, update.table, state)};
   context.wait(StreamId::copy, context.record(StreamId::main));
   Piece next = piece_of(update.table, 0);

@@ -6,27 +6,21 @@
 #include "headroom/memory/context.h"
 #include "headroom/model/parameters.h"
 #include "headroom/ops/adamw.h"
+#include "headroom/train/checkpoint.h"
 
 namespace headroom {
 
 struct OptimizerUpdate {
   const ParameterTable& table;
   AdamW settings;        // with the weight decay of what decays
-  TensorView weights;    // flat, on the device
-  TensorView gradients;  // flat f32, on the device
+  TensorView gradients;  // flat, on the device
   TensorView factor;     // [1] f32, of the gradients
 };
 
-// Flat f32; the master is empty where the weights are their own.
-struct OptimizerState {
-  const Tensor& master;
-  const Tensor& first_moment;
-  const Tensor& second_moment;
-};
+// The weights are on the device; this function takes everything else there too.
+void update_on_device(Context& context, const OptimizerUpdate& update, const TrainBuffers& state);
 
-void update_on_device(Context& context, const OptimizerUpdate& update, const OptimizerState& state);
-
-// The device holds two pieces of the state, of a 64th each.
-void update_from_host(Context& context, const OptimizerUpdate& update, const OptimizerState& state);
+// Everything but the weights is on the host. The device holds two pieces of it, of a 64th each.
+void update_from_host(Context& context, const OptimizerUpdate& update, const TrainBuffers& state);
 
 }  // namespace headroom

@@ -23,6 +23,7 @@ void validate(const TrainingProblem& problem) {
   check(sizes.batch >= 1 && sizes.context >= 1 && problem.accumulation >= 1,
         "batch {}, context {} and accumulation {} have to be at least 1", sizes.batch, sizes.context,
         problem.accumulation);
+  check_state(problem.state, problem.compute_dtype);
   std::int64_t tokens = 0;
   check(!__builtin_mul_overflow(sizes.batch, sizes.context, &tokens) &&
             !__builtin_mul_overflow(tokens, problem.accumulation, &tokens),
@@ -123,7 +124,8 @@ std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDe
   const Strategy everything{.layers = {.keep_all = problem.config.layers},
                             .loss_chunk_tokens = 1,
                             .loss_chunk_vocab = device.kind == DeviceKind::cpu ? 1 : 0,
-                            .compute_dtype = problem.compute_dtype};
+                            .compute_dtype = problem.compute_dtype,
+                            .state = problem.state};
   std::int64_t bytes = needed(rehearse_training(problem, everything, device));
   const LossProblem loss = loss_problem(problem);
   for (const LossImplementation& row : loss_implementations()) {

@@ -63,19 +63,29 @@ void Trainer::load(Context& context, const HostWork& body) {
   context.phase(Phase::load, [&] {
     const Shape flat{decoder_.parameters().elements()};
     const DType compute = decoder_.strategy().compute_dtype;
+    const StatePrecision precision = decoder_.strategy().state;
     const RankSizes sizes = decoder_.rank_sizes();
     weights_ = take(context, "weights", Category::parameters, compute, flat);
-    gradients_ = take(context, "gradients", Category::gradients, DType::f32, flat);
+    gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), flat);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
     if (optimizer_.kind == OptimizerKind::adamw) {
       const Space space = decoder_.strategy().offload_optimizer ? Space::host : Space::device;
-      if (compute != DType::f32) {
+      if (has_master(precision, compute)) {
         master_ = take(context, "master weights", Category::parameters, DType::f32, flat, space);
         flats.push_back(&master_);
       }
-      first_moment_ = take(context, "first moments", Category::optimizer, DType::f32, flat, space);
-      second_moment_ = take(context, "second moments", Category::optimizer, DType::f32, flat, space);
+      const auto moments = [&](std::string_view name, DType dtype, const Shape& shape) {
+        return take(context, name, Category::optimizer, dtype, shape, space);
+      };
+      first_moment_ = moments("first moments", moment_dtype(precision), flat);
+      second_moment_ = moments("second moments", moment_dtype(precision), flat);
       flats.insert(flats.end(), {&first_moment_, &second_moment_});
+      if (precision == StatePrecision::eight_bit) {
+        const Shape blocks{flat.elements() / kMomentBlock};
+        first_exponents_ = moments("first moments", DType::u8, blocks);
+        second_exponents_ = moments("second moments", DType::u8, blocks);
+        flats.insert(flats.end(), {&first_exponents_, &second_exponents_});
+      }
     }
     const auto on_host = [&](std::string_view name, const Shape& shape) {
       return take(context, name, Category::staging, DType::i32, shape, Space::host);
@@ -96,14 +106,14 @@ void Trainer::load(Context& context, const HostWork& body) {
 }
 
 std::int64_t Trainer::largest_transfer_bytes() const {
-  return dense_bytes(DType::f32, {decoder_.parameters().elements()});
+  return dense_bytes(gradient_dtype(decoder_.strategy().state), {decoder_.parameters().elements()});
 }
 
 void Trainer::initialize(Context& context, std::uint64_t seed) const {
   // A uniform of deviation 1 / sqrt(hidden): 0.02 at 2,560, and small models start as lively as large ones.
   const float reach = std::sqrt(3.0F / static_cast<float>(decoder_.config().hidden));
   const ParameterTable& table = decoder_.parameters();
-  const Tensor& exact = decoder_.strategy().compute_dtype == DType::f32 ? weights_ : master_;
+  const Tensor& exact = master_.view().elements() > 0 ? master_ : weights_;
   std::uint64_t stream = 0;
   for (const Parameter& parameter : table.entries()) {
     const TensorView view = table.view(exact, parameter);
@@ -117,8 +127,12 @@ void Trainer::initialize(Context& context, std::uint64_t seed) const {
 }
 
 TrainBuffers Trainer::buffers() const {
-  return {
-      .weights = weights_, .master = master_, .first_moment = first_moment_, .second_moment = second_moment_};
+  return {.weights = weights_,
+          .master = master_,
+          .first_moment = first_moment_,
+          .second_moment = second_moment_,
+          .first_exponents = first_exponents_,
+          .second_exponents = second_exponents_};
 }
 
 StepBatch Trainer::DeviceBatch::views() const {
@@ -234,11 +248,9 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
                                               .epsilon = optimizer_.epsilon,
                                               .weight_decay = optimizer_.weight_decay,
                                               .step = step},
-                                 .weights = weights_,
                                  .gradients = gradients_,
                                  .factor = factor};
-    const OptimizerState state{
-        .master = master_, .first_moment = first_moment_, .second_moment = second_moment_};
+    const TrainBuffers state = buffers();
     if (decoder_.strategy().offload_optimizer) {
       update_from_host(context, update, state);
     } else {

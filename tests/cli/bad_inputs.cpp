@@ -248,7 +248,7 @@ void add_plan(Table& table) {
   table.name(plan(), "--model", "gpt-2");
   table.name(plan(), "--device", "h2000");
   table.name(plan(), "--dtype", "f64");
-  for (const char* option : {"--optimizer", "--optimizer-state", "--runtime", "--program"})
+  for (const char* option : {"--state", "--optimizer", "--optimizer-state", "--runtime", "--program"})
     table.name(plan(), option, "none of it");
   for (const char* option : {"--torch-attention", "--torch-loss"}) {
     table.name(with(plan(), "--runtime", "pytorch"), option, "none of it");
@@ -274,6 +274,7 @@ void add_plan(Table& table) {
   }
   for (const Line& ignored : std::vector<Line>{{"--model", "demo"},
                                                {"--dtype", "f32"},
+                                               {"--state", "f32"},
                                                {"--optimizer", "none"},
                                                {"--loss-chunk", "8"},
                                                {"--runtime", "headroom"},
@@ -288,6 +289,7 @@ void add_plan(Table& table) {
   }
   table.add(with(plan(), {"--runtime", "pytorch", "--torch-loss", "full", "--loss-chunk", "8"}),
             "--loss-chunk");
+  table.add(with(plan(), {"--dtype", "f16", "--state", "bf16"}), "--state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
 }
@@ -318,6 +320,8 @@ void add_train(Table& table, const fs::path& folder) {
   table.name(line, "--device", "cuda:77");
   table.name(line, "--dtype", "f64");
   table.name(line, "--dtype", "f16");
+  table.name(line, "--state", "f16");
+  table.add(with(line, {"--dtype", "f32", "--state", "8bit"}), "--state");
   table.value(line, "--out", "");
   table.mask(line, "--attention", false);
   table.add(with(line, "--attention", "full"), "causal");
@@ -373,6 +377,8 @@ void add_profile(Table& table, const fs::path& folder) {
   table.size(profile(), "--budget");
   table.name(profile(), "--model", "gpt-2");
   table.name(profile(), "--dtype", "half");
+  table.name(profile(), "--state", "half");
+  table.add(with(profile(), "--state", "bf16"), "--dtype");
   table.mask(profile(), "--attention", false);
   table.add(with(profile(), "--attention", "full"), "causal");
   table.flag(profile(), "--json");
@@ -423,6 +429,8 @@ void add_bench(Table& table) {
   for (const char* option : {"--batch", "--accumulation"})
     table.whole(bench_step(), option, 1, 2'147'483'647);
   table.names(bench_step(), "--model", "gpt-2");
+  table.name(bench_step(), "--state", "half");
+  table.add(with(bench_step(), "--state", "bf16"), "--dtype");
   table.mask(bench_step(), "--attention", false);
   table.flag(bench_step(), "--calibrate");
   table.add(with(bench_loss(), "--device", "cuda:77"), "cuda:77");

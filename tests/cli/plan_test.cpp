@@ -52,6 +52,29 @@ TEST_F(PlanCommand, SaysWhatTrainTakes) {
   EXPECT_EQ(trained["strategy"], planned["strategy"]);
 }
 
+TEST_F(PlanCommand, TheStateByTensor) {
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", "demo", "--context", "256", "--device", "h200"});
+    const CliResult result = run_command(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const json planned = json::parse(plan({"--state", "8bit", "--json"}));
+  EXPECT_EQ(planned["state"], "8bit");
+  ASSERT_EQ(planned["state_bytes"].size(), 4u);
+  EXPECT_EQ(planned["state_bytes"][3]["tensor"], "second moments");
+  EXPECT_EQ(planned["state_bytes"][3]["where"], "device");
+  EXPECT_THAT(plan({}), testing::ContainsRegex("state f32 .*\n.*weights .* 2\\.00  device\n"));
+  EXPECT_THAT(plan({}), HasSubstr("master weights"));
+  EXPECT_THAT(plan({"--state", "bf16"}), Not(HasSubstr("master weights")));
+  // PyTorch is asked in the same precision, and the words say which.
+  EXPECT_THAT(plan({"--runtime", "pytorch"}),
+              HasSubstr("f32 parameters, gradients and moments under autocast"));
+  EXPECT_THAT(plan({"--runtime", "pytorch", "--state", "bf16"}),
+              HasSubstr("AdamW with bf16 parameters, gradients and moments"));
+  EXPECT_THAT(plan({"--runtime", "pytorch", "--state", "8bit"}), HasSubstr("8-bit moments"));
+}
+
 TEST_F(PlanCommand, SaysWhatWouldFit) {
   const CliResult result =
       run_command({"plan", "--model", "demo", "--context", "65536", "--budget", "32MiB"});

@@ -195,6 +195,28 @@ TEST_F(Resume, ComparesWhatTheBitsDependOn) {
   trained({"--resume", "--threads", "1", "--budget", "12MiB", "--save-every", "1"});
 }
 
+TEST_F(Resume, EveryStateGoesOnWithItsBitsAndInNoOther) {
+  for (const std::string state : {"f32", "bf16", "8bit"}) {
+    Arguments resume = {"--dtype", "bf16", "--state", state, "--save-every", "2"};
+    trained(resume);
+    const auto whole = contents();
+    fs::remove_all(folder_ / "run/step-00000004");
+    resume.emplace_back("--resume");
+    for (const std::string other : {"f32", "bf16", "8bit"}) {
+      if (other == state) continue;
+      resume[3] = other;
+      EXPECT_THAT(refused(resume), HasSubstr(fmt::format("state {} (this run: {})", state, other)));
+    }
+    resume[3] = state;
+    trained(resume);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string name = path(fmt::format("run/step-00000004/{}", file));
+      EXPECT_TRUE(content(name) == whole.at(name)) << state << " " << name;
+    }
+    fs::remove_all(folder_ / "run");
+  }
+}
+
 TEST_F(Resume, ComparesTheDataByWhatItHolds) {
   std::string text;
   for (int i = 0; i < 4000; ++i) text += fmt::format("{} ", i * i % 977);

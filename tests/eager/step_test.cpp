@@ -196,6 +196,9 @@ TEST(EagerStep, OptionsTradeAsTheyShould) {
   EXPECT_GT(live({.attention = EagerAttention::naive}), usual);
   // Two moments of every parameter, and their roots while the optimizer runs.
   EXPECT_GT(live({.adamw = true}), 5 * 4'022'468'096 * 2);
+  // In f32 twice that, and the copies of one layer's matrices; with 8-bit moments six bytes a parameter.
+  EXPECT_GT(live({.adamw = true, .state = StatePrecision::f32}), 5 * 4'022'468'096 * 4);
+  EXPECT_LT(live({.adamw = true, .state = StatePrecision::eight_bit}), live({.adamw = true}));
   EXPECT_GT(live({.dtype = DType::f32}), usual);
 }
 

@@ -85,6 +85,35 @@ TEST(Training, TheOptimizerOnTheHostIsTheSameRun) {
     EXPECT_TRUE(content(halves / file) == content(whole / file)) << file;
 }
 
+// As programs saved it that had no other state.
+TEST(Training, ACheckpointThatDoesNotNameItsStateIsF32) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.dtype = "bf16";
+  TrainingPlan plan = plan_training(options);
+  std::erase_if(plan.settings, [](const Setting& setting) { return setting.name == "state"; });
+  static_cast<void>(train(plan));
+  plan.lock.reset();
+  options.resume = true;
+  options.optimizer.steps = 5;
+  EXPECT_TRUE(plan_training(options).checkpoint.has_value());
+  options.state = "bf16";
+  EXPECT_THAT(error_of([&] { (void)plan_training(options); }), HasSubstr("state f32 (this run: bf16)"));
+}
+
+TEST(Training, SaysWhereANarrowStateWouldFit) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.dtype = "bf16";
+  options.state = "bf16";
+  options.budget_bytes = plan_training(options).fit.needed_bytes;
+  options.state = "f32";
+  EXPECT_THAT(error_of([&] { (void)plan_training(options); }), testing::EndsWith("; --state bf16 would fit"));
+  options.budget_bytes = 4096;
+  EXPECT_THAT(error_of([&] { (void)plan_training(options); }),
+              testing::Not(HasSubstr("--state bf16 would fit")));
+}
+
 // A run of a few small steps, which goes on where it has been before.
 class SmallRun {
  public:

@@ -58,7 +58,7 @@ TEST(Ranks, WhatCannotBeSummedIsRefusedInRehearsal) {
   for (const Ranks& ranks : {Ranks{}, Ranks{0, 2}}) {
     Context context(DeviceDescription{.name = "made up"}, ranks);
     context.phase(Phase::step, [&] {
-      Tensor half = context.allocate({.name = "half", .dtype = DType::bf16, .shape = {4}});
+      Tensor half = context.allocate({.name = "half", .dtype = DType::f16, .shape = {4}});
       EXPECT_THROW(context.all_reduce(half), Error);
       half.free();
       EXPECT_THROW(context.all_reduce(half), Error);

@@ -156,6 +156,47 @@ TEST(Decoder, Bf16GivesTheSameBitsAlwaysAndIsNearF32) {
   }
 }
 
+// Tiles and chunks are summed in f32, from what is there, and rounded once: as many as there are, the same
+// bits.
+TEST(Decoder, SixteenBitGradientsDoNotDependOnTiles) {
+  for (const bool tied : {true, false}) {
+    const ModelConfig config = small_model(tied, true);
+    SmallStep step{.config = config,
+                   .strategy = {.layers = kKeepAll, .compute_dtype = DType::bf16},
+                   .gradients_before = 0};
+    const std::vector<float> weights = random_weights(config);
+    const HostBatch batch = random_batch(config, step.sizes);
+    const StepResult wide = rounded_to_bf16(step.run(weights, batch));
+    step.strategy.state = StatePrecision::bf16;
+    // A tied embedding is added to twice.
+    const StepResult narrow = step.run(weights, batch);
+    EXPECT_LT(worst_difference(config, narrow.gradients, wide.gradients).relative, tied ? 5e-3 : 1e-30);
+    step.gradients_before = 0.37F;
+    const StepResult expected = step.run(weights, batch);
+    for (const std::int64_t tile : {7, 64, 1000}) {
+      step.strategy.mlp_tile_tokens = tile;
+      step.strategy.loss_chunk_tokens = tile;
+      step.strategy.layers = {.recompute = 5};
+      expect_same_bits(step.run(weights, batch), expected, fmt::format("{} tokens", tile));
+    }
+  }
+}
+
+TEST(Decoder, RefusesGradientsOfAnotherState) {
+  const ModelConfig config = small_model(true, true);
+  const Decoder decoder(config,
+                        {.layers = kKeepAll, .compute_dtype = DType::bf16, .state = StatePrecision::bf16},
+                        {.batch = 1, .context = 8}, {.causal = true});
+  Context context(DeviceDescription{.name = "made up"});
+  const TensorView ids(nullptr, DType::i32, {1, 8});
+  const TensorView weights(nullptr, DType::bf16, {decoder.parameters().elements()});
+  const TensorView gradients(nullptr, DType::f32, {decoder.parameters().elements()});
+  const TensorView one(nullptr, DType::f32, {1});
+  EXPECT_THROW(decoder.train(context, {.tokens = ids, .labels = ids, .positions = ids, .document_starts = {}},
+                             {.weights = weights, .gradients = gradients}, one, one),
+               Error);
+}
+
 // As wide as Llama-70B's MLP, and heads that are wider together than one pass of a product is deep.
 TEST(Decoder, WideModelsGiveTheSameBitsToo) {
   ModelConfig config = small_model(true, true);

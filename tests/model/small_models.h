@@ -117,7 +117,8 @@ struct SmallStep {
       context.phase(Phase::step, [&] {
         const Tensor exact = take(DType::f32, flat);
         const Tensor computed = take(dtype, flat);
-        const Tensor gradients = take(DType::f32, flat);
+        const Tensor gradients = take(gradient_dtype(strategy.state), flat);
+        const Tensor widened = take(DType::f32, flat);
         const Tensor tokens = take(DType::i32, {sizes.batch, sizes.context});
         const Tensor labels = take(DType::i32, {sizes.batch, sizes.context});
         const Tensor positions = take(DType::i32, {sizes.batch, sizes.context});
@@ -141,7 +142,8 @@ struct SmallStep {
         decoder.train(context, batch, {.weights = computed, .gradients = gradients}, loss, upstream);
         context.download(std::as_writable_bytes(std::span(&result.loss, 1)), loss);
         result.gradients.resize(static_cast<std::size_t>(flat.elements()));
-        context.download(std::as_writable_bytes(std::span(result.gradients)), gradients);
+        convert(context, gradients, widened);
+        context.download(std::as_writable_bytes(std::span(result.gradients)), widened);
       });
     };
     const std::unique_ptr<Backend> backend = make_backend(threads);
@@ -150,6 +152,12 @@ struct SmallStep {
     return result;
   }
 };
+
+// The same gradients, as bf16 holds them.
+inline StepResult rounded_to_bf16(StepResult result) {
+  for (float& gradient : result.gradients) gradient = static_cast<float>(BFloat16(gradient));
+  return result;
+}
 
 // The largest, over the parameters, of |a - b| / |b| in the Euclidean norm; infinite where b is zero and a is
 // not.

@@ -11,10 +11,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double squares(const Values& values, DType result_dtype, Store store, double before, int threads) {
+double squares(const Values& values, DType result_dtype, Store store, double before, int threads,
+               DType dtype = DType::f32) {
   double result = 0;
   run_phase(threads, [&](Context& context) {
-    const Placed x(context, {static_cast<std::int64_t>(values.size())}, DType::f32, values);
+    const Placed x(context, {static_cast<std::int64_t>(values.size())}, dtype, values);
     const Placed sum(context, {1}, result_dtype, Values{before});
     sum_of_squares(context, x.view, sum.view, store);
     const Values read = sum.read(context);
@@ -36,6 +37,10 @@ TEST_P(GradientNorm, SumOfSquares) {
     EXPECT_NEAR(squares(values, DType::f64, Store::add, 5, 2), 5 + expected, 1e-13 * (5 + expected));
     EXPECT_NEAR(squares(values, DType::f32, Store::overwrite, 5, 2), expected, 1e-7 * expected);
   }
+  const Values values = random_values(200'003, DType::bf16, 1);
+  double expected = 0;
+  for (const double value : values) expected += value * value;
+  EXPECT_NEAR(squares(values, DType::f64, Store::overwrite, 5, 2, DType::bf16), expected, 1e-12 * expected);
   // Squares past f32 are counted, in double.
   EXPECT_NEAR(squares({1e30, 1e-30}, DType::f64, Store::overwrite, 0, 1), 1e60, 1e53);
 }

@@ -38,5 +38,20 @@ TEST(RandomFill, SameBitsOnAnyThreadCount) {
   EXPECT_EQ(expected[7], static_cast<float>(std::fma(Random(3).uniform(7), 7.0, -2.0)));
 }
 
+TEST(RandomFill, SixteenBitsAreF32Rounded) {
+  run_rehearsed([&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor wide = context.allocate({.name = "wide", .shape = {1000}});
+      const Tensor narrow = context.allocate({.name = "narrow", .dtype = DType::bf16, .shape = {1000}});
+      for (const Tensor* tensor : {&wide, &narrow}) random_fill(context, *tensor, Random(3), -2, 5);
+      context.run([&](const Stream&) {
+        for (int i = 0; i < 1000; ++i) {
+          EXPECT_EQ(narrow.data<BFloat16>()[i].bits, BFloat16(wide.data<float>()[i]).bits);
+        }
+      });
+    });
+  });
+}
+
 }  // namespace
 }  // namespace headroom

@@ -519,6 +519,67 @@ TEST(Plan, ALayersBackwardByCategory) {
   }
 }
 
+// Bytes a parameter: 18, 8 and 6 with a 32nd; the plan lists each tensor.
+TEST(Plan, TheStateByTensor) {
+  PlanRequest request = small_request(2);
+  request.problem.compute_dtype = DType::bf16;
+  const std::int64_t flat = ParameterTable(request.problem.config).elements();
+  const auto rows = [&](StatePrecision state, bool host) {
+    request.problem.state = state;
+    request.pins.offload_optimizer = host;
+    request.host_budget_bytes = host ? kGiB : 0;
+    const Plan plan = make_plan(request, costs_of(request));
+    EXPECT_EQ(plan.step.strategy.state, state);
+    std::vector<std::string> found;
+    for (const StateBytes& row : state_bytes(plan.layout.rehearsal)) {
+      const bool on_host = row.space == Space::host;
+      found.push_back(fmt::format("{} {}{}", row.tensor,
+                                  static_cast<double>(row.bytes) / static_cast<double>(flat),
+                                  on_host ? " on the host" : ""));
+    }
+    return found;
+  };
+  using testing::ElementsAre;
+  EXPECT_THAT(rows(StatePrecision::f32, false), ElementsAre("weights 2", "gradients 4", "master weights 4",
+                                                            "first moments 4", "second moments 4"));
+  EXPECT_THAT(rows(StatePrecision::bf16, false),
+              ElementsAre("weights 2", "gradients 2", "first moments 2", "second moments 2"));
+  EXPECT_THAT(rows(StatePrecision::eight_bit, false),
+              ElementsAre("weights 2", "gradients 2", "first moments 1.015625", "second moments 1.015625"));
+  EXPECT_THAT(rows(StatePrecision::eight_bit, true),
+              ElementsAre("weights 2", "gradients 2", "first moments 1.015625 on the host",
+                          "second moments 1.015625 on the host"));
+}
+
+TEST(Plan, ANarrowStateIsAWhatIfAndNeverChosen) {
+  PlanRequest request = small_request(2);
+  request.problem.compute_dtype = DType::bf16;
+  request.pins.layers = LayerPolicy{.recompute = 2};
+  request.pins.loss_chunk_tokens = 256;
+  request.pins.mlp_tile_tokens = 256;
+  const CostModel costs = costs_of(request);
+  const auto change = [&](const Plan& plan) -> std::optional<Change> {
+    for (const Change& one : what_if(request, plan, costs)) {
+      if (one.what.starts_with("--state bf16")) return one;
+    }
+    return std::nullopt;
+  };
+  const Plan plan = make_plan(request, costs);
+  const std::optional<Change> narrow = change(plan);
+  ASSERT_TRUE(narrow.has_value());
+  request.budget_bytes = budgeted_bytes(request, plan.step) - narrow->saved_bytes;
+  const Plan short_of = make_plan(request, costs);
+  EXPECT_FALSE(short_of.fits);
+  EXPECT_EQ(short_of.step.strategy.state, StatePrecision::f32);
+  ASSERT_TRUE(change(short_of).has_value());
+  EXPECT_TRUE(change(short_of)->fits);
+  request.problem.state = StatePrecision::bf16;
+  EXPECT_TRUE(make_plan(request, costs).fits);
+  EXPECT_FALSE(change(make_plan(request, costs)).has_value());
+  request.problem.compute_dtype = DType::f32;
+  EXPECT_THROW((void)make_plan(request, costs), Error);
+}
+
 TEST(Plan, WithoutAnOptimizerThereIsNoState) {
   PlanRequest request = small_request(2);
   const Plan with = make_plan(request, costs_of(request));

@@ -262,7 +262,7 @@ TEST(Checkpoint, RefusesWrongBuffers) {
     EXPECT_THAT(message({b.weights, none, b.first_moment, b.second_moment}),
                 HasSubstr("master weights is f32 of shape [0]"));
     EXPECT_THAT(message({b.weights, b.master, b.weights, b.second_moment}),
-                HasSubstr("the first moment is bf16"));
+                HasSubstr("the second moment is f32"));
     EXPECT_THAT(message({b.weights, b.master, b.first_moment, shorter}), HasSubstr("shape [64]"));
     EXPECT_THAT(message({b.first_moment, b.master, b.first_moment, b.second_moment}),
                 HasSubstr("weights are f32 and have master"));
@@ -363,6 +363,51 @@ TEST(Checkpoint, NeverHoldsWhatIsNotFinite) {
                   HasSubstr("tensor \"model.embed_tokens.weight\" is not finite"));
     }
   }
+}
+
+// The exponent that stands for infinity in a state of 8 bits.
+TEST(Checkpoint, NeverHoldsEightBitMomentsThatAreNotFinite) {
+  const TemporaryFolder root;
+  const ModelConfig config = Training().config;
+  const ParameterTable table(config);
+  for (const bool broken : {false, true}) {
+    run_rehearsed([&](Context& context) {
+      context.phase(Phase::load, [&] {
+        const auto take = [&](DType dtype, std::int64_t elements) {
+          Tensor tensor = context.allocate({.name = "flat", .dtype = dtype, .shape = {elements}});
+          context.run([&](const Stream&) {
+            std::memset(tensor.view().raw(), 0, static_cast<std::size_t>(tensor.view().bytes()));
+          });
+          return tensor;
+        };
+        const Tensor none;
+        const Tensor weights = take(DType::bf16, table.elements());
+        const Tensor first = take(DType::u8, table.elements());
+        const Tensor second = take(DType::u8, table.elements());
+        const Tensor first_exponents = take(DType::u8, table.elements() / 64);
+        const Tensor second_exponents = take(DType::u8, table.elements() / 64);
+        Staging staging(context);
+        if (context.phantom()) return;
+        const Parameter& norm = table.at("model.norm.weight");
+        if (broken) second_exponents.data<std::uint8_t>()[norm.offset / 64] = 255;
+        TrainState state;
+        state.step = broken ? 2 : 1;
+        const auto save = [&] {
+          write_checkpoint(root.path(), config, state,
+                           {weights, none, first, second, first_exponents, second_exponents}, staging);
+        };
+        if (!broken) return save();
+        EXPECT_THAT(error_of(save), HasSubstr("\"second_exponents.model.norm.weight\" is not finite"));
+      });
+    });
+  }
+  EXPECT_THAT(names(root.path()), ElementsAre("step-00000001"));
+  const fs::path saved = root / "step-00000001";
+  EXPECT_EQ(check_checkpoint(saved, config, DType::bf16, StatePrecision::eight_bit).step, 1);
+  EXPECT_THAT(error_of([&] { check_checkpoint(saved, config, DType::bf16, StatePrecision::bf16); }),
+              HasSubstr("holds U8, this run's is bf16"));
+  EXPECT_THAT(error_of([&] { check_checkpoint(saved, config, DType::bf16); }),
+              HasSubstr("\"master.model.embed_tokens.weight\" is missing"));
 }
 
 TEST(Checkpoint, IsOfTheStepThatItsFolderIsNamedAfter) {

@@ -32,10 +32,11 @@ ModelConfig tiny_model() {
 class TrainingRun {
  public:
   explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32, std::int64_t batch = 2,
-                       bool offload_optimizer = false, Communicator* communicator = nullptr)
-      : trainer_(make(optimizer, dtype, batch, offload_optimizer)) {
+                       bool offload_optimizer = false, Communicator* communicator = nullptr,
+                       StatePrecision state = StatePrecision::f32)
+      : trainer_(make(optimizer, dtype, batch, offload_optimizer, state)) {
     Context phantom(backend_.description(), communicator == nullptr ? Ranks{} : communicator->ranks());
-    Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer);
+    Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer, state);
     rehearsed.load(phantom, [&](Staging&) { rehearsed.initialize(phantom, 7); });
     const LossSum loss = rehearsed.micro_step(phantom, {});
     static_cast<void>(rehearsed.update(phantom, 1, loss.labels));
@@ -71,8 +72,9 @@ class TrainingRun {
   [[nodiscard]] std::vector<std::vector<std::byte>> state() const {
     const TrainBuffers buffers = trainer_.buffers();
     std::vector<std::vector<std::byte>> bytes;
-    for (const TensorView& view : {buffers.weights.view(), buffers.master.view(), buffers.first_moment.view(),
-                                   buffers.second_moment.view()}) {
+    for (const TensorView& view :
+         {buffers.weights.view(), buffers.master.view(), buffers.first_moment.view(),
+          buffers.second_moment.view(), buffers.first_exponents.view(), buffers.second_exponents.view()}) {
       const auto* data = static_cast<const std::byte*>(view.raw());
       bytes.emplace_back(data, data + view.bytes());
     }
@@ -90,10 +92,11 @@ class TrainingRun {
 
  private:
   static Trainer make(const OptimizerSettings& optimizer, DType dtype, std::int64_t batch,
-                      bool offload_optimizer) {
+                      bool offload_optimizer, StatePrecision state) {
     const Strategy strategy{.layers = {.keep_attention = 1, .recompute = 1},
                             .offload_optimizer = offload_optimizer,
-                            .compute_dtype = dtype};
+                            .compute_dtype = dtype,
+                            .state = state};
     return {Decoder(tiny_model(), strategy, {.batch = batch, .context = 35}, {.causal = true}), optimizer};
   }
 
@@ -102,6 +105,22 @@ class TrainingRun {
   Trainer trainer_;
   LossSum step_loss_;
 };
+
+// Every precision that a run can have.
+struct Precision {
+  DType dtype;
+  StatePrecision state;
+
+  [[nodiscard]] std::string text() const { return fmt::format("{}, state {}", name(dtype), name(state)); }
+};
+constexpr Precision kPrecisions[] = {{DType::f32, StatePrecision::f32},
+                                     {DType::bf16, StatePrecision::f32},
+                                     {DType::bf16, StatePrecision::bf16},
+                                     {DType::bf16, StatePrecision::eight_bit}};
+
+TrainingRun run_of(const Precision& precision, const OptimizerSettings& optimizer, bool offload = false) {
+  return TrainingRun(optimizer, precision.dtype, 2, offload, nullptr, precision.state);
+}
 
 // One row of a batch of rows of 35.
 HostBatch row_of(const HostBatch& batch, std::ptrdiff_t row) {
@@ -335,8 +354,9 @@ TEST(Trainer, SixteenBitWeightsAreTheMastersRounded) {
 }
 
 TEST(Trainer, LearnsABatchByHeart) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    TrainingRun run({.learning_rate = 1e-2, .warmup_steps = 3, .steps = 30}, dtype);
+  for (const Precision& precision : kPrecisions) {
+    SCOPED_TRACE(precision.text());
+    TrainingRun run = run_of(precision, {.learning_rate = 1e-2, .warmup_steps = 3, .steps = 30});
     const HostBatch batch = run.batch(1);
     const double first = run.evaluate(batch).value();
     EXPECT_NEAR(first, std::log(67), 1);
@@ -351,10 +371,11 @@ TEST(Trainer, LearnsABatchByHeart) {
 
 // Its pieces end inside parameters and begin there again.
 TEST(Trainer, AnOptimizerOnTheHostGivesTheSameBits) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision& precision : kPrecisions) {
+    SCOPED_TRACE(precision.text());
     const OptimizerSettings optimizer{.learning_rate = 1e-2, .steps = 6};
-    TrainingRun device(optimizer, dtype, 2, false);
-    TrainingRun host(optimizer, dtype, 2, true);
+    TrainingRun device = run_of(precision, optimizer);
+    TrainingRun host = run_of(precision, optimizer, true);
     EXPECT_EQ(host.state(), device.state());
     for (std::int64_t step = 1; step <= 6; ++step) {
       for (const std::uint64_t part : {0, 1}) {
@@ -363,7 +384,7 @@ TEST(Trainer, AnOptimizerOnTheHostGivesTheSameBits) {
       }
       if (step == 4) {  // an update that changes nothing
         for (TrainingRun* run : {&host, &device})
-          run->trainer().gradients().data<float>()[1234] = std::numeric_limits<float>::infinity();
+          write_element(run->trainer().gradients(), 1234, std::numeric_limits<double>::infinity());
       }
       const auto before = host.state();
       const double norm = host.update(step);
@@ -377,18 +398,18 @@ TEST(Trainer, AnOptimizerOnTheHostGivesTheSameBits) {
 
 TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
   struct Case {
-    DType dtype = DType::f32;
+    Precision precision;
     bool from_host = false;  // where the optimizer's state is, before and after
     bool to_host = false;
   };
   std::vector<Case> cases;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision& precision : kPrecisions) {
     for (const bool from : {false, true}) {
-      for (const bool to : {false, true}) cases.push_back({dtype, from, to});
+      for (const bool to : {false, true}) cases.push_back({precision, from, to});
     }
   }
-  for (const auto& [dtype, from_host, to_host] : cases) {
-    SCOPED_TRACE(fmt::format("{}, on the host {} and {}", name(dtype), from_host, to_host));
+  for (const auto& [precision, from_host, to_host] : cases) {
+    SCOPED_TRACE(fmt::format("{}, on the host {} and {}", precision.text(), from_host, to_host));
     const TemporaryFolder root;
     const OptimizerSettings optimizer{.learning_rate = 1e-2, .warmup_steps = 2, .steps = 10};
     const auto steps = [](TrainingRun& run, std::int64_t first, std::int64_t last) {
@@ -397,16 +418,16 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
         static_cast<void>(run.update(step));
       }
     };
-    TrainingRun whole(optimizer, dtype);
+    TrainingRun whole = run_of(precision, optimizer);
     steps(whole, 1, 10);
-    TrainingRun first(optimizer, dtype, 2, from_host);
+    TrainingRun first = run_of(precision, optimizer, from_host);
     steps(first, 1, 5);
     const TrainState state{.step = 5, .tokens = 350, .samples = 10, .settings = {{"lr", "0.01"}}};
     std::filesystem::path folder;
     first.with_staging([&](Staging& staging) {
       folder = write_checkpoint(root.path(), tiny_model(), state, first.trainer().buffers(), staging);
     });
-    TrainingRun second(optimizer, dtype, 2, to_host);
+    TrainingRun second = run_of(precision, optimizer, to_host);
     EXPECT_NE(second.state(), first.state());
     second.with_staging([&](Staging& staging) {
       EXPECT_EQ(read_checkpoint(folder, tiny_model(), second.trainer().buffers(), staging), state);
@@ -414,6 +435,28 @@ TEST(Trainer, GoesOnFromACheckpointWithTheSameBits) {
     EXPECT_EQ(second.state(), first.state());
     steps(second, 6, 10);
     EXPECT_EQ(second.state(), whole.state());
+  }
+}
+
+// The three lie on each other, from the same first weights.
+TEST(Trainer, EveryStateLearnsAlike) {
+  constexpr std::int64_t kSteps = 60;
+  std::vector<std::vector<double>> curves;
+  for (const StatePrecision state : {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
+    TrainingRun run =
+        run_of({DType::bf16, state}, {.learning_rate = 5e-3, .warmup_steps = 5, .steps = kSteps});
+    std::vector<double>& losses = curves.emplace_back();
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      losses.push_back(run.micro_step(run.batch(static_cast<std::uint64_t>(step % 8))).value());
+      EXPECT_TRUE(std::isfinite(run.update(step)));
+    }
+  }
+  EXPECT_EQ(curves[1].front(), curves[0].front());
+  EXPECT_EQ(curves[2].front(), curves[0].front());
+  EXPECT_LT(curves[0].back(), 0.7 * curves[0].front());
+  for (std::size_t step = 0; step < curves[0].size(); ++step) {
+    EXPECT_NEAR(curves[1][step], curves[0][step], 0.06) << "bf16, step " << step + 1;
+    EXPECT_NEAR(curves[2][step], curves[0][step], 0.06) << "8bit, step " << step + 1;
   }
 }
 

@@ -26,6 +26,7 @@ struct Options {
   std::int64_t accumulation = 1;
   std::optional<std::int64_t> host_budget_bytes;
   PinOptions pins;
+  std::string state = "f32";
   bool calibrate = false;
   BenchOptions bench;
 };
@@ -74,6 +75,7 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
                                 .mask = parse_mask(options.attention),
                                 .optimizer = {.learning_rate = 1e-6, .steps = 1'000'000},
                                 .compute_dtype = parse_dtype(dtype),
+                                .state = parse_state(options.state),
                                 .accumulation = options.accumulation};
   const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);
   const TrainingFit fit = fit_training(device.request(problem, pins),
@@ -200,6 +202,7 @@ void run(const Options& options, std::ostream& out) {
       json["rows"].push_back({{"model", row.model},
                               {"context", row.context},
                               {"dtype", row.dtype},
+                              {"state", options.state},
                               {"milliseconds", row.milliseconds},
                               {"update_milliseconds", row.update_milliseconds},
                               {"kernels_milliseconds", row.kernels_milliseconds},
@@ -234,6 +237,7 @@ void add_bench_step(Command app, std::ostream& out) {
   app.add_whole("--accumulation", options->accumulation, 1, kMostTokens, "Batches per update");
   add_host_budget_option(app, options->host_budget_bytes);
   add_pin_options(app, options->pins);
+  add_state_option(app, options->state);
   app.add_flag(
       "--calibrate", options->calibrate,
       "Write this machine's rates, by which plan predicts time (kept in $HEADROOM_RATES, or the user's "

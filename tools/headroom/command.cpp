@@ -170,6 +170,13 @@ void add_threads_option(Command command, int& threads) {
   command.add_whole("--threads", threads, 1, 4096, "Threads to run on (default: every core)");
 }
 
+void add_state_option(Command command, std::string& state) {
+  command.add_choice(
+      "--state", state, {"f32", "bf16", "8bit"},
+      "Precision of the training state: f32; bf16 (no master weights, stochastic rounding); 8bit "
+      "(the same with 8-bit moments)");
+}
+
 void add_html_option(Command command, std::optional<std::string>& path) {
   command.add_output("--html", path, "<!doctype html>", "Also write an HTML report to FILE");
 }

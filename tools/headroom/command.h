@@ -93,6 +93,8 @@ class Command {
 
 // --threads N; 0 is every core.
 void add_threads_option(Command command, int& threads);
+// --state, the same for every command that trains or plans training.
+void add_state_option(Command command, std::string& state);
 // --html FILE, the same for every command that has a page.
 void add_html_option(Command command, std::optional<std::string>& path);
 

@@ -69,7 +69,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
     stages.add({std::string(name(row.stage)), format_bytes(row.live_bytes), format_bytes(row.peak_bytes),
                 largest_categories(row.at_peak)});
   }
-  out << stages.text();
+  out << stages.text() << "\n" << state_table(answer).text();
   if (!answer.compared.empty()) out << "\n" << compared_table(answer).text();
   if (!answer.changes.empty()) out << "\n" << changes_table(answer).text();
 }
@@ -137,6 +137,8 @@ EagerOptions eager_options(const Options& options, const PlanRequest& request) {
   eager.checkpoint_layers = !options.no_checkpointing;
   eager.adamw = options.optimizer == "adamw";
   eager.dtype = request.problem.compute_dtype;
+  // Without an optimizer there is nothing that f32 is for: the model is in its dtype.
+  if (eager.adamw) eager.state = request.problem.state;
   return eager;
 }
 
@@ -150,8 +152,8 @@ void check_mode(const Command& command, const Options& options) {
   if (options.runtime == "pytorch") {
     command.check_read(
         "--runtime pytorch",
-        {"--runtime", "--model", "--context", "--batch", "--device", "--budget", "--dtype", "--optimizer",
-         "--loss-chunk", "--torch-attention", "--torch-loss", "--no-checkpointing", "--json"});
+        {"--runtime", "--model", "--context", "--batch", "--device", "--budget", "--dtype", "--state",
+         "--optimizer", "--loss-chunk", "--torch-attention", "--torch-loss", "--no-checkpointing", "--json"});
     check(options.torch_loss != "full" || !options.plan.pins.loss_chunk_tokens,
           "--loss-chunk means nothing with --torch-loss full, which has no chunks");
     return;
@@ -221,6 +223,7 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
                  "Host memory that layer inputs and the optimizer's state may move to (default: none)");
   app.add_text("--attention", plan.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_text("--dtype", plan.dtype, "f32, bf16 or f16 (default: what is fast on the device)");
+  add_state_option(app, plan.state);
   app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
                  "adamw, or none: forward and backward alone");
   add_pin_options(app, plan.pins);

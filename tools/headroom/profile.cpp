@@ -101,6 +101,7 @@ void add_profile(Command app, std::ostream& out) {
   add_pin_options(app, profile.pins);
   app.add_text("--attention", profile.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_text("--dtype", profile.dtype, "f32 or bf16 (default: what is fast on the device)");
+  add_state_option(app, profile.state);
   app.add_whole("--steps", profile.steps, 1, 1000, "Steps to run, after one that does not count");
   app.add_output("--trace", profile.trace, "{\"traceEvents\"",
                  "Write the last step as a Chrome trace (JSON) to FILE");

@@ -62,9 +62,10 @@ class StopOnSignal {
 void print_plan(const TrainingPlan& plan, std::ostream& out) {
   const TrainingProblem& problem = plan.problem;
   const ParameterTable table(problem.config);
-  fmt::print(out, "model   {}: {} parameters in {} {}, {}\n", plan.options.model,
+  fmt::print(out, "model   {}: {} parameters in {} {}, {}{}\n", plan.options.model,
              format_count(table.parameters()), problem.config.layers,
-             problem.config.layers == 1 ? "layer" : "layers", name(problem.compute_dtype));
+             problem.config.layers == 1 ? "layer" : "layers", name(problem.compute_dtype),
+             problem.state == StatePrecision::f32 ? "" : fmt::format(", state {}", name(problem.state)));
   fmt::print(out, "data    {}\n", plan.data.describe());
   fmt::print(out, "plan    {} for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
              format_count(problem.sizes.batch * problem.sizes.context),
@@ -264,6 +265,7 @@ void add_train(Command app, std::ostream& out) {
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
   app.add_text("--dtype", run.dtype, "f32 or bf16 (default: what is fast on the device)");
+  add_state_option(app, run.state);
   app.add_number("--learning-rate", run.optimizer.learning_rate, {.most = kLargestFloat},
                  "Learning rate after the warm-up");
   app.add_whole("--warmup", run.warmup, 0, kMostCounted, "Steps (default: a tenth, at most 100)");

@@ -45,10 +45,14 @@ class Random {
   // Uniform over all 64-bit words.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   constexpr std::uint64_t bits(std::uint64_t index) const {
-    const Philox block = philox(counter(index / 2), seed_);
+    const Philox pair = bits_of_pair(index / 2);
     const int half = static_cast<int>(index % 2) * 2;
-    return (std::uint64_t{block.word[half + 1]} << 32) | block.word[half];
+    return (std::uint64_t{pair.word[half + 1]} << 32) | pair.word[half];
   }
+
+  // bits(2 * pair) and bits(2 * pair + 1) at the cost of one, lower words first.
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  constexpr Philox bits_of_pair(std::uint64_t pair) const { return philox(counter(pair), seed_); }
 
   // Uniform in [0, 1), all 53 bits random.
   [[nodiscard]] HEADROOM_HOST_DEVICE

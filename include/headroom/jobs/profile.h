@@ -25,6 +25,7 @@ struct ProfileOptions {
   PinOptions pins{};                                // parts of the strategy
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // f32 or bf16; without it: what is fast on the device
+  std::string state = "f32";                        // of weights, gradients and moments: f32, bf16 or 8bit
   std::int64_t steps = 3;                           // after one that does not count
   std::optional<std::string> trace{};               // a file for the last step as a Chrome trace
   std::string device = "cpu";

@@ -41,7 +41,11 @@ struct RunDevice {
 // The dtype that is fast on the device, or f32 where that is f16, which nothing is trained in.
 [[nodiscard]] DType default_training_dtype(const DeviceDescription& device);
 
-// An error of kind memory with the arithmetic, and the largest blocks of the strategy that is least over.
-[[noreturn]] void fail_shortfall(const RunDevice& device, const TrainingFit& fit);
+// "; --state bf16 would fit" where that is so of a request that does not; otherwise empty.
+[[nodiscard]] std::string narrow_state_note(PlanRequest request, const CostModel& costs);
+
+// An error of kind memory with the arithmetic, the largest blocks of the strategy that is least over, and the
+// note at its end.
+[[noreturn]] void fail_shortfall(const RunDevice& device, const TrainingFit& fit, std::string_view note);
 
 }  // namespace headroom

@@ -33,6 +33,7 @@ struct TrainingOptions {
   PinOptions pins{};                                // parts of the strategy; `accumulation` is not read
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // f32 or bf16; without it: what is fast on the device
+  std::string state = "f32";                        // of weights, gradients and moments: f32, bf16 or 8bit
   OptimizerSettings optimizer{};                    // warmup_steps is not read
   std::optional<std::int64_t> warmup{};             // steps; without it a tenth of them, at most 100
   std::string out;                                  // folder for checkpoints and metrics.jsonl

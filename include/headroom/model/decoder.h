@@ -49,7 +49,7 @@ struct StepBatch {
 // Flat buffers of the parameter table.
 struct StepBuffers {
   TensorView weights;    // in the strategy's compute dtype
-  TensorView gradients;  // f32, added to
+  TensorView gradients;  // in the gradient dtype of the strategy's state, added to
 };
 
 class Decoder {

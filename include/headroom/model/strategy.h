@@ -3,10 +3,34 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "headroom/core/dtype.h"
 
 namespace headroom {
+
+// In what precision the training state is kept: weights, gradients, moments. It is the user's choice: no plan
+// changes it.
+enum class StatePrecision : std::uint8_t {
+  f32,       // f32 gradients and moments; where weights are 16-bit, f32 master weights beside them
+  bf16,      // bf16 weights without masters, bf16 gradients and moments
+  eight_bit  // the same with moments of 8 bits
+};
+[[nodiscard]] std::string_view name(StatePrecision state);  // f32, bf16, 8bit
+[[nodiscard]] StatePrecision parse_state(std::string_view text);
+// Throws where weights of that dtype cannot be trained with that state.
+void check_state(StatePrecision state, DType weights);
+
+// Dtypes of flat buffers. Moments of 8 bits have exponents beside them.
+[[nodiscard]] inline DType gradient_dtype(StatePrecision state) {
+  return state == StatePrecision::f32 ? DType::f32 : DType::bf16;
+}
+[[nodiscard]] inline DType moment_dtype(StatePrecision state) {
+  return state == StatePrecision::eight_bit ? DType::u8 : gradient_dtype(state);
+}
+[[nodiscard]] inline bool has_master(StatePrecision state, DType weights) {
+  return state == StatePrecision::f32 && weights != DType::f32;
+}
 
 enum class Sharding : std::uint8_t { none, optimizer, full };
 
@@ -32,7 +56,7 @@ struct Strategy {
   std::int64_t ring_ranks = 1;
   Sharding sharding = Sharding::none;
   DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read
-  DType master_dtype = DType::f32;   // of the weights that the optimizer updates
+  StatePrecision state = StatePrecision::f32;
 
   bool operator==(const Strategy&) const = default;
 };

@@ -33,4 +33,26 @@ struct AdamWViews {
 };
 void adamw(Context& context, const AdamWViews& views, const AdamW& settings);
 
+// The same update with a state of 16 or 8 bits and no master: computed in f32, then stored with stochastic
+// rounding, so that what is too small for one step counts over many. The random bits are a function of the
+// step, the element's index in the flat buffer and the tensor alone.
+//
+// A moment of 8 bits is a small float, relative to a power of two that kMomentBlock neighbours share: sign,
+// 4 bits of exponent and 3 of fraction (first), or 5 of exponent and 3 of fraction (second). A second moment
+// that is above 0 stays so, because it divides.
+inline constexpr std::int64_t kMomentBlock = 64;
+
+struct NarrowAdamWViews {
+  TensorView weight;           // dense bf16
+  TensorView gradient;         // as weight
+  TensorView first;            // dense, bf16 or u8
+  TensorView second;           // as first
+  TensorView first_exponents;  // [elements / kMomentBlock, rounded up] u8, where the moments are u8
+  TensorView second_exponents;
+  TensorView factor;  // [1] f32
+};
+// `first_element`, a multiple of kMomentBlock, is the index of element 0 in the flat buffer.
+void adamw_narrow(Context& context, const NarrowAdamWViews& views, const AdamW& settings,
+                  std::int64_t first_element);
+
 }  // namespace headroom

@@ -15,7 +15,7 @@ namespace headroom {
 void embedding_forward(Context& context, const TensorView& table, const TensorView& ids, const TensorView& x);
 
 // table_gradient[ids[t]] += dx[t], repeated tokens in their order; tokens that are pad_token are left out
-//   table_gradient  [vocabulary, dim] f32
+//   table_gradient  [vocabulary, dim] f32, or dx's dtype: summed in f32 and rounded once
 void embedding_backward(Context& context, const TensorView& ids, const TensorView& x_gradient,
                         const TensorView& table_gradient, std::optional<std::int64_t> pad_token = {});
 

@@ -8,7 +8,7 @@
 namespace headroom {
 
 // result <- [result +] sum of x^2. Squares and sums are f64, in chunks that do not depend on the threads.
-//   view    dense f32
+//   view    dense f32, bf16 or f16
 //   result  [1] f64 or f32
 void sum_of_squares(Context& context, const TensorView& view, const TensorView& result, Store store);
 

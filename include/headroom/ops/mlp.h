@@ -26,7 +26,7 @@ struct MlpBackward {
   MlpForward forward;     // its inputs and what was kept, which is overwritten; y is not read
   TensorView y_gradient;  // [tokens, hidden]
   TensorView x_gradient;  // [tokens, hidden], overwritten
-  MlpWeights gradients;   // f32, added to
+  MlpWeights gradients;   // f32 or of the weights' dtype, added to; tiles are summed in f32
 };
 void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens);
 

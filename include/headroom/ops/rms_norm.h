@@ -25,7 +25,7 @@ struct RmsNormBackward {
   TensorView rstd;
   TensorView y_gradient;       // as x
   TensorView x_gradient;       // as x; overwritten (may be y_gradient itself), or added to
-  TensorView weight_gradient;  // [dim] f32, always added to
+  TensorView weight_gradient;  // [dim], x's dtype or f32, always added to in f32
 };
 void rms_norm_backward(Context& context, const RmsNormBackward& views, Store x_gradient);
 

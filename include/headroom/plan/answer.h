@@ -35,6 +35,7 @@ struct PlanAnswer {
   PlanQuestion question;
   PlanCosts costs;
   Plan plan{};
+  std::vector<StateBytes> state{};
   std::vector<StepStageUsage> stages{};
   std::vector<Change> changes{};
   std::vector<Compared> compared{};  // beside the chosen one
@@ -51,6 +52,7 @@ struct PlanAnswer {
 
 // Parts of the page that are printed too.
 [[nodiscard]] std::string seconds_text(double seconds);
+[[nodiscard]] Table state_table(const PlanAnswer& answer);
 [[nodiscard]] Table compared_table(const PlanAnswer& answer);
 [[nodiscard]] Table changes_table(const PlanAnswer& answer);
 

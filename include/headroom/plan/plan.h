@@ -125,6 +125,14 @@ struct StepStageUsage {
 };
 // Returns the stages that the ledger has, in the order of StepStage.
 [[nodiscard]] std::vector<StepStageUsage> step_stages(const Ledger& ledger);
+// What lives as long as the run: weights, master weights, gradients, first moments, second moments.
+struct StateBytes {
+  std::string tensor;
+  Space space = Space::device;
+  std::int64_t bytes = 0;
+};
+// Returns those that the ledger has, in the order in which they are allocated.
+[[nodiscard]] std::vector<StateBytes> state_bytes(const Ledger& ledger);
 // Returns the stage that the time of a piece of work is counted in; `layers` is without the first layer.
 // Returns nothing for work that is in none of them.
 [[nodiscard]] std::optional<StepStage> step_stage_of(Phase phase, const StagePath& path);

@@ -31,6 +31,7 @@ struct PlanOptions {
   std::optional<std::int64_t> host_budget_bytes{};  // for what is offloaded; without it nothing is
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // without it: what is fast on the device
+  std::string state = "f32";                        // of weights, gradients, moments: f32, bf16 or 8bit
   OptimizerKind optimizer = OptimizerKind::adamw;
   PinOptions pins{};
   bool compare = false;

@@ -15,6 +15,7 @@
 #include "headroom/memory/staging.h"
 #include "headroom/model/config.h"
 #include "headroom/model/parameters.h"
+#include "headroom/model/strategy.h"
 #include "headroom/train/model_files.h"
 
 namespace headroom {
@@ -31,12 +32,18 @@ struct TrainState {
 // Throws where state.json could not hold it.
 void validate(const TrainState& state);
 
-// Flat tensors of the model's ParameterTable, [elements()] each, in any space of one context.
+inline const Tensor kNoTensor;
+
+// Flat tensors of the model's ParameterTable, [elements()] each, in any space of one context. The precision
+// of the state is that of the moments.
 struct TrainBuffers {
   const Tensor& weights;        // f32, bf16 or f16
-  const Tensor& master;         // f32 where weights are 16-bit; empty where they are f32
-  const Tensor& first_moment;   // f32
-  const Tensor& second_moment;  // f32
+  const Tensor& master;         // f32 where the state is and the weights are 16-bit; otherwise empty
+  const Tensor& first_moment;   // f32, bf16 or u8
+  const Tensor& second_moment;  // as the first
+  const Tensor& first_exponents =
+      kNoTensor;  // [elements() / kMomentBlock] u8 where moments are; otherwise empty
+  const Tensor& second_exponents = kNoTensor;
 };
 
 // Writes ROOT/step-<state.step>, replacing one of that name, and makes ROOT where it is missing. What killed
@@ -60,10 +67,10 @@ struct IncompleteCheckpoint {
 [[nodiscard]] TrainState read_train_state(const std::filesystem::path& checkpoint);
 
 // Checks everything but the tensors' data, without memory for them. Throws where state.json or a header is
-// damaged, the checkpoint is of another model, its weights are of another dtype, or a tensor is missing or
-// has another shape.
-TrainState check_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config,
-                            DType weights);
+// damaged, the checkpoint is of another model, its weights or its state are of another dtype, or a tensor is
+// missing or has another shape.
+TrainState check_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config, DType weights,
+                            StatePrecision state = StatePrecision::f32);
 
 // Fills the buffers. Throws as check_checkpoint does, and where a tensor does not have the checksum that it
 // was saved with.

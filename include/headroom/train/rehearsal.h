@@ -19,6 +19,7 @@ struct TrainingProblem {
   Mask mask;
   OptimizerSettings optimizer;
   DType compute_dtype = DType::f32;
+  StatePrecision state = StatePrecision::f32;
   std::int64_t accumulation = 1;
 };
 

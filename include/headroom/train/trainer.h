@@ -107,7 +107,7 @@ class Trainer {
     [[nodiscard]] StepBatch views() const;
   };
   [[nodiscard]] DeviceBatch send(Context& context) const;
-  // The largest transfer is a flat f32 tensor.
+  // The largest transfer is a flat tensor of the widest dtype of the state.
   [[nodiscard]] std::int64_t largest_transfer_bytes() const;
   // Fills the host's buffers and counts the labels.
   [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
@@ -118,11 +118,13 @@ class Trainer {
 
   Decoder decoder_;
   OptimizerSettings optimizer_;
-  Tensor weights_;        // flat, compute dtype
-  Tensor master_;         // flat f32, where the weights are 16-bit; on the host where the strategy says so
-  Tensor gradients_;      // flat f32
-  Tensor first_moment_;   // flat f32; where the master is
-  Tensor second_moment_;  // flat f32; where the master is
+  Tensor weights_;          // flat, compute dtype
+  Tensor gradients_;        // flat; their dtype and what else there is is the state's
+  Tensor master_;           // flat f32; this and the moments are on the host where the strategy says so
+  Tensor first_moment_;     // flat
+  Tensor second_moment_;    // flat
+  Tensor first_exponents_;  // [elements / kMomentBlock], of moments of 8 bits
+  Tensor second_exponents_;
   DeviceBatch host_batch_;
   Tensor host_value_;  // [1] f32
 };

@@ -100,7 +100,7 @@ struct OpKernels {
                             float* weight_gradient);
   // sums[i] += parts[0][i] + parts[1][i] + ..., in this order; parts are [count, stride].
   void (*add_parts)(const float* parts, std::int64_t count, std::int64_t stride, std::int64_t columns,
-                    float* sums);
+                    DType sums_dtype, void* sums);
   // Tokens [begin, end).
   void (*rope)(const RopeTokens& tokens, std::int64_t begin, std::int64_t end);
   // cos and sin [kMaxRopeHalf] of one position, with the magnitude: what rope multiplies with.

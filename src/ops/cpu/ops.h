@@ -6,6 +6,7 @@
 #include "headroom/core/stream.h"
 #include "headroom/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/narrow_state.h"
 
 namespace headroom::cpu {
 
@@ -26,8 +27,9 @@ void swiglu_backward(const SwigluBackward& views, const Stream& stream);
 void check_ids(const TensorView& ids, std::int64_t vocabulary);
 void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x,
                        const Stream& stream);
+// The workspace holds the table in f32, where the table is 16-bit.
 void embedding_backward(const TensorView& ids, const TensorView& x_gradient, const TensorView& table_gradient,
-                        std::int32_t pad_token, const Stream& stream);
+                        std::int32_t pad_token, const TensorView& workspace, const Stream& stream);
 
 void add(const TensorView& a, const TensorView& b, const TensorView& y, const Stream& stream);
 void fill(const TensorView& view, float value, const Stream& stream);
@@ -40,5 +42,6 @@ void sum_of_squares(const TensorView& view, const TensorView& result, Store stor
 void clip_factor(const ClipFactor& views, const Clipping& clipping);
 
 void adamw(const AdamWViews& views, const AdamWFactors& factors, const Stream& stream);
+void adamw_narrow(const NarrowUpdate& update, const Stream& stream);
 
 }  // namespace headroom::cpu

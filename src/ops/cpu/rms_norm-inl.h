@@ -71,13 +71,16 @@ void rms_norm_backward(const RmsNormBackwardRows& rows, std::int64_t begin, std:
 
 template <class Vec>
 void add_parts(const float* parts, std::int64_t count, std::int64_t stride, std::int64_t columns,
-               float* sums) {
-  for_vectors<Vec>(columns, [&](std::int64_t i, int valid) {
-    Vec sum = Vec::zero();
-    for (std::int64_t part = 0; part < count; ++part) {
-      sum = sum + load_elements<Vec, DType::f32>(parts + part * stride + i, valid);
-    }
-    store_elements<Vec, DType::f32>(load_elements<Vec, DType::f32>(sums + i, valid) + sum, sums + i, valid);
+               DType sums_dtype, void* sums) {
+  with_dtype<Vec>(sums_dtype, [&]<DType kSums>() {
+    auto* to = static_cast<Stored<kSums>*>(sums);
+    for_vectors<Vec>(columns, [&](std::int64_t i, int valid) {
+      Vec sum = Vec::zero();
+      for (std::int64_t part = 0; part < count; ++part) {
+        sum = sum + load_elements<Vec, DType::f32>(parts + part * stride + i, valid);
+      }
+      store_elements<Vec, kSums>(load_elements<Vec, kSums>(to + i, valid) + sum, to + i, valid);
+    });
   });
 }
 

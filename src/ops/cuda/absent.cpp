@@ -72,6 +72,9 @@ void clip_factor(const ClipFactor&, const Clipping&, const Stream&) {
 void adamw(const AdamWViews&, const AdamWFactors&, const Stream&) {
   fail_absent();
 }
+void adamw_narrow(const NarrowUpdate&, const Stream&) {
+  fail_absent();
+}
 
 }  // namespace cuda
 }  // namespace headroom

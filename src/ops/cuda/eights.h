@@ -154,6 +154,20 @@ __device__ __forceinline__ void store_eight(Stored<kType>* to, std::int64_t coun
   }
 }
 
+// The same of what is rounded already.
+template <DType kType>
+__device__ __forceinline__ void store_bits(Stored<kType>* to, std::int64_t count, bool aligned,
+                                           const StoredEight<kType>& stored) {
+  if (aligned && count >= kEight) {
+    *reinterpret_cast<StoredEight<kType>*>(to) = stored;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    if (i < count) to[i] = stored.at[i];
+  }
+}
+
 // What two lengths divide into; most fit 32 bits, where a division is a fifth of the work.
 __device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
   if ((static_cast<std::uint64_t>(a) | static_cast<std::uint64_t>(b)) >> 32 == 0) {

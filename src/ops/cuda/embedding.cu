@@ -124,10 +124,10 @@ __global__ void place_tokens_kernel(SortPass pass) {
 }
 
 // table[id] <- table[id] + the tokens of that id, in order: by the first of them
-template <DType kType>
+template <DType kType, DType kTable>
 struct AddTokens {
   RowsOf<kType> x_gradient;
-  RowsOf<DType::f32> table;
+  RowsOf<kTable> table;
   const std::int32_t* ids;  // sorted
   const std::int32_t* places;
   std::int64_t tokens;
@@ -138,14 +138,14 @@ struct AddTokens {
   __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     const std::int32_t id = ids[row];
     if (id >= vocabulary || id == pad_token || (row > 0 && ids[row - 1] == id)) return;
-    float* to = table.row(id) + column;
-    Eight sum = load_eight<DType::f32>(to, count, table.aligned);
+    Stored<kTable>* to = table.row(id) + column;
+    Eight sum = load_eight<kTable>(to, count, table.aligned);
     for (std::int64_t i = row; i < tokens && ids[i] == id; ++i) {
       const Eight value = load_eight<kType>(x_gradient.row(places[i]) + column, count, x_gradient.aligned);
 #pragma unroll
       for (int j = 0; j < kEight; ++j) sum.at[j] += value.at[j];
     }
-    store_eight<DType::f32>(to, count, table.aligned, sum);
+    store_eight<kTable>(to, count, table.aligned, sum);
   }
 };
 
@@ -196,10 +196,14 @@ void embedding_backward(const TensorView& ids, const TensorView& x_gradient, con
             .vocabulary = pass.vocabulary,
             .shift = pass.shift + 8};
   }
-  with_dtype(x_gradient.dtype(), [&]<DType kType>() {
+  const auto add_to = [&]<DType kType, DType kTable>() {
     for_eights("embedding_backward_kernel", tokens, x_gradient.extent(1), stream,
-               AddTokens<kType>{rows_of<kType>(x_gradient), rows_of<DType::f32>(table_gradient), pass.ids,
-                                pass.places, tokens, vocabulary, pad_token});
+               AddTokens<kType, kTable>{rows_of<kType>(x_gradient), rows_of<kTable>(table_gradient), pass.ids,
+                                        pass.places, tokens, vocabulary, pad_token});
+  };
+  with_dtype(x_gradient.dtype(), [&]<DType kType>() {
+    if (table_gradient.dtype() == DType::f32) return add_to.template operator()<kType, DType::f32>();
+    add_to.template operator()<kType, kType>();
   });
 }
 

@@ -5,6 +5,7 @@
 #include "headroom/core/stream.h"
 #include "headroom/ops.h"
 #include "ops/adamw_factors.h"
+#include "ops/narrow_state.h"
 
 namespace headroom::cuda {
 
@@ -51,5 +52,6 @@ void sum_of_squares(const TensorView& view, const TensorView& result, Store stor
 void clip_factor(const ClipFactor& views, const Clipping& clipping, const Stream& stream);
 
 void adamw(const AdamWViews& views, const AdamWFactors& factors, const Stream& stream);
+void adamw_narrow(const NarrowUpdate& update, const Stream& stream);
 
 }  // namespace headroom::cuda
