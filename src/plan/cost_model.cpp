@@ -89,13 +89,18 @@ void calibrate(CostModel& model, std::span<const WorkRecord> records) {
     if (record.runs == 0 || record.work.kind != WorkKind::kernel) continue;
     const bool counts_flops = record.work.flops > 0;
     arithmetic[record.work.kernel] = counts_flops;
-    by_kernel[record.work.kernel].push_back({.amount = counts_flops ? record.work.flops : record.work.bytes,
-                                             .seconds = record.seconds / static_cast<double>(record.runs)});
+    double seconds = record.seconds / static_cast<double>(record.runs);
+    // What the bytes of an arithmetic kernel cost is not known apart: they are taken to move at the rate of
+    // memory, in half of its time at most.
+    if (counts_flops) seconds -= std::min(seconds / 2, bounded(record.work.bytes, model.memory_rate()));
+    by_kernel[record.work.kernel].push_back(
+        {.amount = counts_flops ? record.work.flops : record.work.bytes, .seconds = seconds});
   }
   for (const auto& [kernel, runs] : by_kernel) {
     const FittedLine line = fit_line(runs);
     if (line.per_second <= 0) continue;
     KernelRate rate{.start_seconds = line.start_seconds};
+    rate.bytes_per_second = model.memory_rate();
     (arithmetic[kernel] ? rate.flops_per_second : rate.bytes_per_second) = line.per_second;
     model.set(kernel, rate);
   }

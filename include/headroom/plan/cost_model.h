@@ -34,6 +34,8 @@ class CostModel {
     copy_bytes_per_second_ = 2 * bytes_per_second;  // work counts what is read and what is written
   }
   [[nodiscard]] const std::map<std::string, KernelRate, std::less<>>& kernels() const { return kernels_; }
+  // Bytes a second of kernels that only move them.
+  [[nodiscard]] double memory_rate() const { return memory_.bytes_per_second; }
 
   [[nodiscard]] double seconds(const Work& work) const;
   // Copies go beside the kernels: the longer of the two counts.
