@@ -75,11 +75,11 @@ __device__ __forceinline__ void for_batches(const SoftmaxCall<kType>& call, cons
     for (int b = 0; b < kBatch; ++b) {
       const Stored<kType>* from = row + batch.column + b * Batch<kType>::kStride;
       if constexpr (kWhole) {
-        if (batch.left(b) > 0) batch.stored[b] = *reinterpret_cast<const StoredEight<kType>*>(from);
+        if (batch.left(b) > 0) batch.stored[b] = StoredEight<kType>::load(from);
       } else {
 #pragma unroll
         for (int j = 0; j < kEight; ++j) {
-          if (j < batch.left(b)) batch.stored[b].at[j] = from[j];
+          if (j < batch.left(b)) batch.stored[b].set(j, from[j]);
         }
       }
     }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall
 #pragma unroll
         for (int j = 0; j < kEight; ++j) {
           if ((kWhole ? 0 : j) < batch.left(b)) {
-            body(call.template capped<kCapped>(widen<kType>(batch.stored[b].at[j])));
+            body(call.template capped<kCapped>(batch.stored[b].wide(j)));
           }
         }
       }
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall
       Eight gradients;
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
-        const float logit = call.template capped<kCapped>(widen<kType>(batch.stored[b].at[j]));
+        const float logit = call.template capped<kCapped>(batch.stored[b].wide(j));
         float gradient = factor * power_of_two((logit - all.max) * kLog2E) - smoothed;
         if (column + j == label || !there) gradient -= share;
         if constexpr (kCapped) {

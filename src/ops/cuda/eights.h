@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/device_code.h"
 #include "headroom/core/checked.h"
 #include "headroom/core/error.h"
 #include "headroom/core/tensor_view.h"
+#include "ops/cuda/pack.h"
 #if defined(__CUDACC__)
 #include "cuda/launch.h"
 #endif
@@ -22,9 +21,6 @@ extern __shared__ float4 shared_memory[];  // as much as the launch asks for
 inline constexpr int kThreads = 256;  // of every block
 inline constexpr int kWarp = 32;
 inline constexpr int kEight = 8;
-
-template <DType kType>
-using Stored = std::conditional_t<kType == DType::f32, float, std::uint16_t>;
 
 // body.operator()<the dtype>()
 template <class Body>
@@ -47,36 +43,12 @@ void with_dtypes(DType x, DType weight, const Body& body) {
   });
 }
 
-template <DType kType>
-__device__ __forceinline__ float widen(Stored<kType> value) {
-  if constexpr (kType == DType::f32) {
-    return value;
-  } else if constexpr (kType == DType::bf16) {
-    return bits_to_float(static_cast<std::uint32_t>(value) << 16);
-  } else {
-    return half_to_float(value);
-  }
-}
-
-template <DType kType>
-__device__ __forceinline__ Stored<kType> narrow(float value) {
-  if constexpr (kType == DType::f32) {
-    return value;
-  } else if constexpr (kType == DType::bf16) {
-    return float_to_bfloat(value);
-  } else {
-    return float_to_half(value);
-  }
-}
-
 struct Eight {
   float at[kEight];
 };
 
 template <DType kType>
-struct alignas(16) StoredEight {
-  Stored<kType> at[kEight];
-};
+using StoredEight = Pack<kType, kEight>;
 
 // Rows with unit stride inside: [outer, inner, dim].
 template <DType kType>
@@ -119,10 +91,10 @@ struct Whole {};
 
 template <DType kType>
 __device__ __forceinline__ Eight load_eight(const Stored<kType>* from, Whole, bool = true) {
-  const auto stored = *reinterpret_cast<const StoredEight<kType>*>(from);
+  const auto stored = StoredEight<kType>::load(from);
   Eight values;
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) values.at[i] = widen<kType>(stored.at[i]);
+  for (int i = 0; i < kEight; ++i) values.at[i] = stored.wide(i);
   return values;
 }
 
@@ -138,10 +110,7 @@ __device__ __forceinline__ Eight load_eight(const Stored<kType>* from, std::int6
 
 template <DType kType>
 __device__ __forceinline__ void store_eight(Stored<kType>* to, Whole, bool, const Eight& values) {
-  StoredEight<kType> stored;
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) stored.at[i] = narrow<kType>(values.at[i]);
-  *reinterpret_cast<StoredEight<kType>*>(to) = stored;
+  StoredEight<kType>::of(values.at).store(to);
 }
 
 template <DType kType>
@@ -156,15 +125,16 @@ __device__ __forceinline__ void store_eight(Stored<kType>* to, std::int64_t coun
 
 // The same of what is rounded already.
 template <DType kType>
+__device__ __forceinline__ void store_bits(Stored<kType>* to, Whole, bool, const StoredEight<kType>& stored) {
+  stored.store(to);
+}
+template <DType kType>
 __device__ __forceinline__ void store_bits(Stored<kType>* to, std::int64_t count, bool aligned,
                                            const StoredEight<kType>& stored) {
-  if (aligned && count >= kEight) {
-    *reinterpret_cast<StoredEight<kType>*>(to) = stored;
-    return;
-  }
+  if (aligned && count >= kEight) return stored.store(to);
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
-    if (i < count) to[i] = stored.at[i];
+    if (i < count) to[i] = stored.get(i);
   }
 }
 

@@ -12,9 +12,7 @@ constexpr int kHeadTokens = 16;  // whose angles a block makes at a time
 constexpr int kFour = 4;
 
 template <DType kType>
-struct alignas(kFour * sizeof(Stored<kType>)) StoredFour {
-  Stored<kType> at[kFour];
-};
+using StoredFour = Pack<kType, kFour>;
 
 // Heads with unit stride inside: [tokens, heads, 2 * half].
 template <DType kType>
@@ -41,29 +39,21 @@ struct Halves {
     Eight values;
 #pragma unroll
     for (int i = 0; i < kFour; ++i) {
-      values.at[i] = widen<kType>(left.at[i]);
-      values.at[kFour + i] = widen<kType>(right.at[i]);
+      values.at[i] = left.wide(i);
+      values.at[kFour + i] = right.wide(i);
     }
     return values;
   }
 };
 template <DType kType>
 __device__ __forceinline__ Halves<kType> load_halves(const Stored<kType>* head, int half) {
-  return {*reinterpret_cast<const StoredFour<kType>*>(head),
-          *reinterpret_cast<const StoredFour<kType>*>(head + half)};
+  return {StoredFour<kType>::load(head), StoredFour<kType>::load(head + half)};
 }
 
 template <DType kType>
 __device__ __forceinline__ void store_halves(Stored<kType>* head, int half, const Eight& values) {
-  StoredFour<kType> left;
-  StoredFour<kType> right;
-#pragma unroll
-  for (int i = 0; i < kFour; ++i) {
-    left.at[i] = narrow<kType>(values.at[i]);
-    right.at[i] = narrow<kType>(values.at[kFour + i]);
-  }
-  *reinterpret_cast<StoredFour<kType>*>(head) = left;
-  *reinterpret_cast<StoredFour<kType>*>(head + half) = right;
+  StoredFour<kType>::of(values.at).store(head);
+  StoredFour<kType>::of(values.at + kFour).store(head + half);
 }
 
 // (a, b) <- (a cos - b sin, b cos + a sin)

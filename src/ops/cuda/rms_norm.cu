@@ -46,7 +46,7 @@ struct Share {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-        for (int j = 0; j < kEight; ++j) values[v].at[j] = widen<kType>(eights[v].at[j]);
+        for (int j = 0; j < kEight; ++j) values[v].at[j] = eights[v].wide(j);
       }
     }
   };
@@ -57,11 +57,11 @@ struct Share {
     for (int v = 0; v < kVectors; ++v) {
       if (column(v) >= dim) continue;
       if constexpr (kWhole) {
-        raw.eights[v] = *reinterpret_cast<const StoredEight<kType>*>(row + column(v));
+        raw.eights[v] = StoredEight<kType>::load(row + column(v));
       } else {
 #pragma unroll
         for (int j = 0; j < kEight; ++j) {
-          if (column(v) + j < dim) raw.eights[v].at[j] = row[column(v) + j];
+          if (column(v) + j < dim) raw.eights[v].set(j, row[column(v) + j]);
         }
       }
     }

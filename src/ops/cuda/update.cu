@@ -160,6 +160,7 @@ struct Narrow {
   MomentRow first_moments{}, second_moments{};  // of moments of 8
   const float* factor;
   std::int64_t blocks;
+  bool aligned = false;  // everything, where moments have 16 bits
 };
 
 struct EightRoundings {
@@ -167,13 +168,13 @@ struct EightRoundings {
 };
 
 // weight and moments of eight neighbours <- those after the update; returns the bits that round them
-__device__ __forceinline__ EightRoundings update_eight(const Narrow& call, std::int64_t begin, float scale,
-                                                       Moments (&moments)[kEight]) {
-  const std::int64_t count = call.elements - begin;
+template <class Count>
+__device__ __forceinline__ EightRoundings update_eight(const Narrow& call, std::int64_t begin, Count count,
+                                                       float scale, Moments (&moments)[kEight]) {
   const Eight weight = load_eight<DType::bf16>(call.weight.data + begin, count, call.weight.aligned);
   const Eight gradient = load_eight<DType::bf16>(call.gradient.data + begin, count, call.gradient.aligned);
   EightRoundings random;
-  StoredEight<DType::bf16> after;
+  StoredEight<DType::bf16> after{};
   const auto pair = static_cast<std::uint64_t>(call.first_element + begin) / 2;
 #pragma unroll
   for (int i = 0; i < kEight; i += 2) {
@@ -183,33 +184,43 @@ __device__ __forceinline__ EightRoundings update_eight(const Narrow& call, std::
       random.at[i + j] = bits.of[j];
       const float value =
           update_weight(call.factors, weight.at[i + j], scale * gradient.at[i + j], moments[i + j]);
-      after.at[i + j] = round_to_bf16(value, bits.of[j].weight);
+      after.set_bits(i + j, round_to_bf16(value, bits.of[j].weight));
     }
   }
   store_bits<DType::bf16>(call.weight.data + begin, count, call.weight.aligned, after);
   return random;
 }
 
-__global__ void narrow_adamw_kernel(Narrow call) {
+template <class Count>
+__device__ __forceinline__ void update_with_moments(const Narrow& call, std::int64_t begin, Count count,
+                                                    float scale) {
+  const Eight first = load_eight<DType::bf16>(call.first.data + begin, count, call.first.aligned);
+  const Eight second = load_eight<DType::bf16>(call.second.data + begin, count, call.second.aligned);
+  Moments moments[kEight];
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) moments[i] = {first.at[i], second.at[i]};
+  const EightRoundings random = update_eight(call, begin, count, scale, moments);
+  StoredEight<DType::bf16> first_after{};
+  StoredEight<DType::bf16> second_after{};
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    first_after.set_bits(i, round_to_bf16(moments[i].first, random.at[i].first));
+    second_after.set_bits(i, round_to_bf16(moments[i].second, random.at[i].second));
+  }
+  store_bits<DType::bf16>(call.first.data + begin, count, call.first.aligned, first_after);
+  store_bits<DType::bf16>(call.second.data + begin, count, call.second.aligned, second_after);
+}
+
+__global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(Narrow call) {
   const float scale = *call.factor;
   if (!(scale > 0)) return;
   for (std::int64_t begin = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kEight;
        begin < call.elements; begin += call.blocks * kThreads * kEight) {
-    const std::int64_t count = call.elements - begin;
-    const Eight first = load_eight<DType::bf16>(call.first.data + begin, count, call.first.aligned);
-    const Eight second = load_eight<DType::bf16>(call.second.data + begin, count, call.second.aligned);
-    Moments moments[kEight];
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) moments[i] = {first.at[i], second.at[i]};
-    const EightRoundings random = update_eight(call, begin, scale, moments);
-    StoredEight<DType::bf16> first_after, second_after;
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      first_after.at[i] = round_to_bf16(moments[i].first, random.at[i].first);
-      second_after.at[i] = round_to_bf16(moments[i].second, random.at[i].second);
+    if (call.aligned && call.elements - begin >= kEight) {
+      update_with_moments(call, begin, Whole{}, scale);
+    } else {
+      update_with_moments(call, begin, call.elements - begin, scale);
     }
-    store_bits<DType::bf16>(call.first.data + begin, count, call.first.aligned, first_after);
-    store_bits<DType::bf16>(call.second.data + begin, count, call.second.aligned, second_after);
   }
 }
 
@@ -236,7 +247,7 @@ __global__ void eight_bit_adamw_kernel(Narrow call) {
       for (int i = 0; i < kEight; ++i) {
         moments[i] = decode_moments({first_codes.at[i], second_codes.at[i]}, first_exponent, second_exponent);
       }
-      random = update_eight(call, begin, scale, moments);
+      random = update_eight(call, begin, count, scale, moments);
     }
     std::uint32_t largest_first = 0;
     std::uint32_t largest_second = 0;
@@ -321,6 +332,7 @@ void adamw_narrow(const NarrowUpdate& update, const Stream& stream) {
   } else {
     call.first = one_row_of<DType::bf16>(views.first);
     call.second = one_row_of<DType::bf16>(views.second);
+    call.aligned = call.weight.aligned && call.gradient.aligned && call.first.aligned && call.second.aligned;
     launch("narrow_adamw_kernel", narrow_adamw_kernel, call.blocks, kThreads, 0, stream, call);
   }
 }
