@@ -135,6 +135,7 @@ Profile profile_step(const ProfileOptions& options) {
   profile.reserved_bytes = backend.reserved_bytes(Space::device);
   program.step();
   program.warmed_up();
+  program.context().measure_work();
   std::vector<double> seconds;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     seconds.push_back(seconds_of([&] { program.step(); }));

@@ -94,28 +94,29 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
   StepProgram program(*device.backend, problem, fit);
   Context& context = program.context();
   std::vector<double> whole;
-  std::vector<double> kernels;
   std::vector<double> updates;
   std::vector<std::int64_t> free_bytes;
   const auto step = [&] {
-    const double before = context.work_seconds();
     whole.push_back(1e3 * seconds_of([&] { program.micro_steps(); }));
-    kernels.push_back(1e3 * (context.work_seconds() - before));
     updates.push_back(1e3 * seconds_of([&] { program.update(); }));
     if (const auto free = device.free_bytes()) free_bytes.push_back(*free);
   };
   for (int i = 0; i < options.bench.warmup; ++i) step();
-  program.warmed_up();
   whole.clear();
-  kernels.clear();
   updates.clear();
   free_bytes.clear();
   repeat(options.bench, step);
+  // Apart from the times of whole steps: measuring every kernel takes time of its own.
+  program.warmed_up();
+  context.measure_work();
+  const double measured = seconds_of([&] { program.micro_steps(); });
+  const double in_kernels = context.work_seconds() / measured;
+  program.update();
   row.work = program.work();
   row.reserved_bytes = device.backend->reserved_bytes(Space::device);
   row.live_peak_bytes = context.ledger().usage(Space::device).peak_bytes;
   row.milliseconds = median(whole);
-  row.kernels_milliseconds = median(kernels);
+  row.kernels_milliseconds = in_kernels * row.milliseconds;
   row.update_milliseconds = median(updates);
   if (!free_bytes.empty())
     row.free_change_bytes = std::ranges::max(free_bytes) - std::ranges::min(free_bytes);

@@ -25,7 +25,6 @@ class StepProgram {
         accumulation_(problem.accumulation),
         context_(backend, fit.layout),
         trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
-    context_.measure_work();
     trainer_.load(context_, [&](Staging&) { trainer_.initialize(context_, 0); });
   }
 
