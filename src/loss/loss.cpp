@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "headroom/core/checked.h"
 #include "loss/implementations.h"
 
 namespace headroom {
@@ -47,9 +48,16 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
       {.name = "loss workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
-double moved_bytes(const LossProblem& problem) {
-  return static_cast<double>(dense_bytes(problem.dtype, {problem.tokens, problem.hidden})) +
-         static_cast<double>(dense_bytes(problem.dtype, {problem.vocab, problem.hidden}));
+// Forward reads the hidden states once and the weights once for each chunk of tokens. Backward reads both
+// twice and writes the gradient of the hidden states once; every chunk adds to the f32 gradient of the
+// weights.
+double moved_bytes(const LossProblem& problem, Pass pass) {
+  const auto hidden = static_cast<double>(dense_bytes(problem.dtype, {problem.tokens, problem.hidden}));
+  const auto weight = static_cast<double>(dense_bytes(problem.dtype, {problem.vocab, problem.hidden}));
+  const auto sum = static_cast<double>(dense_bytes(DType::f32, {problem.vocab, problem.hidden}));
+  const auto chunks =
+      static_cast<double>(problem.chunk_tokens == 0 ? 1 : divide_up(problem.tokens, problem.chunk_tokens));
+  return pass == Pass::forward ? hidden + chunks * weight : 3 * hidden + chunks * 2 * (weight + sum);
 }
 
 }  // namespace
@@ -71,7 +79,7 @@ void loss_forward(Context& context, const LossProblem& problem, const LossForwar
                   .row = chosen.name,
                   .assumed = chosen.assumed(),
                   .flops = flops(problem, Pass::forward),
-                  .bytes = moved_bytes(problem),
+                  .bytes = moved_bytes(problem, Pass::forward),
                   .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::forward)};
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
@@ -95,7 +103,7 @@ void loss_backward(Context& context, const LossProblem& problem, const LossBackw
                   .row = chosen.name,
                   .assumed = chosen.assumed(),
                   .flops = flops(problem, Pass::forward) + flops(problem, Pass::backward),
-                  .bytes = 3 * moved_bytes(problem),
+                  .bytes = moved_bytes(problem, Pass::backward),
                   .workspace_bytes = chosen.workspace_bytes(problem, context.description(), Pass::backward)};
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {

@@ -315,7 +315,7 @@ std::string message_of(const std::function<void()>& body) {
 
 // What predicted times and `headroom profile` are made of. Backward makes the logits once more.
 TEST(Loss, SaysWhatItDoes) {
-  const LossProblem problem{.tokens = 12, .hidden = 8, .vocab = 30, .dtype = DType::bf16};
+  const LossProblem problem{.tokens = 12, .hidden = 8, .vocab = 30, .dtype = DType::bf16, .chunk_tokens = 5};
   const TensorView hidden(nullptr, DType::bf16, {12, 8});
   const TensorView loss(nullptr, DType::f32, {1});
   const LossForward forward{.hidden = hidden,
@@ -337,10 +337,11 @@ TEST(Loss, SaysWhatItDoes) {
   ASSERT_EQ(work.size(), 2U);
   EXPECT_EQ(work[0].work.kernel, "loss");
   EXPECT_EQ(work[0].work.flops, 2 * 12 * 8 * 30);
-  EXPECT_EQ(work[0].work.bytes, 2 * (12 * 8 + 30 * 8));
+  constexpr int kChunks = 3;
+  EXPECT_EQ(work[0].work.bytes, 2 * (12 * 8 + kChunks * 30 * 8));
   EXPECT_EQ(work[1].work.kernel, "loss backward");
   EXPECT_EQ(work[1].work.flops, 3 * 2 * 12 * 8 * 30);
-  EXPECT_EQ(work[1].work.bytes, 3 * 2 * (12 * 8 + 30 * 8));
+  EXPECT_EQ(work[1].work.bytes, 3 * 2 * 12 * 8 + kChunks * 2 * (2 + 4) * 30 * 8);
 }
 
 TEST(Loss, RefusesInOneLine) {
