@@ -1,4 +1,6 @@
+#include <cublasLt.h>
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -88,7 +90,8 @@ DeviceDescription describe_cuda(int index) {
           .l1_bytes = attribute(index, cudaDevAttrMaxSharedMemoryPerMultiprocessor),
           .l2_bytes = properties.l2CacheSize,
           .compute_major = properties.major,
-          .compute_minor = properties.minor};
+          .compute_minor = properties.minor,
+          .product_library = fmt::format("cuBLASLt {}", cublasLtGetVersion())};
 }
 
 MemoryStatus cuda_memory(int index) {

@@ -1,6 +1,7 @@
 #include "headroom/jobs/train.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iterator>
 #include <utility>
@@ -28,6 +29,12 @@ struct Resumed {
     const auto found = state.settings.find(name);
     check(found != state.settings.end(), "{}: the settings have no {}", checkpoint.string(), name);
     return parse_whole(fmt::format("{}: setting {}", checkpoint.string(), name), found->second, 0);
+  }
+  // Nothing where the run that saved it had none.
+  [[nodiscard]] std::optional<std::int64_t> tokens_of(std::string_view name) const {
+    const auto found = state.settings.find(std::string(name));
+    if (found == state.settings.end() || found->second == kNoSetting) return std::nullopt;
+    return std::max<std::int64_t>(whole_setting(found->first), 1);
   }
 };
 
@@ -82,7 +89,46 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "device", options.device);
   add(SettingKind::last_bits, "simd", name(device.simd));
   add(SettingKind::last_bits, "ranks", 1);
+  add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
+  add(SettingKind::last_bits, "products",
+      device.product_library.empty() ? kNoSetting : device.product_library);
   return settings;
+}
+
+// How a GPU's sums are cut: another chunk or tile is another product, whose algorithm adds up in an order of
+// its own.
+struct Cut {
+  std::string_view name;
+  std::int64_t Strategy::*tokens;
+  std::optional<std::int64_t> StrategyPins::*pin;
+};
+constexpr std::array kCuts = {
+    Cut{"loss_chunk", &Strategy::loss_chunk_tokens, &StrategyPins::loss_chunk_tokens},
+    Cut{"mlp_tile", &Strategy::mlp_tile_tokens, &StrategyPins::mlp_tile_tokens}};
+
+// The fastest strategy that fits. A resumed run is cut as before on a GPU, unless that no longer fits or a
+// flag says otherwise.
+TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::optional<Resumed>& resumed) {
+  const StrategyPins asked = request.pins;
+  if (resumed && request.device.kind == DeviceKind::cuda) {
+    for (const Cut& cut : kCuts) {
+      std::optional<std::int64_t>& pin = request.pins.*cut.pin;
+      if (!pin) pin = resumed->tokens_of(cut.name);
+    }
+    TrainingFit as_before = fit_training(request, costs);
+    if (as_before.fits) return as_before;
+    request.pins = asked;
+  }
+  return fit_training(request, costs);
+}
+
+void add_cuts(std::vector<Setting>& settings, const Strategy& strategy, const DeviceDescription& device) {
+  for (const Cut& cut : kCuts) {
+    settings.push_back({.name = std::string(cut.name),
+                        .value = device.kind == DeviceKind::cuda ? fmt::format("{}", strategy.*cut.tokens)
+                                                                 : std::string(kNoSetting),
+                        .kind = SettingKind::last_bits});
+  }
 }
 
 std::int64_t warmup_steps(const TrainingOptions& options, const std::optional<Resumed>& resumed) {
@@ -241,17 +287,18 @@ TrainingPlan plan_training(const TrainingOptions& options) {
                     .lock = std::move(lock)};
   const DeviceDescription& description = plan.device.description();
   plan.problem = make_problem(options, plan.data, model.config, description, resumed);
-  plan.settings = settings_of(options, model, plan.data, plan.problem, description);
   const DType dtype = plan.problem.compute_dtype;
+  const CostModel costs = this_machine(description, dtype).costs;
+  const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
+  const PlanRequest request = plan.device.request(plan.problem, pins);
+  plan.fit = fit_run(request, costs, resumed);
+  plan.settings = settings_of(options, model, plan.data, plan.problem, description);
+  add_cuts(plan.settings, plan.fit.strategy, description);
   if (resumed) {
     plan.checkpoint = resumed->checkpoint;
     std::ranges::move(compare(*resumed, plan), std::back_inserter(plan.notes));
     static_cast<void>(check_checkpoint(resumed->checkpoint, model.config, dtype, plan.problem.state));
   }
-  const CostModel costs = this_machine(description, dtype).costs;
-  const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
-  const PlanRequest request = plan.device.request(plan.problem, pins);
-  plan.fit = fit_training(request, costs);
   if (!plan.fit.fits) fail_shortfall(plan.device, plan.fit, narrow_state_note(request, costs));
   plan.implementations = step_implementations(plan.problem, plan.fit.strategy, description);
   plan.naive_bytes = naive_training_bytes(plan.problem, description);

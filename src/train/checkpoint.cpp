@@ -462,20 +462,19 @@ TrainState read_checkpoint(const fs::path& checkpoint, const ModelConfig& config
 }
 
 std::string compare_settings(const TrainState& state, std::span<const Setting> settings) {
-  constexpr std::string_view kNone = "none";
   std::vector<std::string> exact;
   std::vector<std::string> last_bits;
   std::map<std::string, std::string> unknown = state.settings;
   for (const Setting& setting : settings) {
     unknown.erase(setting.name);
     const auto found = state.settings.find(setting.name);
-    const std::string_view saved = found == state.settings.end() ? kNone : found->second;
+    const std::string_view saved = found == state.settings.end() ? kNoSetting : found->second;
     if (setting.kind == SettingKind::free || saved == setting.value) continue;
     auto& differences = setting.kind == SettingKind::exact ? exact : last_bits;
     differences.push_back(fmt::format("{} {} (this run: {})", setting.name, saved, setting.value));
   }
   for (const auto& [name, value] : unknown) {
-    exact.push_back(fmt::format("{} {} (this run: {})", name, value, kNone));
+    exact.push_back(fmt::format("{} {} (this run: {})", name, value, kNoSetting));
   }
   check(exact.empty(), "the checkpoint of step {} was made with {}", state.step, fmt::join(exact, ", "));
   if (last_bits.empty()) return {};

@@ -51,6 +51,7 @@ struct DeviceDescription {
   bool separate_memory = false;  // CPU: the host reaches its memory by copies alone, as it does a GPU's
   int compute_major = 0;         // GPU: compute capability
   int compute_minor = 0;
+  std::string product_library{};  // GPU: what multiplies matrices, with its version; empty: not known
 
   RateSource rate_source = RateSource::unknown;
   double f32_flops = 0;                   // per second, all cores, no tensor cores

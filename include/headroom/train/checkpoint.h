@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headroom/memory/staging.h"
@@ -83,6 +84,7 @@ enum class SettingKind : std::uint8_t {
   last_bits,  // with another value the last bits of results differ
   free        // kept for people
 };
+inline constexpr std::string_view kNoSetting = "none";  // the value of one that a run does not have
 struct Setting {
   std::string name;
   std::string value;
