@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -36,6 +37,10 @@ struct AttentionProblem {
   bool resume = false;                  // forward goes on from the f32 output and lse of earlier keys
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
+  // Where the workspace of backward would be larger than this, backward runs in parts, one sequence or one
+  // group of K/V heads after the other, in a smaller workspace and with the same bits. Dilated heads are not
+  // cut into groups, sequences with sinks not into parts.
+  std::int64_t most_backward_bytes = std::numeric_limits<std::int64_t>::max();
   Mask mask{};
   // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and
   // the last query stands at the last key.

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "attention/backward_parts.h"
 #include "attention/implementations.h"
 #include "headroom/core/checked.h"
 
@@ -131,14 +132,14 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
       {.name = "attention workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
-Work work_of(const AttentionProblem& problem, const AttentionImplementation& chosen,
-             const DeviceDescription& device, Pass pass) {
+Work work_of(const AttentionProblem& problem, const AttentionImplementation& chosen, Pass pass,
+             std::int64_t workspace_bytes) {
   return {.kernel = pass == Pass::forward ? "attention" : "attention backward",
           .row = chosen.name,
           .assumed = chosen.assumed(),
           .flops = flops(problem, pass),
           .bytes = static_cast<double>(minimum_bytes(problem, pass)),
-          .workspace_bytes = chosen.workspace_bytes(problem, device, pass)};
+          .workspace_bytes = workspace_bytes};
 }
 
 }  // namespace
@@ -159,7 +160,8 @@ void attention_forward(Context& context, const AttentionProblem& given, const At
   const AttentionImplementation& chosen =
       pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views, chosen);
-  const Work work = work_of(problem, chosen, context.description(), Pass::forward);
+  const Work work = work_of(problem, chosen, Pass::forward,
+                            chosen.workspace_bytes(problem, context.description(), Pass::forward));
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
     check_lists(problem, views, stream);
@@ -186,11 +188,14 @@ void attention_backward(Context& context, const AttentionProblem& given, const A
   const AttentionImplementation& chosen =
       pick(attention_implementations(), problem, context.description(), pinned, "attention");
   check_saved(problem, views.forward, chosen);
-  const Work work = work_of(problem, chosen, context.description(), Pass::backward);
+  const BackwardParts parts = BackwardParts::of(problem, chosen, context.description());
+  const Work work = work_of(problem, chosen, Pass::backward, parts.workspace_bytes);
   const Tensor workspace = take_workspace(context, work.workspace_bytes);
   context.run(work, [&](const Stream& stream) {
     check_lists(problem, views.forward, stream);
-    chosen.backward(problem, views, workspace, stream);
+    for (std::int64_t part = 0; part < parts.count; ++part) {
+      chosen.backward(parts.problem, parts.views(views, part), workspace, stream);
+    }
   });
 }
 

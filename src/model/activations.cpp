@@ -5,12 +5,15 @@
 namespace headroom {
 
 bool keeps(Keeping keeping, Activation activation) {
+  const ActivationKind kind = activation_row(activation).kind;
   switch (keeping) {
     case Keeping::all: return true;
-    case Keeping::attention: return activation_row(activation).attention;
+    case Keeping::attention: return kind == ActivationKind::attention;
     case Keeping::input: return activation == Activation::input;
     case Keeping::nothing: return false;
-    case Keeping::rebuild: return !activation_row(activation).tile;
+    case Keeping::rebuild: return kind != ActivationKind::tile;
+    case Keeping::rebuild_without_projections:
+      return kind != ActivationKind::tile && kind != ActivationKind::projection;
   }
   return false;
 }

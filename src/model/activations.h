@@ -14,8 +14,9 @@ enum class Keeping : std::uint8_t {
   all,
   attention,  // its input, and what attention alone can make
   input,
-  nothing,  // its input is made again from an earlier layer's
-  rebuild,  // backward's own: all but what the MLP makes tile by tile
+  nothing,                      // its input is made again from an earlier layer's
+  rebuild,                      // backward's own: all but what the MLP makes tile by tile
+  rebuild_without_projections,  // the same without what only the backward of the projections reads
 };
 
 [[nodiscard]] bool keeps(Keeping keeping, Activation activation);

@@ -157,7 +157,9 @@ class Step {
       kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
     }
     if (keeping_of(policy_, layer) == Keeping::all) return;
-    with_layer(layer, [&](const Layer& run) { run.attend(kept(layer), Keeping::rebuild); });
+    const Keeping rebuilt =
+        decoder_.strategy().projections_again ? Keeping::rebuild_without_projections : Keeping::rebuild;
+    with_layer(layer, [&](const Layer& run) { run.attend(kept(layer), rebuilt); });
   }
 
   Tensor final_norm(const Tensor& x, const Tensor& rstd) const {

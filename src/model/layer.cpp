@@ -1,5 +1,6 @@
 #include "model/layer.h"
 
+#include "headroom/core/bytes.h"
 #include "headroom/ops.h"
 
 namespace headroom {
@@ -28,6 +29,10 @@ TensorView Layer::rows(const TensorView& view) const {
   return view.reshape({view.extent(0), view.extent(1) * view.extent(2)});
 }
 
+// The gradient of the queries is summed in f32 there: 2 GiB of it for 32 heads of 128 at 131,072 tokens. More
+// heads or tokens take turns; each of their launches is long enough to fill a GPU.
+constexpr std::int64_t kMostAttentionBackwardBytes = 2304 * kMiB;
+
 AttentionProblem Layer::attention_problem() const {
   return {.batch = step_.sizes.batch,
           .seq_q = step_.sizes.seq,
@@ -36,6 +41,7 @@ AttentionProblem Layer::attention_problem() const {
           .heads_kv = step_.config.heads_kv,
           .head_dim = step_.config.head_dim,
           .dtype = step_.strategy.compute_dtype,
+          .most_backward_bytes = kMostAttentionBackwardBytes,
           .mask = mask_};
 }
 
@@ -51,16 +57,28 @@ AttentionForward Layer::attention_views(const LayerActivations& acts) const {
           .saved = {}};
 }
 
-// result <- rope(norm(norm1 weight^T)); a layer without norms of heads has no raw tensor.
-void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Activation result,
-                    const TensorView& weight, const TensorView& norm) const {
-  const Tensor& rotated = make(acts, result);
-  const bool normed = activation_row(raw).exists(spec_);
-  const Tensor& projected = normed ? make(acts, raw) : rotated;
-  matmul(context_, acts[Activation::norm1], weight.transpose(0, 1), rows(projected));
+void Layer::norm_input(LayerActivations& acts) const {
+  using enum Activation;
+  rms_norm_forward(context_,
+                   {.x = acts[input],
+                    .weight = weights_[Weight::norm1],
+                    .y = make(acts, norm1),
+                    .rstd = make(acts, norm1_rstd)},
+                   static_cast<float>(step_.config.rms_epsilon));
+}
+
+void Layer::project(LayerActivations& acts, const Projection& projection) const {
+  const Tensor& rotated = make(acts, projection.result);
+  const bool normed = activation_row(projection.raw).exists(spec_);
+  const Tensor& projected = normed ? make(acts, projection.raw) : rotated;
+  matmul(context_, acts[Activation::norm1], weights_[projection.weight].transpose(0, 1), rows(projected));
   const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
   if (normed) {
-    rms_norm_rope_forward(context_, {.x = projected, .weight = norm, .y = rotated, .rstd = make(acts, rstd)},
+    rms_norm_rope_forward(context_,
+                          {.x = projected,
+                           .weight = weights_[projection.norm],
+                           .y = rotated,
+                           .rstd = make(acts, projection.rstd)},
                           static_cast<float>(step_.config.rms_epsilon), turn);
   } else {
     rope(context_, rotated, turn.positions, turn.frequencies, Pass::forward);
@@ -70,17 +88,11 @@ void Layer::project(LayerActivations& acts, Activation raw, Activation rstd, Act
 void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   using enum Activation;
   const auto stage = context_.stage(StageKind::attention);
-  const auto epsilon = static_cast<float>(step_.config.rms_epsilon);
-  rms_norm_forward(context_,
-                   {.x = acts[input],
-                    .weight = weights_[Weight::norm1],
-                    .y = make(acts, norm1),
-                    .rstd = make(acts, norm1_rstd)},
-                   epsilon);
-  project(acts, query_raw, query_rstd, query, weights_[Weight::query], weights_[Weight::query_norm]);
-  acts.drop_unless_kept({query_raw, query_rstd}, keeping);
-  project(acts, key_raw, key_rstd, key, weights_[Weight::key], weights_[Weight::key_norm]);
-  acts.drop_unless_kept({key_raw, key_rstd}, keeping);
+  norm_input(acts);
+  for (const Projection& projection : kProjections) {
+    project(acts, projection);
+    acts.drop_unless_kept({projection.raw, projection.rstd}, keeping);
+  }
   matmul(context_, acts[norm1], weights_[Weight::value].transpose(0, 1), rows(make(acts, value)));
   acts.drop_unless_kept({norm1, norm1_rstd}, keeping);
   if (!acts.has(output)) {
@@ -96,7 +108,7 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   rms_norm_forward(
       context_,
       {.x = after, .weight = weights_[Weight::norm2], .y = make(acts, norm2), .rstd = make(acts, norm2_rstd)},
-      epsilon);
+      static_cast<float>(step_.config.rms_epsilon));
 }
 
 Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
@@ -117,23 +129,25 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   return next;
 }
 
-// gradient <- that of the raw projection, from that of the rotated one.
-void Layer::project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
-                             const TensorView& norm, const TensorView& norm_gradient) const {
+void Layer::project_backward(LayerActivations& acts, const Projection& projection, const Tensor& gradient,
+                             const LayerWeights& gradients) const {
   const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
-  if (!activation_row(raw).exists(spec_)) {
+  if (!activation_row(projection.raw).exists(spec_)) {
+    acts.drop(projection.result);
     return rope(context_, gradient, turn.positions, turn.frequencies, Pass::backward);
   }
+  if (!acts.has(projection.raw)) project(acts, projection);
+  acts.drop(projection.result);
   rms_norm_rope_backward(context_,
-                         {.x = acts[raw],
-                          .weight = norm,
-                          .rstd = acts[rstd],
+                         {.x = acts[projection.raw],
+                          .weight = weights_[projection.norm],
+                          .rstd = acts[projection.rstd],
                           .y_gradient = gradient,
                           .x_gradient = gradient,
-                          .weight_gradient = norm_gradient},
+                          .weight_gradient = gradients[projection.norm]},
                          Store::overwrite, turn);
-  acts.drop(raw);
-  acts.drop(rstd);
+  acts.drop(projection.raw);
+  acts.drop(projection.rstd);
 }
 
 void Layer::backward(LayerActivations& acts, const TensorView& gradient,
@@ -185,11 +199,10 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
                       .value_gradient = sequences(value_gradient),
                       .sinks_gradient = {}});
   output_gradient.free();
-  for (const Activation used : {query, key, value, output, lse}) acts.drop(used);
-  project_backward(acts, query_raw, query_rstd, query_gradient, weights_[Weight::query_norm],
-                   gradients[Weight::query_norm]);
-  project_backward(acts, key_raw, key_rstd, key_gradient, weights_[Weight::key_norm],
-                   gradients[Weight::key_norm]);
+  for (const Activation used : {value, output, lse}) acts.drop(used);
+  if (!acts.has(norm1)) norm_input(acts);
+  project_backward(acts, kProjections[0], query_gradient, gradients);
+  project_backward(acts, kProjections[1], key_gradient, gradients);
 
   Tensor norm1_gradient = temporary("norm 1 gradient", Category::activations, hidden_shape);
   const auto through = [&](Tensor& projected, const TensorView& weight, const TensorView& weight_gradient,

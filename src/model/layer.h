@@ -57,10 +57,26 @@ class Layer {
     return acts.make(context_, activation, step_.config, step_.sizes, step_.strategy.compute_dtype);
   }
   [[nodiscard]] Tensor temporary(std::string_view name, Category category, const Shape& shape) const;
-  void project(LayerActivations& acts, Activation raw, Activation rstd, Activation result,
-               const TensorView& weight, const TensorView& norm) const;
-  void project_backward(LayerActivations& acts, Activation raw, Activation rstd, const Tensor& gradient,
-                        const TensorView& norm, const TensorView& norm_gradient) const;
+  // What becomes of norm1 before attention reads it.
+  struct Projection {
+    Weight weight;
+    Weight norm;
+    Activation raw;  // does not exist in a layer without norms of heads
+    Activation rstd;
+    Activation result;
+  };
+  static constexpr std::array kProjections = {
+      Projection{Weight::query, Weight::query_norm, Activation::query_raw, Activation::query_rstd,
+                 Activation::query},
+      Projection{Weight::key, Weight::key_norm, Activation::key_raw, Activation::key_rstd, Activation::key}};
+
+  void norm_input(LayerActivations& acts) const;
+  // result <- rope(norm(norm1 weight^T))
+  void project(LayerActivations& acts, const Projection& projection) const;
+  // gradient <- that of the raw projection, from that of the result. Makes the raw projection again where it
+  // is not there; drops the result.
+  void project_backward(LayerActivations& acts, const Projection& projection, const Tensor& gradient,
+                        const LayerWeights& gradients) const;
   [[nodiscard]] AttentionProblem attention_problem() const;
   [[nodiscard]] AttentionForward attention_views(const LayerActivations& acts) const;
   // [tokens, heads, head_dim] as [batch, seq, heads, head_dim], and as [tokens, heads * head_dim].

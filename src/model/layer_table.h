@@ -44,6 +44,14 @@ enum class Activation : std::uint8_t {
 };
 inline constexpr std::size_t kActivations = 17;
 
+// What ways of keeping tell apart.
+enum class ActivationKind : std::uint8_t {
+  attention,   // the input, and what attention alone can make
+  projection,  // read by the backward of the projections, not by attention's
+  tile,        // a tile of tokens at a time, inside the MLP, unless everything is kept
+  other,
+};
+
 struct ActivationRow {
   Activation activation;
   std::string_view name;
@@ -51,8 +59,7 @@ struct ActivationRow {
   bool statistics;  // f32; otherwise in the dtype that the model computes in
   Shape (*shape)(const ModelConfig&, const RankSizes&);
   bool (*exists)(const LayerSpec&);
-  bool attention;  // kept by Keeping::attention
-  bool tile;       // without Keeping::all it exists a tile of tokens at a time, inside the MLP
+  ActivationKind kind;
 };
 
 // In the order of Activation, which is the order in which a layer makes them.

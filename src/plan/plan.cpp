@@ -52,7 +52,7 @@ class Cuts {
   };
   [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return layers_[cuts_[cut].layers]; }
 
-  std::vector<LayerCosts> layers_;  // [accumulations][MLP tiles], with the first way to cut the loss
+  std::vector<LayerCosts> layers_;  // [accumulations][layer cuts], with the first way to cut the loss
   std::vector<RunCosts> runs_;      // [places of the optimizer's state]
   std::vector<Cut> cuts_;
 };
@@ -136,6 +136,12 @@ void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& reques
   strategy.loss_chunk_tokens = std::min(chunks.tokens, sizes.batch / strategy.accumulation * sizes.context);
   strategy.loss_chunk_vocab = chunks.vocab;
 }
+void set(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
+  const StepSizes& sizes = request.problem.sizes;
+  strategy.mlp_tile_tokens =
+      std::min(cut.mlp_tile_tokens, sizes.batch / strategy.accumulation * sizes.context);
+  strategy.projections_again = cut.projections_again;
+}
 
 Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
   Strategy strategy{
@@ -152,9 +158,8 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
       set(strategy, chunks, request);
       losses.push_back(loss_costs(request, strategy, costs));
     }
-    for (const std::int64_t tile : space.mlp_tiles) {
-      strategy.mlp_tile_tokens =
-          std::min(tile, request.problem.sizes.batch / accumulation * request.problem.sizes.context);
+    for (const LayerCut& cut : space.layer_cuts) {
+      set(strategy, cut, request);
       set(strategy, space.loss_chunks.front(), request);
       layers_.emplace_back(request, strategy, costs, space.policies);
       for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -277,7 +282,7 @@ class LeanStrategies {
   bool any(std::int64_t seq, const Holds& holds) {
     request_.problem.sizes.context = seq;
     set(strategy_, loss_chunk_choices(request_).back(), request_);
-    strategy_.mlp_tile_tokens = mlp_tile_choices(request_).back();
+    set(strategy_, layer_cut_choices(request_).back(), request_);
     const LayerCosts layers(request_, strategy_, costs_, policies_);
     const std::vector<bool> aways = optimizer_choices(request_);
     for (const LayerPolicy& policy : policies_) {

@@ -142,17 +142,29 @@ std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
   return choices;
 }
 
-std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request) {
-  if (request.pins.mlp_tile_tokens) return {*request.pins.mlp_tile_tokens};
-  const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.context;
-  std::vector<std::int64_t> choices;
-  // A GPU's products are fastest whole; a CPU's are as fast in tiles.
-  if (request.device.kind == DeviceKind::cuda) {
-    for (const std::int64_t tile : {tokens, std::int64_t{32'768}, std::int64_t{8192}}) {
-      add_new(choices, std::min(tile, tokens));
+std::vector<LayerCut> layer_cut_choices(const PlanRequest& request) {
+  const bool gpu = request.device.kind == DeviceKind::cuda;
+  std::vector<LayerCut> choices;
+  if (request.pins.mlp_tile_tokens) {
+    choices.push_back({*request.pins.mlp_tile_tokens});
+  } else {
+    const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.context;
+    const auto add = [&](std::int64_t tile) { add_new(choices, LayerCut{std::min(tile, tokens)}); };
+    // A GPU's products are fastest whole; a CPU's are as fast in tiles.
+    if (gpu) {
+      for (const std::int64_t tile : {tokens, std::int64_t{32'768}, std::int64_t{8192}}) add(tile);
     }
+    for (const std::int64_t tile : {2048, 512, 128}) add(tile);
   }
-  for (const std::int64_t tile : {2048, 512, 128}) add_new(choices, std::min(tile, tokens));
+  // Where memory is that short, it is the attention of a long context that takes the time, and a projection
+  // more is little beside it.
+  if (gpu) {
+    const auto small =
+        std::ranges::find_if(choices, [](const LayerCut& cut) { return cut.mlp_tile_tokens <= 8192; });
+    const std::int64_t smallest = choices.back().mlp_tile_tokens;
+    if (small != choices.end()) add_new(choices, LayerCut{small->mlp_tile_tokens, true});
+    add_new(choices, LayerCut{smallest, true});
+  }
   return choices;
 }
 
@@ -178,10 +190,10 @@ SearchSpace search_space(const PlanRequest& request) {
   SearchSpace space{.policies = {},
                     .accumulations = accumulation_choices(request),
                     .loss_chunks = loss_chunk_choices(request),
-                    .mlp_tiles = mlp_tile_choices(request),
+                    .layer_cuts = layer_cut_choices(request),
                     .optimizer_offloads = optimizer_choices(request)};
   const auto cuts = std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *
-                    std::ssize(space.mlp_tiles) * std::ssize(space.optimizer_offloads);
+                    std::ssize(space.layer_cuts) * std::ssize(space.optimizer_offloads);
   const bool offload = request.host_budget_bytes > 0;
   const std::int64_t layers = request.problem.config.layers;
   space.policies = request.pins.layers ? std::vector{*request.pins.layers}

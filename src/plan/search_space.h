@@ -14,7 +14,7 @@ void check_sizes(const TrainingProblem& problem);
 // The parts of a search space, each in the order in which they are tried. No value is there twice.
 [[nodiscard]] std::vector<std::int64_t> accumulation_choices(const PlanRequest& request);
 [[nodiscard]] std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request);
-[[nodiscard]] std::vector<std::int64_t> mlp_tile_choices(const PlanRequest& request);
+[[nodiscard]] std::vector<LayerCut> layer_cut_choices(const PlanRequest& request);
 [[nodiscard]] std::vector<bool> optimizer_choices(const PlanRequest& request);
 // Those that take least memory for their kind, what takes least of the device first.
 [[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);

@@ -77,8 +77,11 @@ TEST_P(DecoderBits, EveryPolicy) {
   EXPECT_GT(expected.loss, 4);  // ln 211 is 5.35
   for (const LayerPolicy& policy : policies()) {
     step_.strategy.layers = policy;
+    step_.strategy.projections_again = !step_.strategy.projections_again;
     expect_same_bits(step_.run(weights_, batch_), expected, to_text(policy));
   }
+  step_.strategy = {.layers = {.recompute = 5}, .projections_again = true};
+  expect_same_bits(step_.run(weights_, batch_), expected, "projections made again");
 }
 
 TEST_P(DecoderBits, EveryLossChunk) {

@@ -1,6 +1,7 @@
 // A training step on a GPU beside the same step on the CPU.
 #include <gtest/gtest.h>
 
+#include "headroom/train/rehearsal.h"
 #include "model/small_models.h"
 #include "ops/cases.h"
 
@@ -66,9 +67,11 @@ TEST_P(DeviceStep, SameBitsWhateverIsKept) {
   const StepResult expected = step.run(weights, batch);
   for (const LayerPolicy& policy :
        {LayerPolicy{.keep_all = 2}, LayerPolicy{.recompute = 2}, LayerPolicy{.keep_all = 1, .offload = 1}}) {
-    step.strategy.layers = policy;
-    EXPECT_EQ(step.run(weights, batch), expected) << policy.keep_all << " kept, " << policy.recompute
-                                                  << " made again, " << policy.offload << " on the host";
+    for (const bool projections_again : {false, true}) {
+      step.strategy.layers = policy;
+      step.strategy.projections_again = projections_again;
+      EXPECT_EQ(step.run(weights, batch), expected) << describe(step.strategy);
+    }
   }
 }
 

@@ -36,7 +36,7 @@ CostModel costs_of(const PlanRequest& request) {
 
 std::int64_t strategies(const SearchSpace& space) {
   return std::ssize(space.policies) * std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *
-         std::ssize(space.mlp_tiles) * std::ssize(space.optimizer_offloads);
+         std::ssize(space.layer_cuts) * std::ssize(space.optimizer_offloads);
 }
 
 std::string refusal(const std::function<void()>& body) {

@@ -36,13 +36,14 @@ std::vector<PlannedStep> try_everything(const PlanRequest& request, const CostMo
   const SearchSpace space = search_space(request);
   for (const std::int64_t accumulation : space.accumulations) {
     for (const LossChunks& chunks : space.loss_chunks) {
-      for (const std::int64_t tile : space.mlp_tiles) {
+      for (const LayerCut& cut : space.layer_cuts) {
         for (const LayerPolicy& policy : space.policies) {
           for (const bool offload_optimizer : space.optimizer_offloads) {
             const Strategy strategy{.layers = policy,
                                     .loss_chunk_tokens = chunks.tokens,
                                     .loss_chunk_vocab = chunks.vocab,
-                                    .mlp_tile_tokens = tile,
+                                    .mlp_tile_tokens = cut.mlp_tile_tokens,
+                                    .projections_again = cut.projections_again,
                                     .accumulation = accumulation,
                                     .offload_optimizer = offload_optimizer,
                                     .compute_dtype = request.problem.compute_dtype};

@@ -51,8 +51,10 @@ struct Strategy {
   std::int64_t loss_chunk_tokens = 0;  // 0: as many as the loss finds fast
   std::int64_t loss_chunk_vocab = 0;   // 0: all at once
   std::int64_t mlp_tile_tokens = 0;    // 0: all at once
-  std::int64_t accumulation = 1;       // micro-steps per update
-  bool offload_optimizer = false;      // moments and master weights live in host memory
+  bool projections_again = false;  // the queries and keys before their norm, and what they are made of, are
+                                   // made again after attention's backward instead of waiting for it
+  std::int64_t accumulation = 1;   // micro-steps per update
+  bool offload_optimizer = false;  // moments and master weights live in host memory
   std::int64_t ring_ranks = 1;
   Sharding sharding = Sharding::none;
   DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read

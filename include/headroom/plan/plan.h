@@ -54,12 +54,20 @@ struct Plan {
   std::int64_t rehearsed = 0;   // of them, whole
 };
 
+// How a layer's own memory is cut down; see Strategy.
+struct LayerCut {
+  std::int64_t mlp_tile_tokens = 0;
+  bool projections_again = false;
+
+  bool operator==(const LayerCut&) const = default;
+};
+
 // What the search chooses from: every combination, those that split least first.
 struct SearchSpace {
   std::vector<LayerPolicy> policies;
   std::vector<std::int64_t> accumulations;
   std::vector<LossChunks> loss_chunks;
-  std::vector<std::int64_t> mlp_tiles;
+  std::vector<LayerCut> layer_cuts;
   std::vector<bool> optimizer_offloads;
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
