@@ -50,8 +50,8 @@ LineChart loss_chart(const TrainingPlan& plan) {
     loss.points.push_back({json["step"].get<double>(), json["loss"].get<double>()});
   }
   if (const std::optional<double> floor = plan.data.floor()) {
-    chart.levels.push_back({"guessing", *floor});
-    chart.note = "The line is what guessing costs whoever does not look back.";
+    chart.levels.push_back({"chance level", *floor});
+    chart.note = "A model that ignores the context cannot do better than the chance level.";
   }
   return chart;
 }

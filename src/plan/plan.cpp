@@ -371,11 +371,11 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
   }
   strategy = now;
   strategy.loss_chunk_tokens = std::max<std::int64_t>(now.loss_chunk_tokens / 4, 96);
-  consider(fmt::format("loss {} tokens at a time", format_count(strategy.loss_chunk_tokens)), request,
+  consider(fmt::format("loss in chunks of {} tokens", format_count(strategy.loss_chunk_tokens)), request,
            strategy);
   strategy = now;
   strategy.mlp_tile_tokens = std::max<std::int64_t>(now.mlp_tile_tokens / 4, 128);
-  consider(fmt::format("MLP {} tokens at a time", format_count(strategy.mlp_tile_tokens)), request, strategy);
+  consider(fmt::format("MLP in tiles of {} tokens", format_count(strategy.mlp_tile_tokens)), request, strategy);
   if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;

@@ -160,7 +160,7 @@ TEST_F(PlanCommand, PinsAndComparison) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out,
               HasSubstr("8 layers: keep everything, 10 layers: keep attention, recompute the rest, 10 "
-                        "layers: recompute from the input; loss 512 tokens at a time, MLP 256"));
+                        "layers: recompute from the input; loss in chunks of 512 tokens, MLP in tiles of 256"));
   EXPECT_THAT(result.out, HasSubstr("naive: scores and logits held"));
   EXPECT_THAT(result.out, HasSubstr("what if"));
 }

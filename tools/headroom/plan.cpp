@@ -58,7 +58,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
              step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
              answer.plan.fits ? "fits" : "does not fit");
-  fmt::print(out, "time      {} a step, {} tokens/s (rates {})\n", seconds_text(step.seconds),
+  fmt::print(out, "time      {} a step, {} tokens/s (estimated; rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
                  static_cast<double>(request.problem.sizes.batch * request.problem.sizes.context) /
                  std::max(step.seconds, 1e-9))),
@@ -112,9 +112,9 @@ void print(const RingAnswer& answer, std::ostream& out) {
   const PlannedStep& step = answer.plan.step;
   const auto fitting = std::ranges::find_if(answer.changes, &Change::fits);
   std::string way;
-  if (fitting != answer.changes.end()) way = fmt::format("; it would with: {}", fitting->what);
+  if (fitting != answer.changes.end()) way = fmt::format("; it fits with this change: {}", fitting->what);
   if (answer.max_context > 0) {
-    way += fmt::format("{} {} tokens of context", way.empty() ? "; it would with" : ", or",
+    way += fmt::format("{} {} tokens of context", way.empty() ? "; it fits with at most" : ", or with at most",
                        format_count(answer.max_context));
   }
   fail(

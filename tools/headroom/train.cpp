@@ -79,7 +79,8 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
   }
   fmt::print(out, "        with scores and logits held it would take {}\n", format_bytes(plan.naive_bytes));
   if (const std::optional<double> floor = plan.data.floor()) {
-    fmt::print(out, "        guessing costs {:.4f} nats: the floor for whoever does not look back\n", *floor);
+    fmt::print(out, "        chance level: {:.4f} nats (a model that ignores the context cannot do better)\n",
+               *floor);
   }
   print_implementations(plan.implementations, 8, out);
   if (plan.warning) fmt::print(out, "note    {}\n", *plan.warning);
@@ -194,7 +195,7 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
   if (result.held_out_loss) {
     fmt::print(out, "held out: loss {:.4f}", *result.held_out_loss);
     if (const std::optional<double> floor = data.floor()) {
-      fmt::print(out, ", {:.0f} % of the floor {:.4f}", 100 * *result.held_out_loss / *floor, *floor);
+      fmt::print(out, ", {:.0f} % of the chance level {:.4f}", 100 * *result.held_out_loss / *floor, *floor);
     }
     out << "\n";
   }
