@@ -66,7 +66,8 @@ DeviceDescription describe(const Gpu& gpu) {
 std::span<const CatalogueEntry> device_catalogue() {
   constexpr std::string_view kPublished = "published by its maker";
   constexpr std::string_view kScaled =
-      "published by its maker, scaled by what an H200 reaches of its own (8192^3 matrix product, device copy)";
+      "published by its maker, scaled by what an H200 reaches of its own (8192^3 matrix product, device "
+      "copy)";
   constexpr std::string_view kMeasured = "measured (8192^3 matrix product, device copy)";
   static const std::array kEntries = {
       CatalogueEntry{"a100-40",

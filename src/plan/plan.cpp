@@ -375,7 +375,8 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
            strategy);
   strategy = now;
   strategy.mlp_tile_tokens = std::max<std::int64_t>(now.mlp_tile_tokens / 4, 128);
-  consider(fmt::format("MLP in tiles of {} tokens", format_count(strategy.mlp_tile_tokens)), request, strategy);
+  consider(fmt::format("MLP in tiles of {} tokens", format_count(strategy.mlp_tile_tokens)), request,
+           strategy);
   if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;

@@ -158,9 +158,10 @@ TEST_F(PlanCommand, PinsAndComparison) {
                                         "h200", "--layers", "keep:8,attention:10,recompute:10",
                                         "--loss-chunk", "512", "--mlp-tile", "256", "--compare"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out,
-              HasSubstr("8 layers: keep everything, 10 layers: keep attention, recompute the rest, 10 "
-                        "layers: recompute from the input; loss in chunks of 512 tokens, MLP in tiles of 256"));
+  EXPECT_THAT(
+      result.out,
+      HasSubstr("8 layers: keep everything, 10 layers: keep attention, recompute the rest, 10 "
+                "layers: recompute from the input; loss in chunks of 512 tokens, MLP in tiles of 256"));
   EXPECT_THAT(result.out, HasSubstr("naive: scores and logits held"));
   EXPECT_THAT(result.out, HasSubstr("what if"));
 }

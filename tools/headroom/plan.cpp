@@ -114,8 +114,9 @@ void print(const RingAnswer& answer, std::ostream& out) {
   std::string way;
   if (fitting != answer.changes.end()) way = fmt::format("; it fits with this change: {}", fitting->what);
   if (answer.max_context > 0) {
-    way += fmt::format("{} {} tokens of context", way.empty() ? "; it fits with at most" : ", or with at most",
-                       format_count(answer.max_context));
+    way +=
+        fmt::format("{} {} tokens of context", way.empty() ? "; it fits with at most" : ", or with at most",
+                    format_count(answer.max_context));
   }
   fail(
       ErrorKind::memory,
