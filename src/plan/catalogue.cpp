@@ -68,7 +68,7 @@ std::span<const CatalogueEntry> device_catalogue() {
   constexpr std::string_view kScaled =
       "published by its maker, scaled by what an H200 reaches of its own (8192^3 matrix product, device "
       "copy)";
-  constexpr std::string_view kMeasured = "measured (8192^3 matrix product, device copy)";
+  constexpr std::string_view kMeasured = "measured: 8192^3 matrix product, device copy";
   static const std::array kEntries = {
       CatalogueEntry{"a100-40",
                      describe({"NVIDIA A100 40GB", 108, 39.4, 40, 8, 0, {19.5, 312, 1555}, kPcie4}),
