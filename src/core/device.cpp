@@ -84,9 +84,8 @@ std::optional<std::string> dtype_warning(const DeviceDescription& device, DType 
         device.name, capability(device));
   }
   if (dtype == DType::bf16 && device.compute_major < 8) {
-    return fmt::format(
-        "bf16 on {} (compute capability {}) has no hardware arithmetic; {} is the default there", device.name,
-        capability(device), name(default_dtype(device).dtype));
+    return fmt::format("bf16 on {} (compute capability {}) has no hardware arithmetic; use f32 there",
+                       device.name, capability(device));
   }
   if (dtype == DType::f16 && device.compute_major < 6) {
     return fmt::format(

@@ -61,6 +61,11 @@ double link_rate(const fs::path& file, const Json& json) {
                   rate(file, *link, "to_host_bytes_per_second"));
 }
 
+// The catalogue's entry of a GPU that is here, whose description states no rates; null where there is none.
+const CatalogueEntry* known_gpu(const DeviceDescription& device) {
+  return device.kind == DeviceKind::cuda ? find_in_catalogue(device) : nullptr;
+}
+
 // Puts the file's rates into the model; false where there is no file, or it is of another machine, other
 // threads or another dtype.
 bool read_rates(const fs::path& file, const DeviceDescription& device, DType dtype, CostModel& costs) {
@@ -129,7 +134,8 @@ void write_rates(const fs::path& file, const DeviceDescription& device, std::spa
                          {"to_host_bytes_per_second", link->to_host}};
   }
   for (const CalibrationRuns& run : runs) {
-    CostModel costs(device, run.dtype);
+    const CatalogueEntry* known = known_gpu(device);
+    CostModel costs(known == nullptr ? device : known->device, run.dtype);
     calibrate(costs, run.records);
     for (const auto& [kernel, fitted] : costs.kernels()) {
       json["dtypes"][std::string(name(run.dtype))][kernel] = {{"flops_per_second", fitted.flops_per_second},
@@ -141,8 +147,8 @@ void write_rates(const fs::path& file, const DeviceDescription& device, std::spa
 }
 
 MachineCosts this_machine(const DeviceDescription& device, DType dtype) {
-  const CatalogueEntry* known = device.kind == DeviceKind::cuda ? find_in_catalogue(device) : nullptr;
-  MachineCosts machine{.costs = CostModel(known == nullptr ? device : known->device, dtype)};
+  const CatalogueEntry* known = known_gpu(device);
+  MachineCosts machine{.costs = known == nullptr ? CostModel(device, dtype) : known->costs(dtype)};
   machine.measured = read_rates(rates_file(), device, dtype, machine.costs);
   return machine;
 }

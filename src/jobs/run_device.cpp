@@ -44,11 +44,6 @@ std::string describe_budgets(const RunDevice& device) {
                      format_bytes(device.host.bytes), in_parentheses(device.host.arithmetic));
 }
 
-DType default_training_dtype(const DeviceDescription& device) {
-  const DType dtype = default_dtype(device).dtype;
-  return dtype == DType::f16 ? DType::f32 : dtype;
-}
-
 std::string narrow_state_note(PlanRequest request, const CostModel& costs) {
   if (request.problem.state != StatePrecision::f32 || request.problem.compute_dtype != DType::bf16) return {};
   request.problem.state = StatePrecision::bf16;

@@ -34,7 +34,7 @@ struct Resumed {
   [[nodiscard]] std::optional<std::int64_t> tokens_of(std::string_view name) const {
     const auto found = state.settings.find(std::string(name));
     if (found == state.settings.end() || found->second == kNoSetting) return std::nullopt;
-    return std::max<std::int64_t>(whole_setting(found->first), 1);
+    return whole_setting(found->first);
   }
 };
 

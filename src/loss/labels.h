@@ -22,11 +22,13 @@ struct LossLabels {
             .ignore_index = problem.ignore_index};
   }
 
-  // -1 where the token counts for nothing.
+  // -1 where the token counts for nothing; past every vocabulary where the label is negative and not ignored.
   [[nodiscard]] HEADROOM_HOST_DEVICE
   std::int64_t label(std::int64_t token) const {
     if (sequence != 0 && ++token % sequence == 0) return -1;
-    return labels[token] == ignore_index ? -1 : labels[token];
+    const std::int32_t label = labels[token];
+    if (label == ignore_index) return -1;
+    return label < 0 ? std::int64_t{1} << 32 : label;
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE
   double weight(std::int64_t token) const {

@@ -49,6 +49,16 @@ void check_like_x(const Arguments& arguments, const TensorView& view, const Tens
   arguments.shape(view, x.shape(), what);
 }
 
+// A block holds a row in its registers.
+template <class Call>
+Support on_gpus_that_hold_a_row(const Call& call, const DeviceDescription& device) {
+  if (Support support = on_cuda_gpus(call, device); !support) return support;
+  const std::int64_t dim = dim_of(call.views.x.shape());
+  if (dim <= cuda::kMostNormElements) return Support::yes();
+  return Support::no(
+      fmt::format("norms rows of up to {} elements, these have {}", cuda::kMostNormElements, dim));
+}
+
 struct ForwardCall {
   RmsNormForward views;
   float epsilon;
@@ -58,7 +68,8 @@ constexpr OperationRow<ForwardCall> kForward[] = {
      [](const ForwardCall& call, TensorView, const Stream& stream) {
        cpu::rms_norm_forward(call.views, call.epsilon, stream);
      }},
-    {"cuda", on_cuda_gpus, [](const ForwardCall& call, TensorView, const Stream& stream) {
+    {"cuda", on_gpus_that_hold_a_row<ForwardCall>,
+     [](const ForwardCall& call, TensorView, const Stream& stream) {
        cuda::rms_norm_forward(call.views, call.epsilon, stream);
      }}};
 
@@ -80,7 +91,7 @@ constexpr OperationRow<BackwardCall> kBackward[] = {
        cpu::rms_norm_backward(call.views, call.x_gradient, workspace, stream);
      },
      cpu_parts_bytes},
-    {"cuda", on_cuda_gpus,
+    {"cuda", on_gpus_that_hold_a_row<BackwardCall>,
      [](const BackwardCall& call, TensorView workspace, const Stream& stream) {
        cuda::rms_norm_backward(call.views, call.x_gradient, workspace, stream);
      },

@@ -19,6 +19,7 @@ struct Rates {
 };
 
 // Hopper: what one H200 reached, and as much of their data sheets for the others.
+constexpr Rates kH100Sheet{67, 989, 3350};
 constexpr Rates kH200Sheet{67, 989, 4800};
 constexpr Rates kH200Measured{51, 797, 4300};
 constexpr Rates as_the_h200_reaches(const Rates& sheet) {
@@ -26,6 +27,31 @@ constexpr Rates as_the_h200_reaches(const Rates& sheet) {
           sheet.half_tflops * kH200Measured.half_tflops / kH200Sheet.half_tflops,
           sheet.bandwidth_gbs * kH200Measured.bandwidth_gbs / kH200Sheet.bandwidth_gbs};
 }
+
+// What kernels reached on that H200 in steps of Qwen3-4B in bf16 at 8,192 and 32,768 tokens
+// (docs/results.md). An H100 multiplies as fast and moves bytes at its own bandwidth.
+constexpr std::array kH200Kernels = {MeasuredKernel{"adamw", {0, 3.92e12, 6.1e-6}},
+                                     MeasuredKernel{"attention", {606e12, 3.44e12, 0}},
+                                     MeasuredKernel{"attention backward", {488e12, 3.44e12, 790e-6}},
+                                     MeasuredKernel{"embedding", {0, 4.03e12, 17e-6}},
+                                     MeasuredKernel{"embedding backward", {0, 1.89e12, 116e-6}},
+                                     MeasuredKernel{"gradient norm", {0, 4.58e12, 0}},
+                                     MeasuredKernel{"loss backward", {745e12, 3.44e12, 0}},
+                                     MeasuredKernel{"mlp", {770e12, 3.44e12, 0}},
+                                     MeasuredKernel{"mlp backward", {796e12, 3.44e12, 2.3e-6}},
+                                     MeasuredKernel{"norm", {0, 3.07e12, 3e-6}},
+                                     MeasuredKernel{"norm and rope", {0, 2.94e12, 9.9e-6}},
+                                     MeasuredKernel{"norm and rope backward", {0, 3.07e12, 23e-6}},
+                                     MeasuredKernel{"norm backward", {0, 2.44e12, 21e-6}},
+                                     MeasuredKernel{"product", {932e12, 3.44e12, 2.4e-6}},
+                                     MeasuredKernel{"zero", {0, 4.59e12, 0}}};
+constexpr auto kH100Kernels = [] {
+  auto kernels = kH200Kernels;
+  for (MeasuredKernel& measured : kernels) {
+    measured.rate.bytes_per_second *= kH100Sheet.bandwidth_gbs / kH200Sheet.bandwidth_gbs;
+  }
+  return kernels;
+}();
 
 // What copies from or to pinned memory reach over sixteen lanes: 55 GB/s was seen of generation 5's 64.
 constexpr double kPcie3 = 12e9;
@@ -65,10 +91,9 @@ DeviceDescription describe(const Gpu& gpu) {
 
 std::span<const CatalogueEntry> device_catalogue() {
   constexpr std::string_view kPublished = "published by its maker";
-  constexpr std::string_view kScaled =
-      "published by its maker, scaled by what an H200 reaches of its own (8192^3 matrix product, device "
-      "copy)";
-  constexpr std::string_view kMeasured = "measured: 8192^3 matrix product, device copy";
+  constexpr std::string_view kMeasured =
+      "measured: kernels of a step in 16 bits, an 8192^3 matrix product, a device copy";
+  constexpr std::string_view kScaled = "an H200's, scaled to its memory bandwidth";
   static const std::array kEntries = {
       CatalogueEntry{"a100-40",
                      describe({"NVIDIA A100 40GB", 108, 39.4, 40, 8, 0, {19.5, 312, 1555}, kPcie4}),
@@ -77,13 +102,13 @@ std::span<const CatalogueEntry> device_catalogue() {
                      describe({"NVIDIA A100 80GB", 108, 79.2, 40, 8, 0, {19.5, 312, 2039}, kPcie4}),
                      kPublished},
       CatalogueEntry{"h100",
-                     describe({"NVIDIA H100 80GB", 132, 79.1, 50, 9, 0, as_the_h200_reaches({67, 989, 3350}),
+                     describe({"NVIDIA H100 80GB", 132, 79.1, 50, 9, 0, as_the_h200_reaches(kH100Sheet),
                                kPcie5, RateSource::scaled}),
-                     kScaled},
+                     kScaled, kH100Kernels},
       CatalogueEntry{
           "h200",
           describe({"NVIDIA H200", 132, 139.8, 50, 9, 0, kH200Measured, kPcie5, RateSource::measured}),
-          kMeasured},
+          kMeasured, kH200Kernels},
       CatalogueEntry{"b200", describe({"NVIDIA B200", 148, 178.4, 126, 10, 0, {80, 2250, 8000}, kPcie5}),
                      kPublished},
       CatalogueEntry{"rtx-3090",
@@ -101,11 +126,25 @@ std::span<const CatalogueEntry> device_catalogue() {
   return kEntries;
 }
 
+CostModel CatalogueEntry::costs(DType dtype) const {
+  CostModel model(device, dtype);
+  if (size_bytes(dtype) != 2) return model;
+  for (const MeasuredKernel& measured : kernels) model.set(measured.kernel, measured.rate);
+  return model;
+}
+
 const CatalogueEntry* find_in_catalogue(const DeviceDescription& device) {
   const auto entries = device_catalogue();
-  // Drivers add to the name what kind of memory or board it is.
-  const auto found = std::ranges::find_if(
-      entries, [&](const CatalogueEntry& entry) { return device.name.starts_with(entry.device.name); });
+  // Drivers add to the name what kind of memory or board it is, in front of its size or behind. So what has
+  // the same multiprocessors, and about as much memory, is the same.
+  const auto same = [&](const CatalogueEntry& entry) {
+    const DeviceDescription& known = entry.device;
+    if (device.name.starts_with(known.name)) return true;
+    const double ratio = static_cast<double>(device.memory_bytes) / static_cast<double>(known.memory_bytes);
+    return device.compute_major == known.compute_major && device.compute_minor == known.compute_minor &&
+           device.cores == known.cores && ratio > 0.93 && ratio < 1.07;
+  };
+  const auto found = std::ranges::find_if(entries, same);
   return found == entries.end() ? nullptr : &*found;
 }
 

@@ -12,6 +12,11 @@ constexpr double kMemoryFraction = 0.8;
 // Of a core that nobody has measured: AVX-512 at 2.5 GHz.
 constexpr double kUnknownCoreFlops = 160e9;
 constexpr double kUnknownCoreBytes = 12e9;
+// Of a multiprocessor of a GPU that is not in the catalogue: what those of consumer boards reach, from their
+// data sheets. 16 bits are fast from tensor cores on.
+constexpr double kUnknownMultiprocessorFlops = 0.4e12;
+constexpr double kUnknownTensorCoreFlops = 1.2e12;
+constexpr double kUnknownMultiprocessorBytes = 9e9;
 // Between host and a GPU that nobody has described: PCIe of generation 4.
 constexpr double kUnknownLinkBytes = 25e9;
 
@@ -24,9 +29,13 @@ double bounded(double amount, double rate) {
 CostModel::CostModel(const DeviceDescription& device, DType dtype) {
   double flops = dtype == DType::f32 || device.kind == DeviceKind::cpu ? device.f32_flops : device.half_flops;
   double bytes = device.memory_bytes_per_second;
-  if (device.rate_source == RateSource::unknown) {
+  if (device.rate_source == RateSource::unknown && device.kind == DeviceKind::cpu) {
     flops = kUnknownCoreFlops * device.cores;
     bytes = kUnknownCoreBytes * device.cores;
+  } else if (device.rate_source == RateSource::unknown) {
+    const bool tensor_cores = dtype != DType::f32 && device.compute_major >= 7;
+    flops = (tensor_cores ? kUnknownTensorCoreFlops : kUnknownMultiprocessorFlops) * device.cores;
+    bytes = kUnknownMultiprocessorBytes * device.cores;
   }
   arithmetic_ = {.flops_per_second = kArithmeticFraction * flops,
                  .bytes_per_second = kMemoryFraction * bytes};

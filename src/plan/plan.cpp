@@ -377,12 +377,18 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
   strategy.mlp_tile_tokens = std::max<std::int64_t>(now.mlp_tile_tokens / 4, 128);
   consider(fmt::format("MLP in tiles of {} tokens", format_count(strategy.mlp_tile_tokens)), request,
            strategy);
+  if (request.device.kind == DeviceKind::cuda) {
+    strategy = now;
+    strategy.projections_again = true;
+    consider("projections are made again after attention's backward", request, strategy);
+  }
   if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;
     consider(fmt::format("the batch in {} micro-steps", strategy.accumulation), request, strategy);
   }
-  if (request.problem.compute_dtype == DType::f32) {
+  const bool bf16_runs = request.device.kind == DeviceKind::cpu || request.device.compute_major >= 8;
+  if (request.problem.compute_dtype == DType::f32 && bf16_runs) {
     PlanRequest half = request;
     half.problem.compute_dtype = DType::bf16;
     strategy = now;

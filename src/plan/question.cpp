@@ -63,13 +63,18 @@ PlannedDevice find_catalogue_device(std::string_view name, std::optional<std::in
   return {device, budget_bytes.value_or(device.memory_bytes - kDriverBytes)};
 }
 
+DType default_training_dtype(const DeviceDescription& device) {
+  const DType dtype = default_dtype(device).dtype;
+  return dtype == DType::f16 ? DType::f32 : dtype;
+}
+
 PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, const PlannedDevice& device) {
   PlanRequest request;
   request.problem.config = model.config;
   request.problem.sizes = {.batch = options.batch, .context = options.context};
   request.problem.mask = causal_mask(options.attention);
   request.problem.compute_dtype =
-      options.dtype ? parse_dtype(*options.dtype) : default_dtype(device.description).dtype;
+      options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(device.description);
   request.problem.state = parse_state(options.state);
   check_state(request.problem.state, request.problem.compute_dtype);
   request.problem.optimizer.kind = options.optimizer;
@@ -85,8 +90,8 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
 }
 
 PlanCosts catalogue_costs(const PlanQuestion& question) {
-  return {CostModel(question.request.device, question.request.problem.compute_dtype),
-          std::string(find_in_catalogue(question.device).source)};
+  const CatalogueEntry& entry = find_in_catalogue(question.device);
+  return {entry.costs(question.request.problem.compute_dtype), std::string(entry.source)};
 }
 
 }  // namespace headroom

@@ -298,7 +298,7 @@ TEST(Commands, BenchLossAsTextCsvAndMarkdown) {
     EXPECT_EQ(result.code, 0) << result.err;
     return result.out;
   };
-  EXPECT_NE(with("--warmup=0").find("one step: fused runs backward alone"), std::string::npos);
+  EXPECT_NE(with("--warmup=0").find("one step: fused and fused-cuda run backward alone"), std::string::npos);
   EXPECT_EQ(with("--csv").find("impl,dtype,tokens,"), 0U);
   EXPECT_EQ(with("--markdown").find("| impl |"), 0U);
 }

@@ -114,6 +114,7 @@ TEST_F(ReportedFigures, TheMeasuredLinkIsWhatCopiesCost) {
   gpu.name += " NVL";  // as drivers do
   EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 1, 1e-9);
   gpu.name = "unheard of";
+  gpu.cores = 7;
   gpu.host_link_bytes_per_second = 0;
   EXPECT_NEAR(this_machine(gpu, DType::bf16).costs.seconds(copy), 55.0 / 25, 1e-9);
   CpuBackend backend(1);

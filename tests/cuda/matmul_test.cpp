@@ -204,5 +204,41 @@ TEST_F(CudaMatmul, TheSameBitsEveryTimeAndNothingIsAllocated) {
   EXPECT_EQ(cuda_memory(0).free_bytes, free_bytes);
 }
 
+// Tokens of a long context: more elements than 32 bits count, the last rows unlike the others.
+TEST_F(CudaMatmul, PastTwoToThe31Elements) {
+  constexpr std::int64_t kRows = 600'000;
+  constexpr std::int64_t kLast = 1000;
+  constexpr std::int64_t kWidth = 4096;
+  std::vector<std::byte> rows_on_host(kLast * kWidth * 2);
+  std::vector<std::byte> weight_gradient_on_host(kWidth * kWidth * 4);
+  const auto program = [&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const auto take = [&](DType dtype, std::int64_t rows) {
+        return context.allocate({.name = "matrix", .dtype = dtype, .shape = {rows, kWidth}});
+      };
+      const Tensor x = take(DType::bf16, kRows), weight = take(DType::bf16, kWidth);
+      const Tensor y = take(DType::bf16, kRows), last = take(DType::bf16, kLast);
+      const Tensor weight_gradient = take(DType::f32, kWidth);
+      fill(context, x.view().slice(0, 0, kRows - kLast), 1);
+      fill(context, x.view().slice(0, kRows - kLast, kLast), 2);
+      fill(context, weight, 1);
+      matmul(context, x, weight, y);
+      matmul(context, x.view().transpose(0, 1), x, weight_gradient);
+      convert(context, y.view().slice(0, kRows - kLast, kLast), last);
+      context.download(rows_on_host, last);
+      context.download(weight_gradient_on_host, weight_gradient);
+    });
+  };
+  CudaBackend gpu(0);
+  Context context(gpu, rehearse(program, gpu.description()));
+  program(context);
+  const TensorView rows(rows_on_host.data(), DType::bf16, {kLast * kWidth});
+  for (std::int64_t i = 0; i < rows.elements(); ++i) ASSERT_EQ(read_element(rows, i), 2 * kWidth) << i;
+  const TensorView sums(weight_gradient_on_host.data(), DType::f32, {kWidth * kWidth});
+  for (std::int64_t i = 0; i < sums.elements(); ++i) {
+    ASSERT_EQ(read_element(sums, i), kRows - kLast + 4 * kLast) << i;
+  }
+}
+
 }  // namespace
 }  // namespace headroom

@@ -267,7 +267,8 @@ TEST(Plan, SaysWhyAFasterImplementationDoesNotRun) {
                                                             "products cublaslt, the fastest there is"));
   EXPECT_EQ(of("h200", DType::f32).front(),
             "attention bf16x3; not sm90: multiplies 16-bit elements, this is f32");
-  EXPECT_EQ(of("gtx-1080", DType::bf16).front(),
+  EXPECT_THROW(static_cast<void>(of("gtx-1080", DType::bf16)), Error);  // no products of it
+  EXPECT_EQ(of("gtx-1080", DType::f16).front(),
             "attention portable; not sm90: needs compute capability 9.0, this is 6.1; not bf16x3: needs "
             "compute capability 9.0, this is 6.1; not tf32x3: needs compute capability 8.0, this is 6.1");
 }
@@ -611,6 +612,40 @@ TEST(Catalogue, NamesWhatItHas) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("no device 'h300'; accepted: cpu, a100-40"));
   }
+}
+
+// Names as drivers give them.
+TEST(Catalogue, FindsAGpuThatIsHere) {
+  const auto key_of = [](std::string name, int cores, double gib, int major, int minor) -> std::string_view {
+    DeviceDescription gpu;
+    gpu.kind = DeviceKind::cuda;
+    gpu.name = std::move(name);
+    gpu.cores = cores;
+    gpu.memory_bytes = static_cast<std::int64_t>(gib * static_cast<double>(kGiB));
+    gpu.compute_major = major;
+    gpu.compute_minor = minor;
+    const CatalogueEntry* entry = find_in_catalogue(gpu);
+    return entry == nullptr ? "none" : entry->key;
+  };
+  EXPECT_EQ(key_of("NVIDIA H200", 132, 139.8, 9, 0), "h200");
+  EXPECT_EQ(key_of("NVIDIA H100 80GB HBM3", 132, 79.1, 9, 0), "h100");
+  EXPECT_EQ(key_of("NVIDIA A100-SXM4-80GB", 108, 79.3, 8, 0), "a100-80");
+  EXPECT_EQ(key_of("NVIDIA A100-PCIE-40GB", 108, 39.4, 8, 0), "a100-40");
+  EXPECT_EQ(key_of("Tesla P100-PCIE-16GB", 56, 15.9, 6, 0), "p100");
+  EXPECT_EQ(key_of("NVIDIA L40S", 142, 44.5, 8, 9), "none");
+}
+
+// A GPU that nobody has measured is no CPU with as many cores.
+TEST(CostModel, AnUnknownGpuIsAGpu) {
+  DeviceDescription gpu;
+  gpu.kind = DeviceKind::cuda;
+  gpu.cores = 142;
+  gpu.compute_major = 8;
+  const Work work{.kernel = "matmul", .flops = 1e15};
+  EXPECT_LT(CostModel(gpu, DType::bf16).seconds(work), 20);
+  EXPECT_GT(CostModel(gpu, DType::f32).seconds(work), 20);
+  gpu.compute_major = 6;  // without tensor cores
+  EXPECT_EQ(CostModel(gpu, DType::f16).seconds(work), CostModel(gpu, DType::f32).seconds(work));
 }
 
 TEST(CostModel, FitsALine) {

@@ -16,6 +16,7 @@
 #include "headroom/cpu.h"
 #include "headroom/loss.h"
 #include "headroom/ops.h"
+#include "headroom/plan/catalogue.h"
 #include "progress.h"
 
 namespace headroom {
@@ -138,11 +139,13 @@ class LossRun {
     return context_.device_seconds([&] { step(); });
   }
 
-  // Measured beside the steps on a CPU; a GPU's is its maker's.
+  // Measured beside the steps on a CPU; a GPU's is the catalogue's, and 0 where it has none.
   double peak_flops() {
     const DeviceDescription& device = context_.description();
     if (device.kind == DeviceKind::cuda) {
-      return problem_.dtype == DType::f32 ? device.f32_flops : device.half_flops;
+      const CatalogueEntry* entry = find_in_catalogue(device);
+      if (entry == nullptr) return 0;
+      return problem_.dtype == DType::f32 ? entry->device.f32_flops : entry->device.half_flops;
     }
     double rate = 0;
     context_.phase(Phase::peak,
@@ -273,7 +276,7 @@ void time_steps(LossRun& run, const BenchOptions& options, double step_flops, Ro
   repeat(options, [&] {
     seconds.push_back(run.step_seconds());
     const double after = run.peak_flops();
-    of_peak.push_back(step_flops / seconds.back() / ((before + after) / 2));
+    of_peak.push_back(before + after > 0 ? step_flops / seconds.back() / ((before + after) / 2) : 0);
     row.peak_gflops.push_back(after * 1e-9);
     before = after;
   });
@@ -381,13 +384,17 @@ void run(const Options& options, std::ostream& out) {
   }
   out << as_asked(table, options.bench);
   if (options.bench.csv) return;
-  fmt::print(out,
-             "\none step: fused runs backward alone, which makes the loss on its way, the others forward and "
-             "backward. Rates count\n"
-             "three products, whatever is computed again; percentages are of the peak measured between the "
-             "steps, median {:.0f}\n"
-             "GFLOP/s on {} threads with {}\n",
-             peak, backend.description().cores, name(backend.description().simd));
+  const DeviceDescription& device = backend.description();
+  fmt::print(
+      out,
+      "\none step: fused and fused-cuda run backward alone, which makes the loss on its way, the others "
+      "forward and backward.\n"
+      "Rates count three products, whatever is computed again; percentages are of {:.0f} GFLOP/s, {}\n",
+      peak,
+      device.kind == DeviceKind::cpu
+          ? fmt::format("the median of the peaks measured between the steps, on {} threads with {}",
+                        device.cores, name(device.simd))
+          : "what this GPU reaches by the catalogue of devices (0: it is not in it)");
 }
 
 }  // namespace
@@ -398,14 +405,18 @@ void add_bench_loss(Command app, std::ostream& out) {
   app.add_list("--hidden", options->hidden, 1, kMostTokens, "Sizes of a hidden state");
   app.add_list("--vocab", options->vocab, 1, kMostTokens, "Words of the vocabulary");
   app.add_list("--dtype", options->dtype, "f32, bf16, f16");
-  app.add_list("--impl", options->implementation, "fused, chunked-recompute, chunked, standard, reference");
+  app.add_list("--impl", options->implementation,
+               "fused, chunked-recompute, chunked, standard, reference; on a GPU fused-cuda");
   app.add_list("--chunk-tokens", options->chunk_tokens, 0, kMostTokens,
                "Tokens a chunk; 0: the implementation's own");
   app.add_list("--chunk-vocab", options->chunk_vocab, 0, kMostTokens, "Words a chunk; 0: all");
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench loss --tokens 1024,4096 --vocab 32000,151936 --impl fused,standard\n"
-      "  headroom bench loss --tokens 131072 --vocab 151936 --impl fused,standard --warmup 0 --steps 1");
+      "  headroom bench loss --tokens 131072 --vocab 151936 --impl fused,standard --warmup 0 --steps 1\n"
+      "  headroom bench loss --tokens 32768 --hidden 2560 --vocab 151936 --dtype bf16 --impl fused-cuda "
+      "--device "
+      "cuda:0");
   app.callback([options, &out] { run(*options, out); });
 }
 

@@ -38,9 +38,6 @@ struct RunDevice {
 // "138.7 GiB of cuda:0 (139.2 GiB free less ...), 96 GiB of the host (...)"
 [[nodiscard]] std::string describe_budgets(const RunDevice& device);
 
-// The dtype that is fast on the device, or f32 where that is f16, which nothing is trained in.
-[[nodiscard]] DType default_training_dtype(const DeviceDescription& device);
-
 // "; --state bf16 would fit" where that is so of a request that does not; otherwise empty.
 [[nodiscard]] std::string narrow_state_note(PlanRequest request, const CostModel& costs);
 

@@ -46,6 +46,9 @@ struct PlannedDevice {
 [[nodiscard]] PlannedDevice find_catalogue_device(std::string_view name,
                                                   std::optional<std::int64_t> budget_bytes);
 
+// The dtype that is fast on the device, or f32 where that is f16, which nothing is trained in.
+[[nodiscard]] DType default_training_dtype(const DeviceDescription& device);
+
 // Makes the question for this model and this device. The options' names of both are not looked up: the answer
 // repeats them. Throws where attention is not causal.
 [[nodiscard]] PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model,

@@ -13,7 +13,7 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kOwnLogitsBytes = 1229LL << 20;  // where nobody says: 4,096 tokens of 151,936 words
+constexpr std::int64_t kOwnLogitsBytes = 1229LL << 20;  // where nobody says: 4,224 tokens of 151,936 words
 constexpr std::int64_t kProductTokens = 2048;
 constexpr std::int64_t kTileTokens = 128;
 constexpr std::int64_t kRowAlignment = 64;  // elements; what products and copies like

@@ -170,9 +170,9 @@ __device__ __forceinline__ double sum_block(double value) {
   sums[threadIdx.x] = value;
   for (unsigned half = kBlock / 2; half > 0; half /= 2) {
     __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    if (threadIdx.x < half) sums[threadIdx.x] = value += sums[threadIdx.x + half];
   }
-  return sums[0];
+  return value;
 }
 constexpr std::int64_t sum_block_bytes(int threads) {
   return threads * static_cast<std::int64_t>(sizeof(double));

@@ -84,21 +84,29 @@ struct Description {
   }
 };
 
-// On Hopper, tiles of which an SM holds two: one is written while the other is summed. cuBLASLt's own first
-// choice is often larger, and 2 to 15 % slower where the products of a step follow each other
-// (docs/kernels/ops.md).
+// On Hopper, tiles of which an SM holds two: one is written while the other is summed (docs/kernels/ops.md).
 bool leaves_room_for_another(const cublasLtMatmulAlgo_t& algorithm) {
   constexpr cublasLtMatmulTile_t kTiles[] = {
-      CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_128x136, CUBLASLT_MATMUL_TILE_128x144,
-      CUBLASLT_MATMUL_TILE_128x152, CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_128x168,
-      CUBLASLT_MATMUL_TILE_128x176, CUBLASLT_MATMUL_TILE_136x128, CUBLASLT_MATMUL_TILE_144x128,
-      CUBLASLT_MATMUL_TILE_152x128, CUBLASLT_MATMUL_TILE_160x128, CUBLASLT_MATMUL_TILE_168x128,
-      CUBLASLT_MATMUL_TILE_176x128};
+    CUBLASLT_MATMUL_TILE_128x128,
+    CUBLASLT_MATMUL_TILE_128x160,
+    CUBLASLT_MATMUL_TILE_160x128,
+#if CUBLAS_VERSION >= 120600  // which named the others
+    CUBLASLT_MATMUL_TILE_128x136,
+    CUBLASLT_MATMUL_TILE_128x144,
+    CUBLASLT_MATMUL_TILE_128x152,
+    CUBLASLT_MATMUL_TILE_128x168,
+    CUBLASLT_MATMUL_TILE_128x176,
+    CUBLASLT_MATMUL_TILE_136x128,
+    CUBLASLT_MATMUL_TILE_144x128,
+    CUBLASLT_MATMUL_TILE_152x128,
+    CUBLASLT_MATMUL_TILE_168x128,
+    CUBLASLT_MATMUL_TILE_176x128,
+#endif
+  };
   std::uint32_t tile = 0;
-  check_cublas(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile,
-                                                    sizeof(tile), nullptr),
-               "cublasLtMatmulAlgoConfigGetAttribute");
-  return std::ranges::find(kTiles, static_cast<cublasLtMatmulTile_t>(tile)) != std::end(kTiles);
+  return cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile),
+                                              nullptr) == CUBLAS_STATUS_SUCCESS &&
+         std::ranges::find(kTiles, static_cast<cublasLtMatmulTile_t>(tile)) != std::end(kTiles);
 }
 
 cublasLtMatmulAlgo_t choose(const ProductKind& kind, Description& description, cublasLtHandle_t handle,
@@ -117,20 +125,21 @@ cublasLtMatmulAlgo_t choose(const ProductKind& kind, Description& description, c
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(kind.result.alignment));
   std::array<cublasLtMatmulHeuristicResult_t, 8> found{};
   int count = 0;
-  check_cublas(cublasLtMatmulAlgoGetHeuristic(
-                   handle, &description.product, &description.left, &description.right, &description.addend,
-                   &description.result, &preference, static_cast<int>(found.size()), found.data(), &count),
-               "cublasLtMatmulAlgoGetHeuristic");
+  const cublasStatus_t answer = cublasLtMatmulAlgoGetHeuristic(
+      handle, &description.product, &description.left, &description.right, &description.addend,
+      &description.result, &preference, static_cast<int>(found.size()), found.data(), &count);
+  if (answer != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(answer, "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0) {
     fail(ErrorKind::runtime,
          "cuBLASLt has no algorithm for a product of {} matrices that gives {} x {} of {}",
          name(kind.left.dtype), kind.result.columns, kind.result.rows, name(kind.result.dtype));
   }
-  constexpr float kLeastTiles = 1.5F;  // for every SM; fewer, and whoever has one more is waited for
+  constexpr float kLeastWaves = 1.5F;  // with fewer, the GPU waits for those that have one tile more
   if (device.compute_major == 9 && kind.left.dtype != DType::f32) {
     for (int i = 0; i < count; ++i) {
       const cublasLtMatmulHeuristicResult_t& candidate = found[static_cast<std::size_t>(i)];
-      if (candidate.wavesCount >= kLeastTiles && leaves_room_for_another(candidate.algo))
+      if (candidate.state == CUBLAS_STATUS_SUCCESS && candidate.wavesCount >= kLeastWaves &&
+          leaves_room_for_another(candidate.algo))
         return candidate.algo;
     }
   }

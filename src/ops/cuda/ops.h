@@ -9,6 +9,8 @@
 
 namespace headroom::cuda {
 
+// Of a row; longer ones are refused where a row of the table is picked.
+inline constexpr std::int64_t kMostNormElements = 32'768;
 void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& stream);
 
 // The workspace holds parts of the weight's gradient, one per block of the launch.

@@ -200,8 +200,7 @@ void with_share(std::int64_t dim, bool whole, const Body& body) {
     whole ? body.template operator()<kVectors, true>() : body.template operator()<kVectors, false>();
   };
   constexpr std::int64_t kWidest = kMostThreads * kEight;
-  check(dim <= kMostVectors * kWidest, "rms_norm: rows of {} elements; a GPU takes up to {}", dim,
-        kMostVectors * kWidest);
+  static_assert(kMostVectors * kWidest == kMostNormElements);
   if (dim <= kWidest) return with_whole.template operator()<1>();
   if (dim <= 2 * kWidest) return with_whole.template operator()<2>();
   with_whole.template operator()<kMostVectors>();
