@@ -30,9 +30,9 @@ struct DilatedMemory {
     sizes.seq_q = most_dilated_rows(problem, problem.seq_q, problem.query_start());
     sizes.seq_k = most_dilated_rows(problem, problem.seq_k, problem.key_start());
     const bool mixes = problem.mask.patterns_per_head() > 1;
-    sizes.add_query_gradient = mixes;
-    sizes.add_key_gradients = mixes || group_size(problem) > 1;
-    const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
+    sizes.add_query_gradient = problem.add_gradients || mixes;
+    sizes.add_key_gradients = problem.add_gradients || mixes || group_size(problem) > 1;
+    const bool wide = problem.dtype_of_gradients() != DType::f32;  // sums need more than the tensors hold
     Pieces pieces(base);
     const std::int64_t heads = problem.batch * problem.heads_kv;
     const std::int64_t q_elements = problem.batch * problem.seq_q * problem.heads_q * problem.head_dim;
@@ -265,7 +265,9 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
   const TensorView query_gradient = sums_of(memory.query_gradient, views.query_gradient);
   const TensorView key_gradient = sums_of(memory.key_gradient, views.key_gradient);
   const TensorView value_gradient = sums_of(memory.value_gradient, views.value_gradient);
-  for (const TensorView& view : {query_gradient, key_gradient, value_gradient}) zero(view, stream);
+  if (!problem.add_gradients) {
+    for (const TensorView& view : {query_gradient, key_gradient, value_gradient}) zero(view, stream);
+  }
   for_each_part(problem, [&](const Part& part) {
     cpu::AttentionForwardCall call =
         part_call(problem, views.forward, views.forward.output, memory, part, stream);
