@@ -2,4 +2,5 @@
 #pragma once
 
 #include "headroom/parallel/partition.h"
+#include "headroom/parallel/ring_attention.h"
 #include "headroom/parallel/ring_schedule.h"

@@ -8,20 +8,20 @@
 namespace headroom {
 namespace {
 
-// The pieces of a rank, cut so that no parcel is longer than half of the largest chunk: two parcels are in
+// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: two transfers are in
 // memory at a time, and three of gradients.
-std::vector<Piece> cut_for_parcels(const std::vector<Piece>& pieces, std::int64_t most_tokens,
+std::vector<Piece> cut_for_transfers(const std::vector<Piece>& pieces, std::int64_t most_tokens,
                               const Mask& mask) {
   std::int64_t longest = std::max<std::int64_t>(divide_up(most_tokens, 2), 1);
   if (mask.block_rows > 0) longest = round_up(longest, mask.block_columns);
-  std::vector<Piece> parcels;
+  std::vector<Piece> transfers;
   for (const Piece& piece : pieces) {
     const std::int64_t count = divide_up(piece.size(), longest);
     for (std::int64_t i = 0; i < count; ++i) {
-      parcels.push_back({piece.begin + i * longest, std::min(piece.begin + (i + 1) * longest, piece.end)});
+      transfers.push_back({piece.begin + i * longest, std::min(piece.begin + (i + 1) * longest, piece.end)});
     }
   }
-  return parcels;
+  return transfers;
 }
 
 Piece hull(const std::vector<std::vector<RowRun>>& rows) {
@@ -80,10 +80,10 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   }
   std::vector<std::vector<Piece>> parts;  // [owner]
   for (const std::vector<Piece>& pieces : partition_.pieces) {
-    parts.push_back(cut_for_parcels(pieces, partition_.most_tokens(), whole.mask));
+    parts.push_back(cut_for_transfers(pieces, partition_.most_tokens(), whole.mask));
   }
   for (std::int64_t step = 1; step < ranks(); ++step) add_step(lists, parts, step);
-  index_parcels();
+  index_transfers();
 }
 
 void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
@@ -105,74 +105,74 @@ void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std
         }
       }
       for (const Piece& interval : joined(std::move(read))) {
-        Parcel parcel;
-        parcel.slot = slot++;
-        parcel.step = step;
-        parcel.owner = owner;
-        parcel.reader = reader;
-        parcel.keys = interval;
+        Transfer transfer;
+        transfer.slot = slot++;
+        transfer.step = step;
+        transfer.owner = owner;
+        transfer.reader = reader;
+        transfer.keys = interval;
         for (const ChunkPair& pair : pairs) {
-          if (interval.begin <= pair.keys.begin && pair.keys.end <= interval.end) parcel.pairs.push_back(pair);
+          if (interval.begin <= pair.keys.begin && pair.keys.end <= interval.end) transfer.pairs.push_back(pair);
         }
         if (problem_.mask.dilation_count > 0) {
           for (std::int64_t b = 0; b < problem_.batch; ++b) {
             for (std::int64_t kv = 0; kv < problem_.heads_kv; ++kv) {
-              parcel.rows.push_back(dilated_rows_read(problem_, lists, b, kv, queries, interval));
+              transfer.rows.push_back(dilated_rows_read(problem_, lists, b, kv, queries, interval));
             }
           }
-          parcel.keys = hull(parcel.rows);
-          for (ChunkPair& pair : parcel.pairs) pair.keys = parcel.keys;
+          transfer.keys = hull(transfer.rows);
+          for (ChunkPair& pair : transfer.pairs) pair.keys = transfer.keys;
           packs_ = true;
         }
-        parcel.row_count = parcel.rows.empty()
-                               ? parcel.keys.size() * problem_.batch * problem_.heads_kv
-                               : count_rows(parcel.rows);
-        parcels_.push_back(std::move(parcel));
+        transfer.row_count = transfer.rows.empty()
+                               ? transfer.keys.size() * problem_.batch * problem_.heads_kv
+                               : count_rows(transfer.rows);
+        transfers_.push_back(std::move(transfer));
         slots_ = std::max(slots_, slot);
       }
     }
   }
 }
 
-void RingSchedule::index_parcels() {
-  std::ranges::stable_sort(parcels_, {}, [](const Parcel& parcel) { return std::pair(parcel.slot, parcel.reader); });
+void RingSchedule::index_transfers() {
+  std::ranges::stable_sort(transfers_, {}, [](const Transfer& transfer) { return std::pair(transfer.slot, transfer.reader); });
   received_.assign(static_cast<std::size_t>(slots_ * ranks()), -1);
   sent_ = received_;
-  for (std::size_t i = 0; i < parcels_.size(); ++i) {
-    const Parcel& parcel = parcels_[i];
-    received_[index(parcel.reader, parcel.slot)] = static_cast<std::int32_t>(i);
-    sent_[index(parcel.owner, parcel.slot)] = static_cast<std::int32_t>(i);
-    most_keys_ = std::max(most_keys_, parcel.keys.size());
-    most_rows_ = std::max(most_rows_, parcel.row_count);
+  for (std::size_t i = 0; i < transfers_.size(); ++i) {
+    const Transfer& transfer = transfers_[i];
+    received_[index(transfer.reader, transfer.slot)] = static_cast<std::int32_t>(i);
+    sent_[index(transfer.owner, transfer.slot)] = static_cast<std::int32_t>(i);
+    most_keys_ = std::max(most_keys_, transfer.keys.size());
+    most_rows_ = std::max(most_rows_, transfer.row_count);
   }
 }
 
-const Parcel* RingSchedule::received(int rank, std::int64_t slot) const {
+const Transfer* RingSchedule::received(int rank, std::int64_t slot) const {
   const std::int32_t found = received_[index(rank, slot)];
-  return found < 0 ? nullptr : &parcels_[static_cast<std::size_t>(found)];
+  return found < 0 ? nullptr : &transfers_[static_cast<std::size_t>(found)];
 }
 
-const Parcel* RingSchedule::sent(int rank, std::int64_t slot) const {
+const Transfer* RingSchedule::sent(int rank, std::int64_t slot) const {
   const std::int32_t found = sent_[index(rank, slot)];
-  return found < 0 ? nullptr : &parcels_[static_cast<std::size_t>(found)];
+  return found < 0 ? nullptr : &transfers_[static_cast<std::size_t>(found)];
 }
 
 std::int64_t RingSchedule::pairs(int rank) const {
   std::int64_t sum = 0;
   for (const ChunkPair& pair : local(rank)) sum = checked_add(sum, pair.pairs);
-  for (const Parcel& parcel : parcels_) {
-    if (parcel.reader != rank) continue;
-    for (const ChunkPair& pair : parcel.pairs) sum = checked_add(sum, pair.pairs);
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.reader != rank) continue;
+    for (const ChunkPair& pair : transfer.pairs) sum = checked_add(sum, pair.pairs);
   }
   return sum;
 }
 
 std::int64_t RingSchedule::sent_bytes(int rank, Pass pass) const {
   std::int64_t bytes = 0;
-  for (const Parcel& parcel : parcels_) {
-    const std::int64_t elements = checked_multiply(2 * parcel.row_count, problem_.head_dim);
-    if (parcel.owner == rank) bytes += elements * size_bytes(problem_.dtype);
-    if (parcel.reader == rank && pass == Pass::backward) bytes += elements * size_bytes(DType::f32);
+  for (const Transfer& transfer : transfers_) {
+    const std::int64_t elements = checked_multiply(2 * transfer.row_count, problem_.head_dim);
+    if (transfer.owner == rank) bytes += elements * size_bytes(problem_.dtype);
+    if (transfer.reader == rank && pass == Pass::backward) bytes += elements * size_bytes(DType::f32);
   }
   return bytes;
 }

@@ -116,7 +116,7 @@ std::vector<Piece> intervals_read(const AttentionProblem& whole, const Attention
     }
   }
   read = joined(std::move(read));
-  // Sequences of a batch share their parcels: without block lists these are one interval.
+  // Sequences of a batch share their transfers: without block lists these are one interval.
   if (mask.block_rows == 0 && read.size() > 1) return {{read.front().begin, read.back().end}};
   return read;
 }

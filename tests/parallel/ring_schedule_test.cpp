@@ -90,14 +90,14 @@ TEST(RingSchedule, ComputesEveryPairOnceAndSendsItsKey) {
       ++pairs[static_cast<std::size_t>(reader)];
       std::int64_t computed = 0;
       for (const ChunkPair& pair : schedule.local(reader)) computed += covers(pair, q, k);
-      for (const Parcel& parcel : schedule.parcels()) {
-        if (parcel.reader != reader || parcel.owner != owner) continue;
-        for (const ChunkPair& pair : parcel.pairs) {
+      for (const Transfer& transfer : schedule.transfers()) {
+        if (transfer.reader != reader || transfer.owner != owner) continue;
+        for (const ChunkPair& pair : transfer.pairs) {
           if (!covers(pair, q, k)) continue;
           ++computed;
           const std::int64_t kv = h / (truth.problem.heads_q / truth.problem.heads_kv);
-          EXPECT_TRUE(parcel.rows.empty() ||
-                      contains(parcel.rows[static_cast<std::size_t>(b * truth.problem.heads_kv + kv)], k));
+          EXPECT_TRUE(transfer.rows.empty() ||
+                      contains(transfer.rows[static_cast<std::size_t>(b * truth.problem.heads_kv + kv)], k));
         }
       }
       ASSERT_EQ(computed, 1) << "query " << q << " key " << k << " head " << h;
@@ -126,25 +126,25 @@ TEST(RingSchedule, SendsNoRowThatNobodyReads) {
       read.insert({truth.owner[static_cast<std::size_t>(q)], dilated ? b * problem.heads_kv + kv : 0, k / block});
     });
     if (!dilated && problem.batch > 1) continue;  // an interval may join those of two sequences
-    for (const Parcel& parcel : schedule.parcels()) {
+    for (const Transfer& transfer : schedule.transfers()) {
       std::int64_t count = 0;
       for (std::int64_t item = 0; item < problem.batch * problem.heads_kv; ++item) {
-        for (std::int64_t k = parcel.keys.begin; k < parcel.keys.end; ++k) {
-          if (!parcel.rows.empty() && !contains(parcel.rows[static_cast<std::size_t>(item)], k)) continue;
+        for (std::int64_t k = transfer.keys.begin; k < transfer.keys.end; ++k) {
+          if (!transfer.rows.empty() && !contains(transfer.rows[static_cast<std::size_t>(item)], k)) continue;
           ++count;
-          EXPECT_TRUE(read.contains({parcel.reader, dilated ? item : 0, k / block}))
-              << "rank " << parcel.reader << " gets key " << k << " and does not read it";
+          EXPECT_TRUE(read.contains({transfer.reader, dilated ? item : 0, k / block}))
+              << "rank " << transfer.reader << " gets key " << k << " and does not read it";
         }
       }
-      EXPECT_EQ(parcel.row_count, count);
-      EXPECT_LE(parcel.keys.size(),
+      EXPECT_EQ(transfer.row_count, count);
+      EXPECT_LE(transfer.keys.size(),
                 round_up(divide_up(schedule.partition().most_tokens(), 2), block));
     }
     if (HasFailure()) break;
   }
 }
 
-TEST(RingSchedule, ARankSendsAndReceivesOneParcelInASlot) {
+TEST(RingSchedule, ARankSendsAndReceivesOneTransferInASlot) {
   for (std::uint64_t seed = 1; seed <= 250; ++seed) {
     const DrawnRing drawn = draw_ring(seed);
     SCOPED_TRACE(drawn.name());
@@ -152,14 +152,14 @@ TEST(RingSchedule, ARankSendsAndReceivesOneParcelInASlot) {
     std::size_t found = 0;
     for (std::int64_t slot = 0; slot < schedule.slots(); ++slot) {
       for (int rank = 0; rank < drawn.ranks; ++rank) {
-        if (const Parcel* parcel = schedule.received(rank, slot)) {
+        if (const Transfer* transfer = schedule.received(rank, slot)) {
           ++found;
-          EXPECT_EQ(parcel->reader, rank);
-          EXPECT_EQ(parcel, schedule.sent(parcel->owner, slot));
+          EXPECT_EQ(transfer->reader, rank);
+          EXPECT_EQ(transfer, schedule.sent(transfer->owner, slot));
         }
       }
     }
-    EXPECT_EQ(found, schedule.parcels().size());
+    EXPECT_EQ(found, schedule.transfers().size());
   }
 }
 
@@ -182,7 +182,7 @@ TEST(RingSchedule, CausalSendsForwardAlone) {
   AttentionCase c = sized(96, 4, 2);
   c.problem.mask.causal = true;
   const RingSchedule schedule = make_schedule(c, 4, PartitionKind::contiguous);
-  for (const Parcel& parcel : schedule.parcels()) EXPECT_LT(parcel.owner, parcel.reader);
+  for (const Transfer& transfer : schedule.transfers()) EXPECT_LT(transfer.owner, transfer.reader);
   EXPECT_EQ(schedule.sent_bytes(3, Pass::forward), 0);
 }
 
@@ -191,10 +191,10 @@ TEST(RingSchedule, AWindowSendsItsHalo) {
   c.problem.mask.causal = true;
   c.problem.mask.window_left = 5;
   const RingSchedule schedule = make_schedule(c, 4, PartitionKind::contiguous);
-  ASSERT_EQ(schedule.parcels().size(), 3U);
-  for (const Parcel& parcel : schedule.parcels()) {
-    EXPECT_EQ(parcel.reader, parcel.owner + 1);
-    EXPECT_EQ(parcel.keys, (Piece{24 * parcel.reader - 5, 24 * parcel.reader}));
+  ASSERT_EQ(schedule.transfers().size(), 3U);
+  for (const Transfer& transfer : schedule.transfers()) {
+    EXPECT_EQ(transfer.reader, transfer.owner + 1);
+    EXPECT_EQ(transfer.keys, (Piece{24 * transfer.reader - 5, 24 * transfer.reader}));
   }
 }
 
@@ -205,9 +205,9 @@ TEST(RingSchedule, DocumentsSendWhereTheyCrossABorder) {
   c.problem.mask.max_documents = 4;
   const RingSchedule schedule = make_schedule(c, 4, PartitionKind::contiguous);
   std::map<std::pair<int, int>, Piece> sent;
-  for (const Parcel& parcel : schedule.parcels()) {
-    const auto [at, first] = sent.insert({{parcel.owner, parcel.reader}, parcel.keys});
-    if (!first) at->second.end = parcel.keys.end;
+  for (const Transfer& transfer : schedule.transfers()) {
+    const auto [at, first] = sent.insert({{transfer.owner, transfer.reader}, transfer.keys});
+    if (!first) at->second.end = transfer.keys.end;
   }
   EXPECT_EQ(sent, (std::map<std::pair<int, int>, Piece>{{{1, 2}, {44, 48}}, {{2, 3}, {58, 72}}}));
 }

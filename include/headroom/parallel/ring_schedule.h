@@ -2,8 +2,8 @@
 // rehearsal records, what is charged and what is drawn.
 //
 // Q stays where it is. In step s, rank r reads keys of rank r - s, modulo the number of ranks: exactly the
-// rows that one of its queries sees, in parcels of at most half the largest chunk. A parcel that nobody reads
-// is neither sent nor computed. In backward the same parcels are read again, and what a parcel's reader adds
+// rows that one of its queries sees, in transfers of at most half the largest chunk. A transfer that nobody reads
+// is neither sent nor computed. In backward the same transfers are read again, and what a transfer's reader adds
 // to dK and dV goes straight back to its owner, in f32.
 #pragma once
 
@@ -28,7 +28,7 @@ struct RowRun {
   bool operator==(const RowRun&) const = default;
 };
 
-struct Parcel {
+struct Transfer {
   std::int64_t slot = 0;  // rank r handles slot 0 first, then 1, ...; the first step's slots come first
   std::int64_t step = 0;
   int owner = 0;
@@ -48,11 +48,11 @@ class RingSchedule {
   [[nodiscard]] const Partition& partition() const { return partition_; }
   [[nodiscard]] int ranks() const { return partition_.ranks(); }
   // By slot, then by reader.
-  [[nodiscard]] std::span<const Parcel> parcels() const { return parcels_; }
+  [[nodiscard]] std::span<const Transfer> transfers() const { return transfers_; }
   [[nodiscard]] std::int64_t slots() const { return slots_; }
   // What a rank receives or sends in a slot; null: nothing.
-  [[nodiscard]] const Parcel* received(int rank, std::int64_t slot) const;
-  [[nodiscard]] const Parcel* sent(int rank, std::int64_t slot) const;
+  [[nodiscard]] const Transfer* received(int rank, std::int64_t slot) const;
+  [[nodiscard]] const Transfer* sent(int rank, std::int64_t slot) const;
   // A rank's queries with its own keys. The first pair of each piece is the piece with itself, whatever the
   // mask leaves of it.
   [[nodiscard]] std::span<const ChunkPair> local(int rank) const {
@@ -63,7 +63,7 @@ class RingSchedule {
   [[nodiscard]] std::int64_t pairs(int rank) const;
   // Bytes that a rank sends in a pass: K and V, and in backward also the gradients of what it read.
   [[nodiscard]] std::int64_t sent_bytes(int rank, Pass pass) const;
-  // Rows of the largest parcel's interval, and the most rows that one parcel sends, over all ranks.
+  // Rows of the largest transfer's interval, and the most rows that one transfer sends, over all ranks.
   [[nodiscard]] std::int64_t most_keys() const { return most_keys_; }
   [[nodiscard]] std::int64_t most_rows() const { return most_rows_; }
   // Whether only some rows of an interval are sent, so that they are packed and unpacked.
@@ -72,16 +72,16 @@ class RingSchedule {
  private:
   void add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
                 std::int64_t step);
-  void index_parcels();
+  void index_transfers();
   [[nodiscard]] std::size_t index(int rank, std::int64_t slot) const {
     return static_cast<std::size_t>(slot * ranks() + rank);
   }
 
   AttentionProblem problem_;
   Partition partition_;
-  std::vector<Parcel> parcels_;
+  std::vector<Transfer> transfers_;
   std::vector<std::vector<ChunkPair>> local_;       // [rank]
-  std::vector<std::int32_t> received_, sent_;       // [slot, rank] into parcels_, or -1
+  std::vector<std::int32_t> received_, sent_;       // [slot, rank] into transfers_, or -1
   std::int64_t slots_ = 0;
   std::int64_t most_keys_ = 0;
   std::int64_t most_rows_ = 0;
