@@ -10,7 +10,7 @@ namespace {
 
 void check_on_cpu(const Context& context) {
   check(context.description().kind == DeviceKind::cpu,
-        "ranks exchange rows of K and V on the CPU only so far, not on a {}", name(context.description().kind));
+        "rows that ranks exchange are packed and added on the CPU only so far");
 }
 
 // body(row of a head in the tensor, the same row packed), over all rows that are sent; in bytes from the
