@@ -41,7 +41,8 @@ TEST(ThreadRanks, EveryRankGetsTheSum) {
       std::vector<float>& mine = values[static_cast<std::size_t>(rank)];
       for (int call = 0; call < 100; ++call) {
         mine.assign(257, static_cast<float>(rank + call));
-        communicator.all_reduce(TensorView(mine.data(), DType::f32, {257}), {});
+        std::vector<std::byte> workspace(static_cast<std::size_t>(reduction_workspace_bytes(count, 257 * 4)));
+        communicator.all_reduce(TensorView(mine.data(), DType::f32, {257}), workspace, {});
         numbers[static_cast<std::size_t>(rank)] = communicator.all_reduce(static_cast<double>(1 << rank));
       }
     });
@@ -79,9 +80,10 @@ TEST(ThreadRanks, DifferentSizesAreAnErrorOnEveryRank) {
   ThreadRanks ranks(2);
   const auto errors = on_ranks(2, [&](int rank) {
     std::vector<float> values(static_cast<std::size_t>(3 + rank));
-    ranks.communicator(rank).all_reduce(TensorView(values.data(), DType::f32, {3 + rank}), {});
+    std::vector<std::byte> workspace(64);
+    ranks.communicator(rank).all_reduce(TensorView(values.data(), DType::f32, {3 + rank}), workspace, {});
   });
-  EXPECT_THAT(errors, testing::Each(testing::HasSubstr("different sizes")));
+  EXPECT_THAT(errors, testing::Each(testing::HasSubstr("bytes in all-reduce, rank")));
 }
 
 // A program on ranks: rehearsed for each, then run by all.
@@ -104,6 +106,7 @@ TEST(ThreadRanks, AContextOnEveryRank) {
     program(rehearsal, nullptr);
     const std::span<const WorkRecord> work = rehearsal.work(Phase::step);
     ASSERT_EQ(work.size(), 3U);
+    EXPECT_EQ(work[1].work.workspace_bytes, reduction_workspace_bytes(kCount, 4));
     EXPECT_EQ(work[1].work.kind, WorkKind::communication);
     EXPECT_EQ(work[1].work.bytes, 4);
     const Layout layout = make_layout(std::move(rehearsal).take_ledger());
