@@ -61,7 +61,8 @@ class RingSchedule {
 
   // (query, key) pairs that a rank computes.
   [[nodiscard]] std::int64_t pairs(int rank) const;
-  // Bytes that a rank sends in a pass: K and V, and in backward also the gradients of what it read.
+  // Bytes that a rank sends in a pass: K and V, and in backward also the gradients of what it read, and
+  // its part of the sum of dSink.
   [[nodiscard]] std::int64_t sent_bytes(int rank, Pass pass) const;
   // Rows of the largest transfer's interval, and the most rows that one transfer sends, over all ranks.
   [[nodiscard]] std::int64_t most_keys() const { return most_keys_; }
