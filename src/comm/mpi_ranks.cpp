@@ -1,6 +1,5 @@
 #include "headroom/comm/mpi_ranks.h"
 
-#include <mpi.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/mpi_control.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 
@@ -29,19 +29,11 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kPieceBytes = 512 * kKiB;
 constexpr std::size_t kWindow = 2;  // pieces of one message that are under way: one moves, one is next
 
-constexpr int kAbortTag = 0;
-constexpr std::uint64_t kMessageTags = 32767;  // what every MPI has, with the tag above
+constexpr int kFirstTag = MpiControl::kTag + 1;
+constexpr std::uint64_t kMessageTags = 32'767;  // what every MPI has
 
-// How long a rank that ends waits for the others to end too.
-constexpr std::chrono::seconds kGrace{1};
-
-void check_mpi(int code, std::string_view call) {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> text;
-  int length = 0;
-  MPI_Error_string(code, text.data(), &length);
-  fail(ErrorKind::runtime, "{}: {}", call, std::string_view(text.data(), static_cast<std::size_t>(length)));
-}
+// How long a rank waits for one that may hang: for an answer, and for it to end too.
+constexpr std::chrono::milliseconds kGrace{1000};
 
 // Open MPI 4 copies from process to process with process_vm_readv. Containers often forbid that call, which
 // it finds out with the first large message, and then fails. It has another way.
@@ -101,20 +93,15 @@ class MpiRanks::Member final : public Communicator {
     check_mpi(MPI_Comm_size(all_, &ranks_.count), "MPI_Comm_size");
     sent_.resize(static_cast<std::size_t>(ranks_.count));
     received_.resize(static_cast<std::size_t>(ranks_.count));
-    check_mpi(MPI_Irecv(heard_.data(), static_cast<int>(heard_.size()), MPI_CHAR, MPI_ANY_SOURCE, kAbortTag,
-                        all_, &abort_request_),
-              "MPI_Irecv");
+    control_ = std::make_unique<MpiControl>(all_, ranks_);
   }
 
   ~Member() override {
     if (std::uncaught_exceptions() > errors_when_made_) {
       abort(fmt::format("rank {} ended with an error", ranks_.rank));
     }
-    if (aborted_ && !everyone_ends()) return;
-    if (abort_request_ != MPI_REQUEST_NULL) {
-      MPI_Cancel(&abort_request_);
-      MPI_Wait(&abort_request_, MPI_STATUS_IGNORE);
-    }
+    if (control_->aborted() && !everyone_ends()) return;
+    control_->close();
     MPI_Finalize();
   }
 
@@ -124,29 +111,15 @@ class MpiRanks::Member final : public Communicator {
     if (!open_.empty()) advance();
   }
 
-  void abort(std::string_view reason) noexcept override {
-    if (std::exchange(aborted_, true)) return;
-    reason_.fill('\0');
-    reason.copy(reason_.data(), reason_.size() - 1);
-    for (int peer = 0; peer < ranks_.count; ++peer) {
-      if (peer == ranks_.rank) continue;
-      MPI_Request request = MPI_REQUEST_NULL;
-      MPI_Isend(reason_.data(), static_cast<int>(reason_.size()), MPI_CHAR, peer, kAbortTag, all_, &request);
-      int done = 0;
-      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-      if (done == 0) MPI_Request_free(&request);
-    }
-  }
+  void abort(std::string_view reason) noexcept override { control_->abort(reason); }
 
  private:
-  using Reason = std::array<char, 256>;
-
   [[nodiscard]] MessageGroup post(std::span<const Send> sends, std::span<const Receive> receives,
                                   const StepLabel& step, const Stream& stream) override {
     check(stream.device == nullptr || stream.device->host_accessible(),
           "messages over MPI are in memory that the host reaches, which that of {} is not",
           stream.device == nullptr ? "" : stream.device->name);
-    throw_if_aborted();
+    control_->listen();
     ++groups_;
     for (const Send& send : sends) {
       Message& message = open_message(send.to, sent_, step, std::ssize(send.bytes));
@@ -178,7 +151,7 @@ class MpiRanks::Member final : public Communicator {
     Message& message = *open_.back();
     const std::uint64_t number = counts[static_cast<std::size_t>(peer)]++;
     message.peer = peer;
-    message.tag = 1 + static_cast<int>(number % kMessageTags);
+    message.tag = kFirstTag + static_cast<int>(number % kMessageTags);
     message.group = groups_;
     message.bytes = bytes;
     message.step = step;
@@ -231,11 +204,11 @@ class MpiRanks::Member final : public Communicator {
     const StepLabel theirs{message.header.step_name.data(), message.header.step_number};
     abort(fmt::format("rank {} sends {} bytes in {}, rank {} receives {} bytes in {}", message.peer,
                       message.header.bytes, theirs.text(), ranks_.rank, message.bytes, message.step.text()));
-    throw_if_aborted();
+    control_->listen();
   }
 
   bool advance() {
-    throw_if_aborted();
+    control_->listen();
     bool moved = false;
     for (const std::unique_ptr<Message>& message : open_) moved = advance(*message) || moved;
     const auto still_open = std::stable_partition(open_.begin(), open_.end(),
@@ -252,6 +225,7 @@ class MpiRanks::Member final : public Communicator {
       if (state.done) state = {.done = false, .peer = message->peer, .step = message->step};
       state.left += message->left();
     }
+    control_->set_waits_for(state.done ? -1 : state.peer);
     return state;
   }
 
@@ -265,12 +239,13 @@ class MpiRanks::Member final : public Communicator {
     }
   }
 
-  void throw_if_aborted() {
-    if (!aborted_ && test(abort_request_)) {
-      aborted_ = true;
-      reason_ = heard_;
+  [[nodiscard]] int blocked_by(int peer) const override {
+    for (int steps = 0; steps < ranks_.count && peer != ranks_.rank; ++steps) {
+      const std::optional<int> next = control_->ask(peer, kGrace);
+      if (!next || *next < 0) break;
+      peer = *next;
     }
-    if (aborted_) fail(ErrorKind::runtime, "{}", reason_.data());
+    return peer;
   }
 
   [[nodiscard]] bool everyone_ends() {
@@ -298,10 +273,7 @@ class MpiRanks::Member final : public Communicator {
   std::vector<std::uint64_t> received_;  // [rank]
   std::uint64_t groups_ = 0;
   int idle_ = 0;
-  bool aborted_ = false;
-  Reason reason_{};
-  Reason heard_{};
-  MPI_Request abort_request_ = MPI_REQUEST_NULL;
+  std::unique_ptr<MpiControl> control_;
 };
 
 bool MpiRanks::available() {

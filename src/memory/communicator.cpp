@@ -125,8 +125,7 @@ void Communicator::wait(MessageGroup group) {
                             ranks().rank, timeout_.count(), now.step.text(), now.peer, ranks().rank)
               : fmt::format("rank {} waited {:g} s in {} for rank {}, which did not answer", ranks().rank,
                             timeout_.count(), now.step.text(), blocker);
-      abort(reason);
-      fail(ErrorKind::runtime, "{}", reason);
+      abort(reason);  // where several ranks time out, the next call throws what the first has said
     }
     progress_or_sleep(last_moved + timeout);
     const State next = state(group);
