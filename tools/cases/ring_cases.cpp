@@ -40,7 +40,7 @@ AttentionCase causal(AttentionCase c, std::int64_t left = Mask::kUnlimited) {
 // Every mask, at lengths that no number of ranks divides.
 std::vector<Named> masks() {
   std::vector<Named> list;
-  list.push_back({"full", sized(131, 4, 2)});
+  list.push_back({"full", sized(259, 4, 2)});
   list.push_back({"causal", causal(sized(149, 4, 1))});
   list.push_back({"window", causal(sized(173, 2, 2), 30)});
   AttentionCase both = sized(127, 2, 1);
