@@ -72,6 +72,8 @@ struct AttentionForward {
   TensorView output;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing, and its output is 0
   TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
+  TensorView lse_low{};  // as lse, or empty: what f32 leaves of lse. Given to every chunk of a long chain that
+                         // resumes, the error does not grow with the chain; rows may leave it alone
 };
 
 struct AttentionBackward {

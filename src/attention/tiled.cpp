@@ -98,7 +98,8 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
           .output = heads_view(views.output),
           .sinks = problem.sinks ? views.sinks.data<float>() : nullptr,
           .resume = problem.resume,
-          .lse = statistics_view(views.lse)};
+          .lse = statistics_view(views.lse),
+          .lse_low = statistics_view(views.lse_low)};
 }
 
 std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device, Pass pass) {

@@ -165,7 +165,8 @@ cpu::AttentionForwardCall part_call(const AttentionProblem& problem, const Atten
                                  .value = heads_view(views.value),
                                  .output = part_heads(problem, output, part),
                                  .resume = true,
-                                 .lse = part_statistics(problem, views.lse, part)};
+                                 .lse = part_statistics(problem, views.lse, part),
+                                 .lse_low = part_statistics(problem, views.lse_low, part)};
   call.sizes.output_dtype = output.dtype();
   return call;
 }
@@ -228,6 +229,7 @@ cpu::AttentionForwardCall pattern_alone(const AttentionProblem& problem, const D
       heads_view(TensorView(memory.pattern_output, DType::f32,
                             Shape{problem.batch, problem.seq_q, problem.heads_kv, problem.head_dim}));
   call.lse = {memory.pattern_lse, problem.heads_kv * problem.seq_q, problem.seq_q};
+  call.lse_low = {};
   call.resume = false;
   return call;
 }
@@ -251,6 +253,9 @@ void dilated_forward(const AttentionProblem& problem, const AttentionForward& vi
       const std::int64_t head = item % problem.heads_q;
       std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
                   problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
+      if (views.lse_low.elements() == 0) return;
+      std::fill_n(views.lse_low.data<float>() + views.lse_low.offset(item / problem.heads_q, head),
+                  problem.seq_q, 0.0F);
     });
   }
   for_each_part(problem, [&](const Part& part) {

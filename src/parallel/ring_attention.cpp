@@ -175,6 +175,7 @@ class RingForwardRank : private RingRank {
       sum_ = take("ring output", Category::attention, problem_.dtype_of_sums(), rows(problem_.heads_q));
     }
     const TensorView& output = narrows ? sum_.view() : views_.output;
+    lse_low_ = take("ring lse, low part", Category::attention, problem_.dtype_of_sums(), views_.lse.shape());
     KeyExchange keys(context_, schedule_, views_.inputs.key, views_.inputs.value);
     take_workspace(Pass::forward);
 
@@ -200,10 +201,12 @@ class RingForwardRank : private RingRank {
   void compute(const ChunkPair& pair, const KeyValueViews& keys, const TensorView& output) {
     AttentionForward forward = inputs_of(pair, keys);
     forward.output = own_rows(output, pair.queries);
+    forward.lse_low = lse_of_piece(schedule_, rank_, lse_low_, pair.query_piece);
     attention_forward(context_, problem_of(pair, Pass::forward), forward, workspace_, pinned_);
   }
 
   Tensor sum_;
+  Tensor lse_low_;  // so that the error does not grow with the number of ranks
 };
 
 class RingBackwardRank : private RingRank {
