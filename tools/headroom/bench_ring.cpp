@@ -373,6 +373,7 @@ void run(const Options& options, std::ostream& given) {
   if (prints) write_page(options, rows, table, transport);
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(device.listed.description, 0);
+    json["machine"].erase("peak_gflops");  // not measured here
     for (const Row& row : rows) json["rows"].push_back(to_json(row, transport));
     return print_json(json, out);
   }
