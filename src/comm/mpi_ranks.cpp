@@ -24,10 +24,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// MPI moves a message only inside of its calls, and a whole piece in one of them: see docs/distributed.md for
-// the measurement.
-constexpr std::int64_t kPieceBytes = 512 * kKiB;
-constexpr std::size_t kWindow = 2;  // pieces of one message that are under way: one moves, one is next
+// MPI moves messages only inside of its calls, and a whole piece in one of them. Measured with 64 MiB each
+// way and polls 1 ms apart: with less under way a rank is still waiting when its kernel ends
+// (docs/distributed.md).
+constexpr std::int64_t kPieceBytes = kMiB;
+constexpr std::size_t kWindow = 4;  // pieces of one message that are under way
 
 constexpr int kFirstTag = MpiControl::kTag + 1;
 constexpr std::uint64_t kMessageTags = 32'767;  // what every MPI has
