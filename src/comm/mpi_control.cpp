@@ -55,21 +55,26 @@ void MpiControl::handle(int from) {
   receive_next();
 }
 
-// The note stays where it is until MPI ends: a rank that hangs never takes it.
-void MpiControl::send(int peer, const Note& note) noexcept {
+// Returns when MPI has taken the note, or at the deadline: a rank that hangs may never take it. So the note
+// has to stay where it is.
+void MpiControl::send(int peer, const Note& note, std::chrono::steady_clock::time_point deadline) noexcept {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Isend(&note, sizeof(Note), MPI_BYTE, peer, kTag, all_, &request);
-  if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+  int taken = 0;
+  do {
+    MPI_Test(&request, &taken, MPI_STATUS_IGNORE);
+  } while (taken == 0 && std::chrono::steady_clock::now() < deadline);
+  if (taken == 0) MPI_Request_free(&request);
 }
 
 void MpiControl::abort(std::string_view reason) noexcept {
   if (aborted_) return;
   aborted_ = true;
   reason.copy(ends_.reason.data(), ends_.reason.size() - 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   for (int peer = 0; peer < ranks_.count; ++peer) {
-    if (peer != ranks_.rank) send(peer, ends_);
+    if (peer != ranks_.rank) send(peer, ends_, deadline);
   }
-  close();
   heard_ = ends_;
 }
 
@@ -78,7 +83,7 @@ std::optional<int> MpiControl::ask(int peer, std::chrono::milliseconds patience)
   const auto deadline = std::chrono::steady_clock::now() + patience;
   answer_.reset();
   asked_ = peer;
-  send(peer, kQuestion);
+  send(peer, kQuestion, deadline);
   while (!answer_ && std::chrono::steady_clock::now() < deadline) {
     listen();
     std::this_thread::sleep_for(std::chrono::microseconds(100));

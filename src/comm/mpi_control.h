@@ -24,10 +24,11 @@ class MpiControl {
   MpiControl(const MpiControl&) = delete;
   MpiControl& operator=(const MpiControl&) = delete;
   ~MpiControl() = default;
-  // To be called before MPI ends, not where it is left as it is.
+  // To be called before MPI ends, unless the ranks were aborted.
   void close() noexcept;
 
-  // Handles what has arrived. Throws where the ranks have ended.
+  // Handles what has arrived. Throws where the ranks have ended; MPI is not called any more then, because it
+  // would go on with messages from and to memory that may be gone.
   void listen();
   void abort(std::string_view reason) noexcept;
   [[nodiscard]] bool aborted() const { return aborted_; }
@@ -47,7 +48,7 @@ class MpiControl {
 
   void receive_next();
   void handle(int from);
-  void send(int peer, const Note& note) noexcept;
+  void send(int peer, const Note& note, std::chrono::steady_clock::time_point deadline) noexcept;
 
   MPI_Comm all_;
   Ranks ranks_;

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,16 +24,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// MPI moves a message only inside of its calls, and a whole piece in one of them: see docs/distributed.md for
-// the measurement.
-constexpr std::int64_t kPieceBytes = 512 * kKiB;
-constexpr std::size_t kWindow = 2;  // pieces of one message that are under way: one moves, one is next
+// MPI moves messages only inside of its calls, and a whole piece in one of them. Measured with 64 MiB each
+// way and polls 1 ms apart: with less under way a rank is still waiting when its kernel ends
+// (docs/distributed.md).
+constexpr std::int64_t kPieceBytes = kMiB;
+constexpr std::size_t kWindow = 4;  // pieces of one message that are under way
 
 constexpr int kFirstTag = MpiControl::kTag + 1;
 constexpr std::uint64_t kMessageTags = 32'767;  // what every MPI has
 
-// How long a rank waits for one that may hang: for an answer, and for it to end too.
-constexpr std::chrono::milliseconds kGrace{1000};
+// How long a rank waits for an answer from one that may hang, and after an abort for the others.
+constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kGrace{300};
 
 // Open MPI 4 copies from process to process with process_vm_readv. Containers often forbid that call, which
 // it finds out with the first large message, and then fails. It has another way.
@@ -100,7 +102,11 @@ class MpiRanks::Member final : public Communicator {
     if (std::uncaught_exceptions() > errors_when_made_) {
       abort(fmt::format("rank {} ended with an error", ranks_.rank));
     }
-    if (control_->aborted() && !everyone_ends()) return;
+    if (control_->aborted()) {
+      // The others need a moment to say why they end: mpirun kills them when this process returns an error.
+      std::this_thread::sleep_for(kGrace);
+      return;
+    }
     control_->close();
     MPI_Finalize();
   }
@@ -211,10 +217,15 @@ class MpiRanks::Member final : public Communicator {
     control_->listen();
     bool moved = false;
     for (const std::unique_ptr<Message>& message : open_) moved = advance(*message) || moved;
-    const auto still_open = std::stable_partition(open_.begin(), open_.end(),
-                                                  [](const auto& message) { return message->left() > 0; });
-    std::move(still_open, open_.end(), std::back_inserter(unused_));
-    open_.erase(still_open, open_.end());
+    std::size_t kept = 0;
+    for (std::unique_ptr<Message>& message : open_) {
+      if (message->left() > 0) {
+        open_[kept++].swap(message);
+      } else {
+        unused_.push_back(std::move(message));
+      }
+    }
+    open_.resize(kept);
     return moved;
   }
 
@@ -241,23 +252,11 @@ class MpiRanks::Member final : public Communicator {
 
   [[nodiscard]] int blocked_by(int peer) const override {
     for (int steps = 0; steps < ranks_.count && peer != ranks_.rank; ++steps) {
-      const std::optional<int> next = control_->ask(peer, kGrace);
+      const std::optional<int> next = control_->ask(peer, kPatience);
       if (!next || *next < 0) break;
       peer = *next;
     }
     return peer;
-  }
-
-  [[nodiscard]] bool everyone_ends() {
-    MPI_Request request = MPI_REQUEST_NULL;
-    if (MPI_Ibarrier(all_, &request) != MPI_SUCCESS) return false;
-    const Clock::time_point deadline = Clock::now() + kGrace;
-    int done = 0;
-    while (done == 0 && Clock::now() < deadline) {
-      if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-      std::this_thread::sleep_for(kIdleSleep);
-    }
-    return done != 0;
   }
 
   // A waiting rank first looks again at once, then leaves its core to others: ranks may share one.

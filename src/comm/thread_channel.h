@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,7 +44,7 @@ class Channel {
  public:
   enum class Side : std::uint8_t { send, receive };
 
-  // fill(transfer) writes down this side of the message. Returns whether the other side was there already.
+  // fill(transfer) writes down this side of the message. Returns the message, whose other side may be there.
   template <class Fill>
   Transfer& post(Side side, const Fill& fill) {
     const std::lock_guard lock(mutex_);
@@ -53,7 +52,7 @@ class Channel {
     Transfer& transfer = meets ? *unmatched_.front() : take();
     fill(transfer);
     if (meets) {
-      unmatched_.pop_front();
+      unmatched_.erase(unmatched_.begin());
       transfer.matched.store(true, std::memory_order_release);
     } else {
       unmatched_side_ = side;
@@ -82,7 +81,7 @@ class Channel {
   }
 
   std::mutex mutex_;
-  std::deque<Transfer*> unmatched_;  // with one side; all of them with the same one
+  std::vector<Transfer*> unmatched_;  // with one side; all of them with the same one
   Side unmatched_side_ = Side::send;
   std::vector<std::unique_ptr<Transfer>> transfers_;
   std::vector<Transfer*> unused_;

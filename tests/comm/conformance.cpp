@@ -13,7 +13,10 @@ namespace headroom {
 namespace {
 
 constexpr std::int64_t kElements = 500'000;  // of a tensor in flight
-constexpr std::int64_t kMessages = 20;       // of one group, for every pair of ranks
+// Messages of one group, for every pair of ranks.
+std::int64_t messages_of_group(int ranks) {
+  return ranks <= 4 ? 20 : 5;
+}
 
 std::size_t size(std::int64_t number) {
   return static_cast<std::size_t>(number);

@@ -12,15 +12,15 @@ class MpiRanks {
  public:
   // Whether this build has MPI.
   [[nodiscard]] static bool available();
-  // Whether mpirun has started this process, and how many of it.
+  // Whether mpirun has started this process.
   [[nodiscard]] static bool launched();
 
   // Starts MPI. A process can do that once. Throws where this build has no MPI.
   explicit MpiRanks(Seconds timeout = kDefaultTimeout);
   MpiRanks(const MpiRanks&) = delete;
   MpiRanks& operator=(const MpiRanks&) = delete;
-  // Waits for every rank to come here, and ends MPI. After an abort it waits for one second at most; where a
-  // rank does not come, MPI is left as it is, and mpirun ends that rank when this process returns an error.
+  // Waits for every rank to come here, and ends MPI. After an abort it leaves MPI as it is, and mpirun ends
+  // what is left of the ranks when this process returns an error.
   ~MpiRanks();
 
   // Returns the communicator of this process. Only the thread that made this object may use it.
