@@ -26,16 +26,16 @@ struct AttentionProblem {
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;            // divides heads_q
-  std::int64_t head_dim = 0;            // a multiple of 8, 8 to 256
+  std::int64_t heads_kv = 1;              // divides heads_q
+  std::int64_t head_dim = 0;              // a multiple of 8, 8 to 256
   DType dtype = DType::f32;               // of Q, K, V, O and their gradients; f64 on the reference alone
   std::optional<DType> output_dtype{};    // of O and dO: f32 or dtype; by default dtype
   std::optional<DType> gradient_dtype{};  // of dQ, dK and dV: f32 or dtype; by default dtype
-  float scale = 0;                      // 0: 1 / sqrt(head_dim)
-  float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
-  bool sinks = false;                   // one learned logit per query head joins every softmax
-  bool resume = false;                  // forward goes on from the f32 output and lse of earlier keys
-  bool add_gradients = false;           // backward adds to the dQ, dK and dV that are there, in f32
+  float scale = 0;                        // 0: 1 / sqrt(head_dim)
+  float softcap = 0;                      // scores <- softcap * tanh(scores / softcap); 0: off
+  bool sinks = false;                     // one learned logit per query head joins every softmax
+  bool resume = false;                    // forward goes on from the f32 output and lse of earlier keys
+  bool add_gradients = false;             // backward adds to the dQ, dK and dV that are there, in f32
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   Mask mask{};
@@ -58,8 +58,9 @@ struct AttentionProblem {
 };
 
 // Tensors in the problem's dtype may have any strides, with unit stride in head_dim; the others are dense
-// unless their line says otherwise. Where the problem's dtype is f64, so is what is f32 here. Every row has to
-// be finite, also those that no query sees: masked probabilities are zeros, and zero times infinity is not.
+// unless their line says otherwise. Where the problem's dtype is f64, so is what is f32 here. Every row has
+// to be finite, also those that no query sees: masked probabilities are zeros, and zero times infinity is
+// not.
 struct AttentionForward {
   TensorView query;            // [batch, seq_q, heads_q, head_dim]
   TensorView key;              // [batch, seq_k, heads_kv, head_dim]
@@ -72,8 +73,8 @@ struct AttentionForward {
   TensorView output;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing, and its output is 0
   TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
-  TensorView lse_low{};  // as lse, or empty: what f32 leaves of lse. Given to every chunk of a long chain that
-                         // resumes, the error does not grow with the chain; rows may leave it alone
+  TensorView lse_low{};  // as lse, or empty: what f32 leaves of lse. Given to every chunk of a long chain
+                         // that resumes, the error does not grow with the chain; rows may leave it alone
 };
 
 struct AttentionBackward {

@@ -198,12 +198,11 @@ Picked checked_backward(Context& context, const AttentionProblem& given, const A
     check_dense(views.lse_gradient, statistics_shape(given), given.dtype_of_sums(), "lse_gradient");
   }
   if (given.sinks) check_dense(views.sinks_gradient, {given.heads_q}, DType::f32, "sinks_gradient");
-  Picked picked(
-      context,
-      aligned_as(given, {&forward.query, &forward.key, &forward.value, &forward.output,
-                         &views.output_gradient, &views.query_gradient, &views.key_gradient,
-                         &views.value_gradient}),
-      Pass::backward, pinned);
+  Picked picked(context,
+                aligned_as(given, {&forward.query, &forward.key, &forward.value, &forward.output,
+                                   &views.output_gradient, &views.query_gradient, &views.key_gradient,
+                                   &views.value_gradient}),
+                Pass::backward, pinned);
   check_saved(picked.problem, views.forward, picked.row);
   return picked;
 }

@@ -102,7 +102,8 @@ Support gather_supports(const RingSchedule& schedule) {
   if (schedule.partition().kind != PartitionKind::contiguous || problem.batch != 1) {
     return Support::no("it takes one contiguous piece per rank and one sequence");
   }
-  if (problem.mask.block_rows > 0 || problem.sinks) return Support::no("it takes no block lists and no sinks");
+  if (problem.mask.block_rows > 0 || problem.sinks)
+    return Support::no("it takes no block lists and no sinks");
   return Support::yes();
 }
 

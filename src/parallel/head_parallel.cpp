@@ -13,10 +13,10 @@ namespace {
 
 // One tensor in both forms.
 struct HeadTensor {
-  TensorView tokens;        // of the rank's tokens and all heads: [batch, tokens, heads, head_dim]; lse as the
-                            // ring has it
-  TensorView heads;         // of all tokens and the rank's heads: [batch, seq, heads / ranks, head_dim]; lse as
-                            // attention has it
+  TensorView tokens;  // of the rank's tokens and all heads: [batch, tokens, heads, head_dim]; lse as the
+                      // ring has it
+  TensorView heads;   // of all tokens and the rank's heads: [batch, seq, heads / ranks, head_dim]; lse as
+                      // attention has it
   bool statistics = false;  // lse or its gradient
 };
 
@@ -25,8 +25,8 @@ class HeadExchange {
  public:
   HeadExchange(Context& context, const RingSchedule& schedule)
       : context_(context), schedule_(schedule), ranks_(context.ranks()) {
-    check(ranks_.count == schedule.ranks(), "the schedule is for {} ranks, and there are {}", schedule.ranks(),
-          ranks_.count);
+    check(ranks_.count == schedule.ranks(), "the schedule is for {} ranks, and there are {}",
+          schedule.ranks(), ranks_.count);
     check(context.description().kind == DeviceKind::cpu,
           "heads are divided over ranks on the CPU only so far");
   }
@@ -73,7 +73,8 @@ class HeadExchange {
     }
     return sum;
   }
-  [[nodiscard]] Tensor take(std::string_view name, DType dtype, const std::vector<std::int64_t>& counts) const {
+  [[nodiscard]] Tensor take(std::string_view name, DType dtype,
+                            const std::vector<std::int64_t>& counts) const {
     return context_.allocate({.name = name,
                               .category = Category::communication,
                               .dtype = dtype,
@@ -90,13 +91,14 @@ class HeadExchange {
       std::int64_t at = 0;  // elements
       for (int p = 0; p < ranks_.count; ++p) {
         for (const HeadTensor& tensor : tensors) {
-          copy_slice(tensor, slice_of(p), token_side, unpack, static_cast<std::byte*>(packed.view().raw()), at);
+          copy_slice(tensor, slice_of(p), token_side, unpack, static_cast<std::byte*>(packed.view().raw()),
+                     at);
         }
       }
     });
   }
-  void copy_slice(const HeadTensor& tensor, const Slice& slice, bool token_side, bool unpack, std::byte* packed,
-                  std::int64_t& at) const {
+  void copy_slice(const HeadTensor& tensor, const Slice& slice, bool token_side, bool unpack,
+                  std::byte* packed, std::int64_t& at) const {
     const AttentionProblem& problem = schedule_.problem();
     const std::int64_t heads = heads_of(tensor);
     const std::int64_t element = size_bytes(tensor.tokens.dtype());
@@ -154,7 +156,8 @@ class HeadRank {
   }
 
   void forward(std::string_view pinned) {
-    exchange_.to_heads(std::array{HeadTensor{views_.inputs.query, query_}, HeadTensor{views_.inputs.key, key_},
+    exchange_.to_heads(std::array{HeadTensor{views_.inputs.query, query_},
+                                  HeadTensor{views_.inputs.key, key_},
                                   HeadTensor{views_.inputs.value, value_}});
     attention_forward(context_, problem_, inputs(), pinned);
     exchange_.to_tokens(std::array{HeadTensor{views_.output, output_}});
@@ -170,7 +173,8 @@ class HeadRank {
     const Tensor value_gradient = take("heads dV", problem_.dtype_of_gradients(), problem_.heads_kv);
     const std::int64_t all_heads = problem_.heads_q * context_.ranks().count;
     const Tensor sinks_gradient = take_sinks(problem_.sinks ? all_heads : 0);
-    exchange_.to_heads(std::array{HeadTensor{views_.inputs.query, query_}, HeadTensor{views_.inputs.key, key_},
+    exchange_.to_heads(std::array{HeadTensor{views_.inputs.query, query_},
+                                  HeadTensor{views_.inputs.key, key_},
                                   HeadTensor{views_.inputs.value, value_}});
     exchange_.to_heads(
         std::array{HeadTensor{views_.output, output_}, HeadTensor{views.output_gradient, output_gradient}});
@@ -242,8 +246,9 @@ Support head_parallel_supports(const RingSchedule& schedule) {
   const AttentionProblem& problem = schedule.problem();
   const int ranks = schedule.ranks();
   if (problem.heads_q % ranks != 0 || problem.heads_kv % ranks != 0) {
-    return Support::no(fmt::format("{} query heads and {} K/V heads cannot be dealt to {} ranks in equal parts",
-                                   problem.heads_q, problem.heads_kv, ranks));
+    return Support::no(
+        fmt::format("{} query heads and {} K/V heads cannot be dealt to {} ranks in equal parts",
+                    problem.heads_q, problem.heads_kv, ranks));
   }
   const Mask& mask = problem.mask;
   if (mask.block_rows > 0) return Support::no("block lists of other ranks' queries are not exchanged");
@@ -286,7 +291,8 @@ std::int64_t head_parallel_sent_bytes(const RingSchedule& schedule, int rank, Pa
   const std::int64_t output = row_bytes(heads_q, problem.dtype_of_output());
   if (pass == Pass::forward) return own * (ranks - 1) * inputs + others * (output + lse);
   const std::int64_t sinks =
-      problem.sinks ? all_reduce_traffic({rank, ranks}, problem.heads_q * size_bytes(DType::f32)).sent_bytes : 0;
+      problem.sinks ? all_reduce_traffic({rank, ranks}, problem.heads_q * size_bytes(DType::f32)).sent_bytes
+                    : 0;
   return own * (ranks - 1) * (inputs + 2 * output + lse) +
          others * row_bytes(heads_q + 2 * heads_kv, problem.dtype_of_gradients()) + sinks;
 }

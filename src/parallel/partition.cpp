@@ -59,7 +59,8 @@ struct Dealt {
 Dealt deal(const std::vector<std::int64_t>& work, int ranks) {
   std::vector<int> heaviest(work.size());
   std::iota(heaviest.begin(), heaviest.end(), 0);
-  std::ranges::stable_sort(heaviest, std::greater{}, [&](int i) { return work[static_cast<std::size_t>(i)]; });
+  std::ranges::stable_sort(heaviest, std::greater{},
+                           [&](int i) { return work[static_cast<std::size_t>(i)]; });
   std::vector<std::int64_t> load(static_cast<std::size_t>(ranks));
   std::vector<int> lightest(load.size());
   std::iota(lightest.begin(), lightest.end(), 0);
@@ -128,7 +129,8 @@ std::int64_t Partition::most_tokens() const {
 Partition make_partition(PartitionKind kind, int ranks, const AttentionProblem& whole,
                          const AttentionForward& lists) {
   check(ranks > 0, "a sequence cannot be cut for {} ranks", ranks);
-  Partition partition{.kind = kind, .pieces = std::vector<std::vector<Piece>>(static_cast<std::size_t>(ranks))};
+  Partition partition{.kind = kind,
+                      .pieces = std::vector<std::vector<Piece>>(static_cast<std::size_t>(ranks))};
   if (kind == PartitionKind::balanced) {
     partition.pieces = balanced_pieces(ranks, whole, lists);
     return partition;

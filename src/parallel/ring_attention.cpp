@@ -11,8 +11,8 @@ namespace {
 
 void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
   check(view.shape() == shape && view.dtype() == dtype && view.is_dense(),
-        "ring attention: {} has to be {} of {}, dense; it is {} of {}", what, shape, name(dtype), view.shape(),
-        name(view.dtype()));
+        "ring attention: {} has to be {} of {}, dense; it is {} of {}", what, shape, name(dtype),
+        view.shape(), name(view.dtype()));
 }
 
 // What both passes of a rank are made of.
@@ -79,7 +79,8 @@ class RingRank {
     std::int64_t bytes = 0;
     std::int64_t tiles = 0;
     for_each_pair([&](const ChunkPair& pair) {
-      bytes = std::max(bytes, attention_workspace_bytes(problem_of(pair, pass), context_.description(), pass, pinned_));
+      bytes = std::max(
+          bytes, attention_workspace_bytes(problem_of(pair, pass), context_.description(), pass, pinned_));
       if (problem_.mask.block_rows > 0) {
         tiles = std::max(tiles, divide_up(pair.queries.size(), problem_.mask.block_rows));
       }
@@ -146,10 +147,9 @@ class RingRank {
     context_.run([&](const Stream& stream) {
       check(stream.device->kind == DeviceKind::cpu, "a ring divides block lists on the CPU only so far");
       for (std::int64_t item = 0; item < problem_.batch * problem_.heads_kv * tiles; ++item) {
-        const std::int32_t* from =
-            whole.data<std::int32_t>() +
-            whole.offset(item / (problem_.heads_kv * tiles), item / tiles % problem_.heads_kv,
-                         first_tile + item % tiles);
+        const std::int32_t* from = whole.data<std::int32_t>() +
+                                   whole.offset(item / (problem_.heads_kv * tiles),
+                                                item / tiles % problem_.heads_kv, first_tile + item % tiles);
         std::int32_t* to = lists.data<std::int32_t>() + item * mask.max_blocks_per_row;
         std::int64_t count = 0;
         for (std::int64_t i = 0; i < mask.max_blocks_per_row && from[i] >= 0; ++i) {
@@ -215,9 +215,11 @@ class RingBackwardRank : private RingRank {
                    std::string_view pinned)
       : RingRank(context, schedule, views.forward, pinned), backward_(views) {
     check_dense(views.output_gradient, rows(problem_.heads_q), problem_.dtype_of_output(), "output_gradient");
-    check_dense(views.query_gradient, rows(problem_.heads_q), problem_.dtype_of_gradients(), "query_gradient");
+    check_dense(views.query_gradient, rows(problem_.heads_q), problem_.dtype_of_gradients(),
+                "query_gradient");
     check_dense(views.key_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(), "key_gradient");
-    check_dense(views.value_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(), "value_gradient");
+    check_dense(views.value_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(),
+                "value_gradient");
     if (views.lse_gradient.elements() > 0) {
       check_dense(views.lse_gradient, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(),
                   "lse_gradient");

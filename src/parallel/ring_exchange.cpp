@@ -20,7 +20,8 @@ std::int64_t packed_elements(const RingSchedule& schedule) {
 }
 
 // K and V of a transfer as one message.
-TensorPart whole_message(const RingSchedule& schedule, const Transfer& transfer, const TransferBuffer& buffer) {
+TensorPart whole_message(const RingSchedule& schedule, const Transfer& transfer,
+                         const TransferBuffer& buffer) {
   return buffer.part(2 * transfer.row_count * schedule.problem().head_dim);
 }
 
@@ -84,7 +85,8 @@ void KeyExchange::start(std::int64_t slot) {
     } else {
       const std::int64_t elements = transfer->keys.size() * problem.heads_kv * problem.head_dim;
       for (std::int64_t i = 0; i < 2 * problem.batch; ++i) {
-        receives.push_back({transfer->owner, buffers_[static_cast<std::size_t>(slot % 2)].part(elements, i * elements)});
+        receives.push_back(
+            {transfer->owner, buffers_[static_cast<std::size_t>(slot % 2)].part(elements, i * elements)});
       }
     }
     arriving_ = context_.exchange({}, receives, step_of(*transfer));

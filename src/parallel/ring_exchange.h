@@ -1,6 +1,6 @@
 // What moves in a ring. KeyExchange brings K and V to their readers, GradientExchange brings what readers add
-// to dK and dV back to their owners. Both take their buffers when they are made. A rank goes through the slots
-// in order; the exchange of a slot is under way while the slot before it is computed.
+// to dK and dV back to their owners. Both take their buffers when they are made. A rank goes through the
+// slots in order; the exchange of a slot is under way while the slot before it is computed.
 #pragma once
 
 #include <array>

@@ -8,10 +8,10 @@
 namespace headroom {
 namespace {
 
-// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: two transfers are in
-// memory at a time, and three of gradients.
+// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: two transfers are
+// in memory at a time, and three of gradients.
 std::vector<Piece> cut_for_transfers(const std::vector<Piece>& pieces, std::int64_t most_tokens,
-                              const Mask& mask) {
+                                     const Mask& mask) {
   std::int64_t longest = std::max<std::int64_t>(divide_up(most_tokens, 2), 1);
   if (mask.block_rows > 0) longest = round_up(longest, mask.block_columns);
   std::vector<Piece> transfers;
@@ -112,7 +112,8 @@ void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std
         transfer.reader = reader;
         transfer.keys = interval;
         for (const ChunkPair& pair : pairs) {
-          if (interval.begin <= pair.keys.begin && pair.keys.end <= interval.end) transfer.pairs.push_back(pair);
+          if (interval.begin <= pair.keys.begin && pair.keys.end <= interval.end)
+            transfer.pairs.push_back(pair);
         }
         if (problem_.mask.dilation_count > 0) {
           for (std::int64_t b = 0; b < problem_.batch; ++b) {
@@ -124,9 +125,8 @@ void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std
           for (ChunkPair& pair : transfer.pairs) pair.keys = transfer.keys;
           packs_ = true;
         }
-        transfer.row_count = transfer.rows.empty()
-                               ? transfer.keys.size() * problem_.batch * problem_.heads_kv
-                               : count_rows(transfer.rows);
+        transfer.row_count = transfer.rows.empty() ? transfer.keys.size() * problem_.batch * problem_.heads_kv
+                                                   : count_rows(transfer.rows);
         transfers_.push_back(std::move(transfer));
         slots_ = std::max(slots_, slot);
       }
@@ -135,7 +135,8 @@ void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std
 }
 
 void RingSchedule::index_transfers() {
-  std::ranges::stable_sort(transfers_, {}, [](const Transfer& transfer) { return std::pair(transfer.slot, transfer.reader); });
+  std::ranges::stable_sort(
+      transfers_, {}, [](const Transfer& transfer) { return std::pair(transfer.slot, transfer.reader); });
   received_.assign(static_cast<std::size_t>(slots_ * ranks()), -1);
   sent_ = received_;
   for (std::size_t i = 0; i < transfers_.size(); ++i) {
@@ -175,7 +176,8 @@ std::int64_t RingSchedule::sent_bytes(int rank, Pass pass) const {
   for (const Transfer& transfer : transfers_) {
     const std::int64_t elements = checked_multiply(2 * transfer.row_count, problem_.head_dim);
     if (transfer.owner == rank) bytes += elements * size_bytes(problem_.dtype);
-    if (transfer.reader == rank && pass == Pass::backward) bytes += elements * size_bytes(problem_.dtype_of_sums());
+    if (transfer.reader == rank && pass == Pass::backward)
+      bytes += elements * size_bytes(problem_.dtype_of_sums());
   }
   return bytes;
 }

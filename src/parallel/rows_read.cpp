@@ -20,7 +20,8 @@ Piece seen(const MaskView& view, Piece queries, Piece keys) {
 RowRun members(const MaskView& view, std::int64_t segment_begin, Piece interval) {
   const std::int64_t rate = view.dilation.rate;
   const std::int64_t first = segment_begin + view.dilation_offset;
-  const std::int64_t begin = first + divide_up(std::max<std::int64_t>(interval.begin - first, 0), rate) * rate;
+  const std::int64_t begin =
+      first + divide_up(std::max<std::int64_t>(interval.begin - first, 0), rate) * rate;
   return {begin, begin < interval.end ? divide_up(interval.end - begin, rate) : 0, rate};
 }
 
@@ -122,8 +123,8 @@ std::vector<Piece> intervals_read(const AttentionProblem& whole, const Attention
 }
 
 std::vector<RowRun> dilated_rows_read(const AttentionProblem& whole, const AttentionForward& lists,
-                                      std::int64_t batch, std::int64_t head_kv, std::span<const Piece> queries,
-                                      Piece keys) {
+                                      std::int64_t batch, std::int64_t head_kv,
+                                      std::span<const Piece> queries, Piece keys) {
   const std::int64_t group = whole.heads_q / whole.heads_kv;
   std::vector<RowRun> runs;
   bool apart = true;

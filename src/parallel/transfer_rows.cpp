@@ -16,8 +16,8 @@ void check_on_cpu(const Context& context) {
 // body(row of a head in the tensor, the same row packed), over all rows that are sent; in bytes from the
 // beginning of either.
 template <class Body>
-void for_each_row(const Transfer& transfer, const TensorView& tensor, std::int64_t first, const Stream& stream,
-                  const Body& body) {
+void for_each_row(const Transfer& transfer, const TensorView& tensor, std::int64_t first,
+                  const Stream& stream, const Body& body) {
   const std::int64_t heads = tensor.extent(2);
   const std::int64_t element = size_bytes(tensor.dtype());
   const std::int64_t row_bytes = tensor.extent(3) * element;
@@ -47,8 +47,9 @@ void for_each_row(const Transfer& transfer, const TensorView& tensor, std::int64
 }
 
 Work work_of(std::string_view kernel, const Transfer& transfer, const TensorView& rows, double passes) {
-  return {.kernel = kernel,
-          .bytes = passes * static_cast<double>(transfer.row_count * rows.extent(3) * size_bytes(rows.dtype()))};
+  return {
+      .kernel = kernel,
+      .bytes = passes * static_cast<double>(transfer.row_count * rows.extent(3) * size_bytes(rows.dtype()))};
 }
 
 template <class T>

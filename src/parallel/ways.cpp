@@ -81,8 +81,9 @@ WayChoice choose_way(const RingSchedule& schedule, const WayRates& rates) {
     choice.heads_seconds = std::max(choice.heads_seconds, compute + bytes / rates.link_bytes_per_second);
   }
   if (choice.heads_seconds < choice.ring_seconds) choice.way = AttentionWay::heads;
-  choice.reason = fmt::format("{}: the slowest rank takes {:.3g} ms in a ring and {:.3g} ms with heads divided",
-                              name(choice.way), choice.ring_seconds * 1e3, choice.heads_seconds * 1e3);
+  choice.reason =
+      fmt::format("{}: the slowest rank takes {:.3g} ms in a ring and {:.3g} ms with heads divided",
+                  name(choice.way), choice.ring_seconds * 1e3, choice.heads_seconds * 1e3);
   return choice;
 }
 

@@ -140,7 +140,7 @@ Json section(const LineChart& chart) {
 }
 
 Json section(const LaneChart& chart) {
-  Json json = {{"kind", "lanes"},         {"title", chart.title},     {"lanes", chart.lanes},
+  Json json = {{"kind", "lanes"},        {"title", chart.title},    {"lanes", chart.lanes},
                {"boxes", Json::array()}, {"arrows", Json::array()}, {"note", chart.note}};
   for (const LaneChart::Box& box : chart.boxes) {
     json["boxes"].push_back({{"lane", box.lane},

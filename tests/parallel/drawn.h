@@ -19,10 +19,11 @@ struct DrawnRing {
   [[nodiscard]] std::string name() const {
     const AttentionProblem& p = attention.problem;
     return fmt::format(
-        "b{} {} h{}/{} ranks {} {} causal {} left {} right {} documents {} dilations {} mixed {} blocks {}x{}",
-        p.batch, p.seq_k, p.heads_q, p.heads_kv, ranks, headroom::name(kind), p.mask.causal, p.mask.window_left,
-        p.mask.window_right, p.mask.max_documents, p.mask.dilation_count, p.mask.mix_dilations,
-        p.mask.block_rows, p.mask.block_columns);
+        "b{} {} h{}/{} ranks {} {} causal {} left {} right {} documents {} dilations {} mixed {} blocks "
+        "{}x{}",
+        p.batch, p.seq_k, p.heads_q, p.heads_kv, ranks, headroom::name(kind), p.mask.causal,
+        p.mask.window_left, p.mask.window_right, p.mask.max_documents, p.mask.dilation_count,
+        p.mask.mix_dilations, p.mask.block_rows, p.mask.block_columns);
   }
 };
 

@@ -46,7 +46,8 @@ TEST(Partition, LengthsThatDoNotDivide) {
   using Pieces = std::vector<std::vector<Piece>>;
   EXPECT_EQ(make_partition(PartitionKind::contiguous, 3, causal(10), {}).pieces,
             (Pieces{{{0, 3}}, {{3, 6}}, {{6, 10}}}));
-  EXPECT_EQ(make_partition(PartitionKind::zigzag, 2, causal(10), {}).pieces, (Pieces{{{0, 2}, {7, 10}}, {{2, 7}}}));
+  EXPECT_EQ(make_partition(PartitionKind::zigzag, 2, causal(10), {}).pieces,
+            (Pieces{{{0, 2}, {7, 10}}, {{2, 7}}}));
   EXPECT_EQ(make_partition(PartitionKind::contiguous, 4, causal(2), {}).pieces,
             (Pieces{{}, {{0, 1}}, {}, {{1, 2}}}));
   EXPECT_EQ(make_partition(PartitionKind::zigzag, 3, causal(0), {}).pieces, (Pieces{{}, {}, {}}));
@@ -103,7 +104,8 @@ TEST(Partition, BalancedBalancesDocuments) {
 }
 
 TEST(Partition, NamesAndMistakes) {
-  for (const PartitionKind kind : {PartitionKind::contiguous, PartitionKind::zigzag, PartitionKind::balanced}) {
+  for (const PartitionKind kind :
+       {PartitionKind::contiguous, PartitionKind::zigzag, PartitionKind::balanced}) {
     EXPECT_EQ(parse_partition(name(kind)), kind);
   }
   EXPECT_THROW(static_cast<void>(parse_partition("striped")), Error);

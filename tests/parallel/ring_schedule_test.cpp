@@ -123,7 +123,8 @@ TEST(RingSchedule, SendsNoRowThatNobodyReads) {
     std::set<std::tuple<int, std::int64_t, std::int64_t>> read;  // reader, sequence and head, block of keys
     truth.for_each_pair([&](std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) {
       const std::int64_t kv = h / (problem.heads_q / problem.heads_kv);
-      read.insert({truth.owner[static_cast<std::size_t>(q)], dilated ? b * problem.heads_kv + kv : 0, k / block});
+      read.insert(
+          {truth.owner[static_cast<std::size_t>(q)], dilated ? b * problem.heads_kv + kv : 0, k / block});
     });
     if (!dilated && problem.batch > 1) continue;  // an interval may join those of two sequences
     for (const Transfer& transfer : schedule.transfers()) {
@@ -137,8 +138,7 @@ TEST(RingSchedule, SendsNoRowThatNobodyReads) {
         }
       }
       EXPECT_EQ(transfer.row_count, count);
-      EXPECT_LE(transfer.keys.size(),
-                round_up(divide_up(schedule.partition().most_tokens(), 2), block));
+      EXPECT_LE(transfer.keys.size(), round_up(divide_up(schedule.partition().most_tokens(), 2), block));
     }
     if (HasFailure()) break;
   }
@@ -247,7 +247,8 @@ TEST(RingSchedule, RefusesWhatItCannotDivide) {
     return ring_supports(problem).reason();
   };
   EXPECT_EQ(refused([](AttentionProblem&) {}), "");
-  EXPECT_THAT(refused([](AttentionProblem& p) { p.seq_q = 32; }), testing::HasSubstr("as many queries as keys"));
+  EXPECT_THAT(refused([](AttentionProblem& p) { p.seq_q = 32; }),
+              testing::HasSubstr("as many queries as keys"));
   EXPECT_THAT(refused([](AttentionProblem& p) { p.resume = true; }), testing::HasSubstr("earlier"));
   EXPECT_THAT(refused([](AttentionProblem& p) {
                 p.mask.dilations[0] = {16, 2};

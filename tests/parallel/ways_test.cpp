@@ -8,18 +8,21 @@ namespace {
 
 RingSchedule make(std::int64_t seq, std::int64_t heads_q, std::int64_t heads_kv, int ranks,
                   const Mask& mask = {}) {
-  AttentionProblem problem{.seq_q = seq, .seq_k = seq, .heads_q = heads_q, .heads_kv = heads_kv, .head_dim = 128};
+  AttentionProblem problem{
+      .seq_q = seq, .seq_k = seq, .heads_q = heads_q, .heads_kv = heads_kv, .head_dim = 128};
   problem.mask = mask;
   return {problem, {}, make_partition(PartitionKind::contiguous, ranks, problem, {})};
 }
 
 TEST(Ways, HeadsHaveToDivide) {
   EXPECT_TRUE(supports_way(AttentionWay::heads, make(64, 8, 4, 4)));
-  EXPECT_THAT(supports_way(AttentionWay::heads, make(64, 8, 2, 4)).reason(), testing::HasSubstr("2 K/V heads"));
+  EXPECT_THAT(supports_way(AttentionWay::heads, make(64, 8, 2, 4)).reason(),
+              testing::HasSubstr("2 K/V heads"));
   Mask mask;
   mask.dilations[0] = {64, 4};
   mask.dilation_count = 1;
-  EXPECT_THAT(supports_way(AttentionWay::heads, make(64, 8, 4, 4, mask)).reason(), testing::HasSubstr("offset"));
+  EXPECT_THAT(supports_way(AttentionWay::heads, make(64, 8, 4, 4, mask)).reason(),
+              testing::HasSubstr("offset"));
 }
 
 // With heads, Q and O move too, each token once; in a ring K and V of every rank go to every other.

@@ -301,7 +301,11 @@ namespace {
 // The fp64 reference and the plain computation, which what a case runs is held against.
 struct Judge {
   Judge(const AttentionCase& attention_case, int threads, bool in_tf32_products)
-      : c(attention_case), tf32(in_tf32_products), cpu(describe_cpu()), pool(threads), inputs(make_inputs(c)) {
+      : c(attention_case),
+        tf32(in_tf32_products),
+        cpu(describe_cpu()),
+        pool(threads),
+        inputs(make_inputs(c)) {
     cpu.cores = threads;
     truth = run(c, c.problem, find_attention("reference"), inputs, kExact, stream());
   }

@@ -92,13 +92,14 @@ std::vector<Named> masks_over_heads() {
 
 std::string RingCase::name() const {
   const AttentionProblem& p = attention.problem;
-  return fmt::format("{} b{} {} h{}/{} d{} on {} ranks, {}", headroom::name(p.dtype), p.batch, p.seq_k, p.heads_q,
-                     p.heads_kv, p.head_dim, ranks, headroom::name(partition));
+  return fmt::format("{} b{} {} h{}/{} d{} on {} ranks, {}", headroom::name(p.dtype), p.batch, p.seq_k,
+                     p.heads_q, p.heads_kv, p.head_dim, ranks, headroom::name(partition));
 }
 
 std::vector<RingCase> ring_cases() {
   std::vector<RingCase> cases;
-  const auto add = [&](const Named& named, DType dtype, int ranks, AttentionWay way, PartitionKind partition) {
+  const auto add = [&](const Named& named, DType dtype, int ranks, AttentionWay way,
+                       PartitionKind partition) {
     RingCase added{.attention = named.attention, .ranks = ranks, .partition = partition, .way = way};
     added.attention.problem.dtype = dtype;
     added.attention.group = named.group;

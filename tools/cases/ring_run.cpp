@@ -67,7 +67,8 @@ RingRun::RingRun(Context& context, const RingSchedule& schedule, AttentionWay wa
     value_gradient_ = make("value gradient", problem.dtype_of_gradients(), key_.view().shape());
     sinks_gradient_ = make("sinks gradient", DType::f32, {problem.sinks ? problem.heads_q : 0});
     const auto upload = [&](const Tensor& tensor, const TensorView& from) {
-      context_.upload(tensor, {static_cast<const std::byte*>(from.raw()), static_cast<std::size_t>(from.bytes())});
+      context_.upload(tensor,
+                      {static_cast<const std::byte*>(from.raw()), static_cast<std::size_t>(from.bytes())});
     };
     sinks_ = make("sinks", DType::f32, {problem.sinks ? problem.heads_q : 0});
     if (problem.sinks) upload(sinks_, forward.sinks);
@@ -88,16 +89,16 @@ Tensor RingRun::make(std::string_view name, DType dtype, const Shape& shape) {
 
 Tensor RingRun::load(std::string_view name, const TensorView& whole, int dimension) {
   const std::int64_t tokens = whole.elements() == 0 ? 0 : schedule_.partition().tokens(rank_);
-  const Shape shape = dimension == 2
-                          ? Shape{tokens == 0 ? 0 : whole.extent(0) * whole.extent(1) * tokens}
-                          : Shape{whole.extent(0), tokens, whole.extent(2), whole.extent(3)};
+  const Shape shape = dimension == 2 ? Shape{tokens == 0 ? 0 : whole.extent(0) * whole.extent(1) * tokens}
+                                     : Shape{whole.extent(0), tokens, whole.extent(2), whole.extent(3)};
   Tensor tensor = make(name, whole.dtype(), shape);
   std::vector<std::byte> host(static_cast<std::size_t>(tensor.view().bytes()));
   if (!context_.phantom() && !host.empty()) {
-    for_each_row(schedule_, rank_, whole, dimension, [&](std::int64_t from, std::int64_t to, std::int64_t bytes) {
-      std::memcpy(host.data() + to, static_cast<const std::byte*>(whole.raw()) + from,
-                  static_cast<std::size_t>(bytes));
-    });
+    for_each_row(schedule_, rank_, whole, dimension,
+                 [&](std::int64_t from, std::int64_t to, std::int64_t bytes) {
+                   std::memcpy(host.data() + to, static_cast<const std::byte*>(whole.raw()) + from,
+                               static_cast<std::size_t>(bytes));
+                 });
   }
   context_.upload(tensor, host);
   return tensor;
@@ -122,8 +123,8 @@ Tensor RingRun::load_blocks(const TensorView& whole) {
       }
     }
   }
-  Tensor tensor = make("block lists", DType::i32,
-                       {problem.batch, problem.heads_kv, tiles, mask.max_blocks_per_row});
+  Tensor tensor =
+      make("block lists", DType::i32, {problem.batch, problem.heads_kv, tiles, mask.max_blocks_per_row});
   context_.upload(tensor, std::as_bytes(std::span(lists)));
   return tensor;
 }
@@ -162,9 +163,11 @@ void RingRun::store(const Tensor& tensor, const TensorView& whole, int dimension
   std::vector<std::byte> host(static_cast<std::size_t>(tensor.view().bytes()));
   context_.download(host, tensor);
   if (host.empty() || context_.phantom()) return;
-  for_each_row(schedule_, rank_, whole, dimension, [&](std::int64_t to, std::int64_t from, std::int64_t bytes) {
-    std::memcpy(static_cast<std::byte*>(whole.raw()) + to, host.data() + from, static_cast<std::size_t>(bytes));
-  });
+  for_each_row(schedule_, rank_, whole, dimension,
+               [&](std::int64_t to, std::int64_t from, std::int64_t bytes) {
+                 std::memcpy(static_cast<std::byte*>(whole.raw()) + to, host.data() + from,
+                             static_cast<std::size_t>(bytes));
+               });
 }
 
 void RingRun::store() {

@@ -1,5 +1,5 @@
-// headroom bench ring: attention over ranks beside attention on one: time, waiting, bytes sent and bytes held.
-// The ranks are threads of this process; under mpirun they are its processes.
+// headroom bench ring: attention over ranks beside attention on one: time, waiting, bytes sent and bytes
+// held. The ranks are threads of this process; under mpirun they are its processes.
 #include <fmt/ostream.h>
 
 #include <algorithm>
@@ -86,7 +86,8 @@ class Whole {
 
  private:
   TensorView make(DType dtype, const Shape& shape, std::uint64_t seed = 0) {
-    std::vector<std::byte>& memory = memory_.emplace_back(static_cast<std::size_t>(dense_bytes(dtype, shape)));
+    std::vector<std::byte>& memory =
+        memory_.emplace_back(static_cast<std::size_t>(dense_bytes(dtype, shape)));
     const TensorView view(memory.data(), dtype, shape);
     const Random random(seed);
     for (std::int64_t i = 0; seed != 0 && i < shape.elements(); ++i) {
@@ -188,7 +189,8 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
 }
 
 // The same attention on one rank with all threads.
-void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, int threads, Row& row) {
+void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, int threads,
+                    Row& row) {
   const RingSchedule schedule(c.problem, whole.forward,
                               make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
   CpuBackend backend(threads);
@@ -275,16 +277,11 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
 
 nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
   const AttentionProblem& p = row.c.problem;
-  nlohmann::ordered_json json = {{"transport", transport},
-                                 {"impl", name(row.c.way)},
-                                 {"ranks", row.c.ranks},
-                                 {"partition", name(row.c.partition)},
-                                 {"mask", row.c.mask},
-                                 {"seq", p.seq_k},
-                                 {"heads_q", p.heads_q},
-                                 {"heads_kv", p.heads_kv},
-                                 {"head_dim", p.head_dim},
-                                 {"dtype", name(p.dtype)}};
+  nlohmann::ordered_json json = {{"transport", transport}, {"impl", name(row.c.way)},
+                                 {"ranks", row.c.ranks},   {"partition", name(row.c.partition)},
+                                 {"mask", row.c.mask},     {"seq", p.seq_k},
+                                 {"heads_q", p.heads_q},   {"heads_kv", p.heads_kv},
+                                 {"head_dim", p.head_dim}, {"dtype", name(p.dtype)}};
   if (!row.reason.empty()) {
     json["reason"] = row.reason;
     return json;
@@ -301,8 +298,8 @@ nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
 }
 
 Table to_table(const std::vector<Row>& rows) {
-  Table table({"way", "ranks", "partition", "mask", "seq", "forward", "backward", "single forward", "sent per rank",
-               "peak per rank", "single", "overlap", "error"});
+  Table table({"way", "ranks", "partition", "mask", "seq", "forward", "backward", "single forward",
+               "sent per rank", "peak per rank", "single", "overlap", "error"});
   for (const Row& row : rows) {
     const std::vector<Cell> first = {std::string(name(row.c.way)), std::to_string(row.c.ranks),
                                      std::string(name(row.c.partition)), row.c.mask,
@@ -314,15 +311,16 @@ Table to_table(const std::vector<Row>& rows) {
       cells.insert(cells.end(),
                    {fmt::format("{:.2f} ms", row.forward_ms), fmt::format("{:.2f} ms", row.backward_ms),
                     fmt::format("{:.2f} ms", row.single_forward_ms), bytes_cell(row.sent_bytes),
-                    bytes_cell(row.peak_bytes), bytes_cell(row.single_bytes), fmt::format("{:.3f}", row.overlap),
-                    fmt::format("{:.1e}", row.error)});
+                    bytes_cell(row.peak_bytes), bytes_cell(row.single_bytes),
+                    fmt::format("{:.3f}", row.overlap), fmt::format("{:.1e}", row.error)});
     }
     table.add(cells);
   }
   return table;
 }
 
-void write_page(const Options& options, const std::vector<Row>& rows, const Table& table, std::string_view transport) {
+void write_page(const Options& options, const std::vector<Row>& rows, const Table& table,
+                std::string_view transport) {
   if (!options.bench.html) return;
   Page page{.title = "Attention over ranks", .subtitle = fmt::format("ranks over {}", transport)};
   page.sections.emplace_back(TableSection{.title = "Measured", .table = table});
@@ -330,9 +328,9 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
     const RingSchedule schedule(row.c.problem, {},
                                 make_partition(row.c.partition, row.c.ranks, row.c.problem, {}));
-    page.sections.emplace_back(schedule_chart(
-        schedule, fmt::format("{} over {} ranks, {}, {} tokens", row.c.mask, row.c.ranks, name(row.c.partition),
-                              format_count(row.c.problem.seq_k))));
+    page.sections.emplace_back(
+        schedule_chart(schedule, fmt::format("{} over {} ranks, {}, {} tokens", row.c.mask, row.c.ranks,
+                                             name(row.c.partition), format_count(row.c.problem.seq_k))));
     page.sections.emplace_back(schedule_table(schedule));
   }
   write_html(*options.bench.html, page);
@@ -401,7 +399,8 @@ void add_bench_ring(Command app, std::ostream& out) {
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench ring --ranks 2,4 --seq 8192 --mask causal --impl ring,allgather\n"
-      "  headroom bench ring --ranks 8 --seq 16384 --mask window:1024 --partition contiguous --html ring.html\n"
+      "  headroom bench ring --ranks 8 --seq 16384 --mask window:1024 --partition contiguous --html "
+      "ring.html\n"
       "  mpirun -n 2 headroom bench ring --seq 32768 --heads 32 --kv-heads 8 --head-dim 128 --threads 1");
   app.callback([options, &out] { run(*options, out); });
 }

@@ -27,8 +27,9 @@ LaneChart schedule_chart(const RingSchedule& schedule, const std::string& title)
     const double pairs = pairs_of(schedule.local(rank));
     longest = std::max(longest, pairs);
     if (pairs == 0) continue;
-    chart.boxes.push_back({rank, 0, pairs, rank, fmt::format("rank {} with its own keys: {} pairs", rank,
-                                                             format_count(static_cast<std::int64_t>(pairs)))});
+    chart.boxes.push_back({rank, 0, pairs, rank,
+                           fmt::format("rank {} with its own keys: {} pairs", rank,
+                                       format_count(static_cast<std::int64_t>(pairs)))});
   }
   double before = 0;
   for (std::int64_t slot = 0; slot < schedule.slots(); ++slot) {
@@ -40,21 +41,22 @@ LaneChart schedule_chart(const RingSchedule& schedule, const std::string& title)
       if (transfer == nullptr) continue;
       const double pairs = pairs_of(transfer->pairs);
       longest = std::max(longest, pairs);
-      const std::int64_t bytes = 2 * transfer->row_count * schedule.problem().head_dim *
-                                 size_bytes(schedule.problem().dtype);
+      const std::int64_t bytes =
+          2 * transfer->row_count * schedule.problem().head_dim * size_bytes(schedule.problem().dtype);
       const std::string keys = fmt::format("keys {} to {} of rank {}", transfer->keys.begin,
                                            transfer->keys.end - 1, transfer->owner);
       chart.boxes.push_back({rank, begin, begin + pairs, transfer->owner,
                              fmt::format("step {}: rank {} with {}: {} pairs", transfer->step, rank, keys,
                                          format_count(static_cast<std::int64_t>(pairs)))});
       if (chart.arrows.size() == kMostArrows) continue;
-      chart.arrows.push_back({transfer->owner, rank, before, begin,
-                              fmt::format("step {}: {} to rank {}: {}", transfer->step, keys, rank,
-                                          format_bytes(bytes))});
+      chart.arrows.push_back(
+          {transfer->owner, rank, before, begin,
+           fmt::format("step {}: {} to rank {}: {}", transfer->step, keys, rank, format_bytes(bytes))});
     }
   }
   chart.note = fmt::format(
-      "A box is as wide as the pairs that a rank computes, and has the colour of the rank whose keys they are. An "
+      "A box is as wide as the pairs that a rank computes, and has the colour of the rank whose keys they "
+      "are. An "
       "arrow is K and V on the way, while the step before is computed. {} transfers in all.",
       format_count(std::ssize(schedule.transfers())));
   return chart;

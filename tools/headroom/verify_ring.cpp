@@ -1,5 +1,5 @@
-// headroom verify ring: attention over ranks against the fp64 reference, on the shared list of cases. The ranks
-// are threads; under mpirun they are its processes, and cases of as many ranks run.
+// headroom verify ring: attention over ranks against the fp64 reference, on the shared list of cases. The
+// ranks are threads; under mpirun they are its processes, and cases of as many ranks run.
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -35,13 +35,15 @@ int run(const VerifyOptions& options, std::ostream& out) {
     for (std::size_t i = 0; i < cases.size(); i += options.every) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
-      const double worst = mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator()).worst(), mpi->communicator())
-                               : run_ring_case(c).worst();
+      const double worst =
+          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator()).worst(), mpi->communicator())
+              : run_ring_case(c).worst();
       verification.ran(name(c.way), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);
-  return verification.report(options, {{"transport", mpi ? "mpi" : "threads"}}, ranks.rank == 0 ? out : nowhere);
+  return verification.report(options, {{"transport", mpi ? "mpi" : "threads"}},
+                             ranks.rank == 0 ? out : nowhere);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Ring attention: each rank has the queries, keys and values of its pieces, and gets the outputs and gradients
-// of them. Q stays; K and V of other ranks arrive in two buffers, the next while the current one is used.
-// Partial results are f32 from end to end, and are added in the order of the schedule: same bits every time.
+// Ring attention: each rank has the queries, keys and values of its pieces, and gets the outputs and
+// gradients of them. Q stays; K and V of other ranks arrive in two buffers, the next while the current one is
+// used. Partial results are f32 from end to end, and are added in the order of the schedule: same bits every
+// time.
 #pragma once
 
 #include "headroom/parallel/ring_schedule.h"
@@ -25,10 +26,10 @@ struct RingForward {
 };
 
 struct RingBackward {
-  RingForward forward;          // its inputs and its results
-  TensorView output_gradient;   // as output
-  TensorView lse_gradient;      // as lse, or empty for zero
-  TensorView query_gradient;    // as query, key, value and sinks; every rank gets all of sinks_gradient
+  RingForward forward;         // its inputs and its results
+  TensorView output_gradient;  // as output
+  TensorView lse_gradient;     // as lse, or empty for zero
+  TensorView query_gradient;   // as query, key, value and sinks; every rank gets all of sinks_gradient
   TensorView key_gradient;
   TensorView value_gradient;
   TensorView sinks_gradient;

@@ -2,9 +2,9 @@
 // rehearsal records, what is charged and what is drawn.
 //
 // Q stays where it is. In step s, rank r reads keys of rank r - s, modulo the number of ranks: exactly the
-// rows that one of its queries sees, in transfers of at most half the largest chunk. A transfer that nobody reads
-// is neither sent nor computed. In backward the same transfers are read again, and what a transfer's reader adds
-// to dK and dV goes straight back to its owner, in f32.
+// rows that one of its queries sees, in transfers of at most half the largest chunk. A transfer that nobody
+// reads is neither sent nor computed. In backward the same transfers are read again, and what a transfer's
+// reader adds to dK and dV goes straight back to its owner, in f32.
 #pragma once
 
 #include "headroom/parallel/partition.h"
@@ -81,8 +81,8 @@ class RingSchedule {
   AttentionProblem problem_;
   Partition partition_;
   std::vector<Transfer> transfers_;
-  std::vector<std::vector<ChunkPair>> local_;       // [rank]
-  std::vector<std::int32_t> received_, sent_;       // [slot, rank] into transfers_, or -1
+  std::vector<std::vector<ChunkPair>> local_;  // [rank]
+  std::vector<std::int32_t> received_, sent_;  // [slot, rank] into transfers_, or -1
   std::int64_t slots_ = 0;
   std::int64_t most_keys_ = 0;
   std::int64_t most_rows_ = 0;

@@ -41,8 +41,8 @@ struct SoftmaxState {
     if (tile.resume && tile.lse_low != nullptr) start_exactly(tile);
   }
 
-  // The result that a row goes on from weighs 2^(log2(e) * lse - base), which is 1 but for the rounding of lse
-  // and of the base. Over many chunks those would add up.
+  // The result that a row goes on from weighs 2^(log2(e) * lse - base), which is 1 but for the rounding of
+  // lse and of the base. Over many chunks those would add up.
   void start_exactly(const ForwardTile& tile) const {
     constexpr double kExactLog2E = 1.4426950408889634;
     for (int r = 0; r < tile.rows; ++r) {
