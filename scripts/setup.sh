@@ -3,7 +3,8 @@
 # With everything in place it does nothing and needs no privileges and no network.
 set -eu
 
-build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev)
+build=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev
+       libopenmpi-dev openmpi-bin)
 checks=("${build[@]}" clang-format-16 clang-16 clang-tidy-16 libclang-rt-16-dev)  # 14 has no std::source_location
 browser=(chromium python3)  # apart, because it is large: the browser test skips without it
 

@@ -27,14 +27,16 @@ struct AttentionProblem {
   std::int64_t seq_q = 0;
   std::int64_t seq_k = 0;
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;            // divides heads_q
-  std::int64_t head_dim = 0;            // a multiple of 8, 8 to 256
-  DType dtype = DType::f32;             // of Q, K, V, O and their gradients
-  std::optional<DType> output_dtype{};  // of O and dO: f32 or dtype; by default dtype
-  float scale = 0;                      // 0: 1 / sqrt(head_dim)
-  float softcap = 0;                    // scores <- softcap * tanh(scores / softcap); 0: off
-  bool sinks = false;                   // one learned logit per query head joins every softmax
-  bool resume = false;                  // forward goes on from the f32 output and lse of earlier keys
+  std::int64_t heads_kv = 1;              // divides heads_q
+  std::int64_t head_dim = 0;              // a multiple of 8, 8 to 256
+  DType dtype = DType::f32;               // of Q, K, V, O and their gradients; f64 on the reference alone
+  std::optional<DType> output_dtype{};    // of O and dO: f32 or dtype; by default dtype
+  std::optional<DType> gradient_dtype{};  // of dQ, dK and dV: f32 or dtype; by default dtype
+  float scale = 0;                        // 0: 1 / sqrt(head_dim)
+  float softcap = 0;                      // scores <- softcap * tanh(scores / softcap); 0: off
+  bool sinks = false;                     // one learned logit per query head joins every softmax
+  bool resume = false;                    // forward goes on from the f32 output and lse of earlier keys
+  bool add_gradients = false;             // backward adds to the dQ, dK and dV that are there, in f32
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   // Where the workspace of backward would be larger than this, backward runs in parts, one sequence or one
@@ -50,6 +52,9 @@ struct AttentionProblem {
   std::int64_t row_alignment_bytes = 16;
 
   [[nodiscard]] DType dtype_of_output() const { return output_dtype.value_or(dtype); }
+  [[nodiscard]] DType dtype_of_gradients() const { return gradient_dtype.value_or(dtype); }
+  // Of lse and of sums: f32, or f64 where the tensors are f64.
+  [[nodiscard]] DType dtype_of_sums() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   // The position of the first query: below 0 where a problem that is no chunk has more queries than keys.
   [[nodiscard]] std::int64_t query_start() const { return chunk ? chunk->query_start : seq_k - seq_q; }
   [[nodiscard]] std::int64_t key_start() const { return chunk ? chunk->key_start : 0; }
@@ -58,8 +63,9 @@ struct AttentionProblem {
 };
 
 // Tensors in the problem's dtype may have any strides, with unit stride in head_dim; the others are dense
-// unless their line says otherwise. The reference alone, called by itself, also takes f64. Every row has to
-// be finite, also those that no query sees: masked probabilities are zeros, and zero times infinity is not.
+// unless their line says otherwise. Where the problem's dtype is f64, so is what is f32 here. Every row has
+// to be finite, also those that no query sees: masked probabilities are zeros, and zero times infinity is
+// not.
 struct AttentionForward {
   TensorView query;            // [batch, seq_q, heads_q, head_dim]
   TensorView key;              // [batch, seq_k, heads_kv, head_dim]
@@ -72,13 +78,15 @@ struct AttentionForward {
   TensorView output;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing, and its output is 0
   TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
+  TensorView lse_low{};  // as lse, or empty: what f32 leaves of lse. Given to every chunk of a long chain
+                         // that resumes, the error does not grow with the chain; rows may leave it alone
 };
 
 struct AttentionBackward {
   AttentionForward forward;    // its inputs and its results
   TensorView output_gradient;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse_gradient;     // [batch, heads_q, seq_q] f32, or empty for zero
-  TensorView query_gradient;   // as query, key, value, sinks
+  TensorView query_gradient;   // as query, key, value, sinks, in the gradients' dtype
   TensorView key_gradient;
   TensorView value_gradient;
   TensorView sinks_gradient;
@@ -104,6 +112,18 @@ void attention_forward(Context& context, const AttentionProblem& problem, const 
                        std::string_view pinned = {});
 void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
                         std::string_view pinned = {});
+
+// The same in a workspace that the caller took before: a loop over chunks takes one for all of them. It holds
+// at least attention_workspace_bytes of the problem.
+void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
+                       const TensorView& workspace, std::string_view pinned);
+void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
+                        const TensorView& workspace, std::string_view pinned);
+// What the implementation that would be picked needs for a problem whose tensors are dense. Throws where none
+// serves.
+[[nodiscard]] std::int64_t attention_workspace_bytes(const AttentionProblem& problem,
+                                                     const DeviceDescription& device, Pass pass,
+                                                     std::string_view pinned = {});
 
 // Attention of the same queries over some of their keys. Where lse is -inf a row has seen nothing; merging
 // does not read its output then, so that a first partial result may be lse = -inf and any output.

@@ -12,6 +12,7 @@
 #include "headroom/memory.h"
 #include "headroom/model.h"
 #include "headroom/ops.h"
+#include "headroom/parallel.h"
 #include "headroom/plan.h"
 #include "headroom/report.h"
 #include "headroom/train.h"

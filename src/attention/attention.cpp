@@ -83,7 +83,10 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
   check_rows(views.key, key_shape(problem), problem.dtype, "key");
   check_rows(views.value, key_shape(problem), problem.dtype, "value");
   check_result(views.output, query_shape(problem), problem.dtype_of_output(), "output");
-  check_dense(views.lse, statistics_shape(problem), DType::f32, "lse");
+  check_dense(views.lse, statistics_shape(problem), problem.dtype_of_sums(), "lse");
+  if (views.lse_low.elements() > 0) {
+    check_dense(views.lse_low, statistics_shape(problem), problem.dtype_of_sums(), "lse_low");
+  }
   const Mask& mask = problem.mask;
   if (problem.sinks) check_dense(views.sinks, {problem.heads_q}, DType::f32, "sinks");
   if (mask.max_documents > 0) {
@@ -132,14 +135,20 @@ Tensor take_workspace(Context& context, std::int64_t bytes) {
       {.name = "attention workspace", .category = Category::workspace, .dtype = DType::u8, .shape = {bytes}});
 }
 
-Work work_of(const AttentionProblem& problem, const AttentionImplementation& chosen, Pass pass,
-             std::int64_t workspace_bytes) {
+std::int64_t workspace_bytes(const AttentionProblem& problem, const AttentionImplementation& row,
+                             const DeviceDescription& device, Pass pass) {
+  return pass == Pass::forward ? row.workspace_bytes(problem, device, pass)
+                               : BackwardParts::of(problem, row, device).workspace_bytes;
+}
+
+Work work_of(const AttentionProblem& problem, const AttentionImplementation& chosen,
+             const DeviceDescription& device, Pass pass) {
   return {.kernel = pass == Pass::forward ? "attention" : "attention backward",
           .row = chosen.name,
           .assumed = chosen.assumed(),
           .flops = flops(problem, pass),
           .bytes = static_cast<double>(minimum_bytes(problem, pass)),
-          .workspace_bytes = workspace_bytes};
+          .workspace_bytes = workspace_bytes(problem, chosen, device, pass)};
 }
 
 }  // namespace
@@ -152,51 +161,110 @@ std::span<const AttentionImplementation> attention_implementations() {
   return kTable;
 }
 
-void attention_forward(Context& context, const AttentionProblem& given, const AttentionForward& views,
+namespace {
+
+// A checked call: the problem with the alignment that its views leave, the row for it and its work.
+struct Picked {
+  Picked(Context& context, const AttentionProblem& aligned, Pass pass, std::string_view pinned)
+      : problem(aligned),
+        row(pick(attention_implementations(), problem, context.description(), pinned, "attention")),
+        work(work_of(problem, row, context.description(), pass)) {}
+
+  void check_workspace(const TensorView& workspace) const {
+    check(workspace.dtype() == DType::u8 && workspace.is_dense() &&
+              workspace.elements() >= work.workspace_bytes,
+          "{} needs a workspace of {} bytes for {}, not {}", row.name, work.workspace_bytes, work.kernel,
+          workspace.bytes());
+  }
+
+  AttentionProblem problem;
+  const AttentionImplementation& row;
+  Work work;
+};
+
+Picked checked_forward(Context& context, const AttentionProblem& given, const AttentionForward& views,
                        std::string_view pinned) {
   validate(given);
   check_views(given, views);
-  const AttentionProblem problem = aligned_as(given, {&views.query, &views.key, &views.value, &views.output});
-  const AttentionImplementation& chosen =
-      pick(attention_implementations(), problem, context.description(), pinned, "attention");
-  check_saved(problem, views, chosen);
-  const Work work = work_of(problem, chosen, Pass::forward,
-                            chosen.workspace_bytes(problem, context.description(), Pass::forward));
-  const Tensor workspace = take_workspace(context, work.workspace_bytes);
-  context.run(work, [&](const Stream& stream) {
-    check_lists(problem, views, stream);
-    chosen.forward(problem, views, workspace, stream);
-  });
+  Picked picked(context, aligned_as(given, {&views.query, &views.key, &views.value, &views.output}),
+                Pass::forward, pinned);
+  check_saved(picked.problem, views, picked.row);
+  return picked;
 }
 
-void attention_backward(Context& context, const AttentionProblem& given, const AttentionBackward& views,
+Picked checked_backward(Context& context, const AttentionProblem& given, const AttentionBackward& views,
                         std::string_view pinned) {
   validate(given);
   check_views(given, views.forward);
   const AttentionForward& forward = views.forward;
-  const AttentionProblem problem = aligned_as(
-      given, {&forward.query, &forward.key, &forward.value, &forward.output, &views.output_gradient,
-              &views.query_gradient, &views.key_gradient, &views.value_gradient});
-  check_rows(views.output_gradient, query_shape(problem), problem.dtype_of_output(), "output_gradient");
-  check_result(views.query_gradient, query_shape(problem), problem.dtype, "query_gradient");
-  check_result(views.key_gradient, key_shape(problem), problem.dtype, "key_gradient");
-  check_result(views.value_gradient, key_shape(problem), problem.dtype, "value_gradient");
+  check_rows(views.output_gradient, query_shape(given), given.dtype_of_output(), "output_gradient");
+  check_result(views.query_gradient, query_shape(given), given.dtype_of_gradients(), "query_gradient");
+  check_result(views.key_gradient, key_shape(given), given.dtype_of_gradients(), "key_gradient");
+  check_result(views.value_gradient, key_shape(given), given.dtype_of_gradients(), "value_gradient");
   if (views.lse_gradient.elements() > 0) {
-    check_dense(views.lse_gradient, statistics_shape(problem), DType::f32, "lse_gradient");
+    check_dense(views.lse_gradient, statistics_shape(given), given.dtype_of_sums(), "lse_gradient");
   }
-  if (problem.sinks) check_dense(views.sinks_gradient, {problem.heads_q}, DType::f32, "sinks_gradient");
-  const AttentionImplementation& chosen =
-      pick(attention_implementations(), problem, context.description(), pinned, "attention");
-  check_saved(problem, views.forward, chosen);
-  const BackwardParts parts = BackwardParts::of(problem, chosen, context.description());
-  const Work work = work_of(problem, chosen, Pass::backward, parts.workspace_bytes);
-  const Tensor workspace = take_workspace(context, work.workspace_bytes);
-  context.run(work, [&](const Stream& stream) {
-    check_lists(problem, views.forward, stream);
+  if (given.sinks) check_dense(views.sinks_gradient, {given.heads_q}, DType::f32, "sinks_gradient");
+  Picked picked(context,
+                aligned_as(given, {&forward.query, &forward.key, &forward.value, &forward.output,
+                                   &views.output_gradient, &views.query_gradient, &views.key_gradient,
+                                   &views.value_gradient}),
+                Pass::backward, pinned);
+  check_saved(picked.problem, views.forward, picked.row);
+  return picked;
+}
+
+void run_forward(Context& context, const Picked& picked, const AttentionForward& views,
+                 const TensorView& workspace) {
+  context.run(picked.work, [&](const Stream& stream) {
+    check_lists(picked.problem, views, stream);
+    picked.row.forward(picked.problem, views, workspace, stream);
+  });
+}
+
+void run_backward(Context& context, const Picked& picked, const AttentionBackward& views,
+                  const TensorView& workspace) {
+  context.run(picked.work, [&](const Stream& stream) {
+    check_lists(picked.problem, views.forward, stream);
+    const BackwardParts parts = BackwardParts::of(picked.problem, picked.row, *stream.device);
     for (std::int64_t part = 0; part < parts.count; ++part) {
-      chosen.backward(parts.problem, parts.views(views, part), workspace, stream);
+      picked.row.backward(parts.problem, parts.views(views, part), workspace, stream);
     }
   });
+}
+
+}  // namespace
+
+void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
+                       std::string_view pinned) {
+  const Picked picked = checked_forward(context, problem, views, pinned);
+  run_forward(context, picked, views, take_workspace(context, picked.work.workspace_bytes));
+}
+
+void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
+                        std::string_view pinned) {
+  const Picked picked = checked_backward(context, problem, views, pinned);
+  run_backward(context, picked, views, take_workspace(context, picked.work.workspace_bytes));
+}
+
+void attention_forward(Context& context, const AttentionProblem& problem, const AttentionForward& views,
+                       const TensorView& workspace, std::string_view pinned) {
+  const Picked picked = checked_forward(context, problem, views, pinned);
+  picked.check_workspace(workspace);
+  run_forward(context, picked, views, workspace);
+}
+
+void attention_backward(Context& context, const AttentionProblem& problem, const AttentionBackward& views,
+                        const TensorView& workspace, std::string_view pinned) {
+  const Picked picked = checked_backward(context, problem, views, pinned);
+  picked.check_workspace(workspace);
+  run_backward(context, picked, views, workspace);
+}
+
+std::int64_t attention_workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device,
+                                       Pass pass, std::string_view pinned) {
+  return workspace_bytes(problem, pick(attention_implementations(), problem, device, pinned, "attention"),
+                         device, pass);
 }
 
 MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,

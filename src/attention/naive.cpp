@@ -317,6 +317,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
       return Support::no("its scores have more bytes than 64 bits count");
   }
   if (problem.resume) return Support::no("does not resume from an earlier result");
+  if (Support support = writes_plain_gradients(problem); !support) return support;
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
   if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
     return Support::no("does not cap mixed patterns");

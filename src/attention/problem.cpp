@@ -20,13 +20,20 @@ void validate(const AttentionProblem& problem) {
         "heads_q {} has to be a positive multiple of heads_kv {}", problem.heads_q, problem.heads_kv);
   check(problem.head_dim >= 8 && problem.head_dim <= 256 && problem.head_dim % 8 == 0,
         "head_dim {} is not a multiple of 8 from 8 to 256", problem.head_dim);
-  check(problem.dtype == DType::f32 || problem.dtype == DType::bf16 || problem.dtype == DType::f16,
-        "attention takes f32, bf16 or f16, not {}", name(problem.dtype));
-  check(problem.dtype_of_output() == problem.dtype || problem.dtype_of_output() == DType::f32,
-        "the output of {} attention may be {} or f32, not {}", name(problem.dtype), name(problem.dtype),
-        name(problem.dtype_of_output()));
-  check(!problem.resume || problem.dtype_of_output() == DType::f32,
-        "attention resumes from an output in f32, not in {}", name(problem.dtype_of_output()));
+  check(problem.dtype == DType::f32 || problem.dtype == DType::bf16 || problem.dtype == DType::f16 ||
+            problem.dtype == DType::f64,
+        "attention takes f32, bf16, f16 or f64, not {}", name(problem.dtype));
+  const DType sums = problem.dtype_of_sums();
+  check(problem.dtype_of_output() == problem.dtype || problem.dtype_of_output() == sums,
+        "the output of {} attention may be {} or {}, not {}", name(problem.dtype), name(problem.dtype),
+        name(sums), name(problem.dtype_of_output()));
+  check(problem.dtype_of_gradients() == problem.dtype || problem.dtype_of_gradients() == sums,
+        "the gradients of {} attention may be {} or {}, not {}", name(problem.dtype), name(problem.dtype),
+        name(sums), name(problem.dtype_of_gradients()));
+  check(!problem.resume || problem.dtype_of_output() == sums,
+        "attention resumes from an output in {}, not in {}", name(sums), name(problem.dtype_of_output()));
+  check(!problem.add_gradients || problem.dtype_of_gradients() == sums,
+        "attention adds to gradients in {}, not in {}", name(sums), name(problem.dtype_of_gradients()));
   check(!problem.resume || !problem.sinks,
         "sinks are part of the first chunk's softmax; a problem that resumes has none of its own");
   check(problem.scale >= 0 && std::isfinite(problem.scale), "scale {} is negative or not finite",

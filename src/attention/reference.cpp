@@ -172,6 +172,12 @@ RowStatistics row_statistics(const AttentionProblem& problem, const AttentionBac
   return row;
 }
 
+// gradient[offset] <- value, or what is there and value
+void store_gradient(const AttentionProblem& problem, const TensorView& gradient, std::int64_t offset,
+                    double value) {
+  write_element(gradient, offset, problem.add_gradients ? read_element(gradient, offset) + value : value);
+}
+
 void backward(const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
               const Stream& stream) {
   auto* statistics = reinterpret_cast<RowStatistics*>(workspace.data<std::uint8_t>());
@@ -214,8 +220,8 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
                    }
                  });
                  for (std::int64_t c = 0; c < d; ++c) {
-                   write_element(views.query_gradient, views.query_gradient.offset(b, q, h, c),
-                                 sum[static_cast<std::size_t>(c)]);
+                   store_gradient(problem, views.query_gradient, views.query_gradient.offset(b, q, h, c),
+                                  sum[static_cast<std::size_t>(c)]);
                  }
                });
 
@@ -242,10 +248,10 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
                    }
                  }
                  for (std::int64_t c = 0; c < d; ++c) {
-                   write_element(views.key_gradient, views.key_gradient.offset(b, k, kv, c),
-                                 key_sum[static_cast<std::size_t>(c)]);
-                   write_element(views.value_gradient, views.value_gradient.offset(b, k, kv, c),
-                                 value_sum[static_cast<std::size_t>(c)]);
+                   store_gradient(problem, views.key_gradient, views.key_gradient.offset(b, k, kv, c),
+                                  key_sum[static_cast<std::size_t>(c)]);
+                   store_gradient(problem, views.value_gradient, views.value_gradient.offset(b, k, kv, c),
+                                  value_sum[static_cast<std::size_t>(c)]);
                  }
                });
 

@@ -98,7 +98,8 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
           .output = heads_view(views.output),
           .sinks = problem.sinks ? views.sinks.data<float>() : nullptr,
           .resume = problem.resume,
-          .lse = statistics_view(views.lse)};
+          .lse = statistics_view(views.lse),
+          .lse_low = statistics_view(views.lse_low)};
 }
 
 std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device, Pass pass) {
@@ -141,6 +142,7 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, T
 
 Support supports(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cpu) return Support::no("runs on the CPU only");
+  if (problem.dtype == DType::f64) return Support::no("the reference alone takes f64");
   if (problem.mask.dilation_count > 0 && problem.mask.block_rows > 0) {
     return Support::no("does not combine block lists with dilation");
   }
@@ -161,8 +163,10 @@ cpu::AttentionSizes kernel_sizes(const AttentionProblem& problem, const DeviceDe
           .dtype = problem.dtype,
           .output_dtype = problem.dtype_of_output(),
           .output_gradient_dtype = problem.dtype_of_output(),
-          .query_gradient_dtype = problem.dtype,
-          .key_gradient_dtype = problem.dtype,
+          .query_gradient_dtype = problem.dtype_of_gradients(),
+          .key_gradient_dtype = problem.dtype_of_gradients(),
+          .add_query_gradient = problem.add_gradients,
+          .add_key_gradients = problem.add_gradients,
           .threads = device.cores,
           .vectors = cpu::vector_shape(device.simd)};
 }

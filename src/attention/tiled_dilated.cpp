@@ -30,9 +30,9 @@ struct DilatedMemory {
     sizes.seq_q = most_dilated_rows(problem, problem.seq_q, problem.query_start());
     sizes.seq_k = most_dilated_rows(problem, problem.seq_k, problem.key_start());
     const bool mixes = problem.mask.patterns_per_head() > 1;
-    sizes.add_query_gradient = mixes;
-    sizes.add_key_gradients = mixes || group_size(problem) > 1;
-    const bool wide = problem.dtype != DType::f32;  // sums need more than the tensors hold
+    sizes.add_query_gradient = problem.add_gradients || mixes;
+    sizes.add_key_gradients = problem.add_gradients || mixes || group_size(problem) > 1;
+    const bool wide = problem.dtype_of_gradients() != DType::f32;  // sums need more than the tensors hold
     Pieces pieces(base);
     const std::int64_t heads = problem.batch * problem.heads_kv;
     const std::int64_t q_elements = problem.batch * problem.seq_q * problem.heads_q * problem.head_dim;
@@ -165,7 +165,8 @@ cpu::AttentionForwardCall part_call(const AttentionProblem& problem, const Atten
                                  .value = heads_view(views.value),
                                  .output = part_heads(problem, output, part),
                                  .resume = true,
-                                 .lse = part_statistics(problem, views.lse, part)};
+                                 .lse = part_statistics(problem, views.lse, part),
+                                 .lse_low = part_statistics(problem, views.lse_low, part)};
   call.sizes.output_dtype = output.dtype();
   return call;
 }
@@ -228,6 +229,7 @@ cpu::AttentionForwardCall pattern_alone(const AttentionProblem& problem, const D
       heads_view(TensorView(memory.pattern_output, DType::f32,
                             Shape{problem.batch, problem.seq_q, problem.heads_kv, problem.head_dim}));
   call.lse = {memory.pattern_lse, problem.heads_kv * problem.seq_q, problem.seq_q};
+  call.lse_low = {};
   call.resume = false;
   return call;
 }
@@ -251,6 +253,9 @@ void dilated_forward(const AttentionProblem& problem, const AttentionForward& vi
       const std::int64_t head = item % problem.heads_q;
       std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
                   problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
+      if (views.lse_low.elements() == 0) return;
+      std::fill_n(views.lse_low.data<float>() + views.lse_low.offset(item / problem.heads_q, head),
+                  problem.seq_q, 0.0F);
     });
   }
   for_each_part(problem, [&](const Part& part) {
@@ -265,7 +270,9 @@ void dilated_backward(const AttentionProblem& problem, const AttentionBackward& 
   const TensorView query_gradient = sums_of(memory.query_gradient, views.query_gradient);
   const TensorView key_gradient = sums_of(memory.key_gradient, views.key_gradient);
   const TensorView value_gradient = sums_of(memory.value_gradient, views.value_gradient);
-  for (const TensorView& view : {query_gradient, key_gradient, value_gradient}) zero(view, stream);
+  if (!problem.add_gradients) {
+    for (const TensorView& view : {query_gradient, key_gradient, value_gradient}) zero(view, stream);
+  }
   for_each_part(problem, [&](const Part& part) {
     cpu::AttentionForwardCall call =
         part_call(problem, views.forward, views.forward.output, memory, part, stream);

@@ -1,138 +1,235 @@
 #include "headroom/comm/thread_ranks.h"
 
-#include <condition_variable>
-#include <mutex>
-#include <optional>
-#include <span>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <string>
-#include <vector>
+#include <thread>
 
+#include "comm/thread_channel.h"
+#include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 
 namespace headroom {
 namespace {
 
-// Every rank's values <- their sum.
-template <class T, class Sum = T>
-void add_up(std::span<const TensorView> of_ranks) {
-  for (std::int64_t i = 0; i < of_ranks.front().elements(); ++i) {
-    Sum sum = 0;
-    for (const TensorView& values : of_ranks) sum += static_cast<Sum>(values.data<T>()[i]);
-    for (const TensorView& values : of_ranks) values.data<T>()[i] = static_cast<T>(sum);
-  }
-}
+using Clock = std::chrono::steady_clock;
 
-void add_up(std::span<const TensorView> of_ranks) {
-  switch (of_ranks.front().dtype()) {
-    case DType::f64: return add_up<double>(of_ranks);
-    case DType::bf16: return add_up<BFloat16, float>(of_ranks);
-    default: return add_up<float>(of_ranks);
-  }
-}
+// Copied at once. Two ranks that copy one message share it piece by piece.
+constexpr std::int64_t kPieceBytes = 256 * kKiB;
+// Copied in one poll: some 150 us. Kernels poll every 20 us to 1 ms.
+constexpr int kPiecesOfPoll = 4;
 
 }  // namespace
 
-// In every call the ranks meet; the last to arrive does the work for all, while the others wait.
 struct ThreadRanks::Group {
-  class Member final : public Communicator {
-   public:
-    Member(Group& group, Ranks ranks) : group_(group), ranks_(ranks) {}
+  class Member;
 
-    [[nodiscard]] Ranks ranks() const override { return ranks_; }
+  Group(int ranks, Seconds timeout, const LinkModel& model);
 
-    // The stream is the calling thread's.
-    void all_reduce(const TensorView& values, const Stream& stream) override {
-      if (stream.device != nullptr) {
-        check(stream.device->host_accessible(),
-              "ranks that are threads read each other's memory, which {} does not let them",
-              stream.device->name);
-      }
-      const DType dtype = values.dtype();
-      check(values.is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
-            "ranks add up dense f32, f64 or bf16, not {} of shape {}", name(dtype), values.shape());
-      group_.add_up(ranks_.rank, values);
-    }
-    [[nodiscard]] double all_reduce(double value) override {
-      group_.add_up(ranks_.rank, TensorView(&value, DType::f64, {1}));
-      return value;
-    }
-    void abort(std::string_view reason) noexcept override { group_.abort(reason); }
-
-   private:
-    Group& group_;
-    Ranks ranks_;
-  };
-
-  explicit Group(int count) : of_ranks(static_cast<std::size_t>(count)) {
-    for (int rank = 0; rank < count; ++rank) {
-      members.push_back(std::make_unique<Member>(*this, Ranks{rank, count}));
-    }
+  [[nodiscard]] Channel& channel(int from, int to) {
+    return channels[static_cast<std::size_t>(from * count + to)];
   }
+  [[nodiscard]] Member& member(int rank) { return *members[static_cast<std::size_t>(rank)]; }
+  void abort(std::string_view why) noexcept;
+  void throw_if_aborted();
+  // Copies pieces that no rank has claimed, as long as there are `pieces` left, which it counts down. Returns
+  // whether the message is there by that.
+  bool copy(Transfer& transfer, int& pieces);
 
-  void add_up(int rank, const TensorView& mine) {
-    of_ranks[static_cast<std::size_t>(rank)] = mine;
-    meet([&] {
-      for (const TensorView& other : of_ranks) {
-        check(other.shape() == mine.shape() && other.dtype() == mine.dtype(),
-              "ranks add up values of different sizes: {} of {} and {} of {}", name(mine.dtype()),
-              mine.shape(), name(other.dtype()), other.shape());
-      }
-      headroom::add_up(of_ranks);
-    });
-  }
-
-  // Until every rank is here; the last one calls body first. An error of one is an error of all.
-  template <class Body>
-  void meet(const Body& body) {
-    std::unique_lock lock(mutex);
-    throw_if_aborted();
-    if (++arrived < members.size()) {
-      const std::int64_t meeting = meetings;
-      everybody.wait(lock, [&] { return meetings != meeting || failure; });
-      throw_if_aborted();
-      return;
-    }
-    try {
-      body();
-    } catch (const Error& error) {
-      failure = error.what();
-    }
-    arrived = 0;
-    ++meetings;
-    everybody.notify_all();
-    throw_if_aborted();
-  }
-
-  void throw_if_aborted() const {
-    if (failure) fail(ErrorKind::runtime, "{}", *failure);
-  }
-
-  void abort(std::string_view why) noexcept {
-    const std::lock_guard lock(mutex);
-    if (!failure) failure.emplace(why);
-    everybody.notify_all();
-  }
-
+  int count;
+  LinkModel link;
+  std::vector<Channel> channels;  // [from][to]
   std::vector<std::unique_ptr<Member>> members;
-  std::vector<TensorView> of_ranks;  // [rank], of the call under way
-  std::mutex mutex;
-  std::condition_variable everybody;
-  std::size_t arrived = 0;
-  std::int64_t meetings = 0;
-  std::optional<std::string> failure;  // why everything ends
+  std::atomic<int> copying{0};  // ranks that copy now
+  std::atomic<bool> aborted{false};
+  std::mutex reason_mutex;
+  std::string reason;
 };
 
-ThreadRanks::ThreadRanks(int count) {
+class ThreadRanks::Group::Member final : public Communicator {
+ public:
+  Member(Group& group, Ranks ranks, Seconds timeout) : Communicator(timeout), group_(group), ranks_(ranks) {}
+
+  [[nodiscard]] Ranks ranks() const override { return ranks_; }
+  void progress() override {
+    if (!open_.empty()) advance(kPiecesOfPoll);
+  }
+  void abort(std::string_view reason) noexcept override { group_.abort(reason); }
+  void wake() { bell_.ring(); }
+
+ private:
+  struct Open {
+    Transfer* transfer;
+    Channel* channel;
+    Channel::Side side;
+    int peer;
+    std::uint64_t group;
+  };
+
+  [[nodiscard]] MessageGroup post(std::span<const Send> sends, std::span<const Receive> receives,
+                                  const StepLabel& step, const Stream& stream) override {
+    check(stream.device == nullptr || stream.device->host_accessible(),
+          "ranks that are threads read each other's memory, which {} does not let them",
+          stream.device == nullptr ? "" : stream.device->name);
+    group_.throw_if_aborted();
+    ++groups_;
+    for (const Send& send : sends) {
+      post(Channel::Side::send, send.to, [&](Transfer& transfer) {
+        transfer.source = send.bytes;
+        transfer.send_step = step;
+        transfer.visible = time_of_arrival(std::ssize(send.bytes));
+      });
+    }
+    for (const Receive& receive : receives) {
+      post(Channel::Side::receive, receive.from, [&](Transfer& transfer) {
+        transfer.target = receive.bytes;
+        transfer.receive_step = step;
+      });
+    }
+    return {groups_};
+  }
+
+  template <class Fill>
+  void post(Channel::Side side, int peer, const Fill& fill) {
+    const bool sends = side == Channel::Side::send;
+    const int from = sends ? ranks_.rank : peer;
+    const int to = sends ? peer : ranks_.rank;
+    Channel& channel = group_.channel(from, to);
+    Transfer& transfer = channel.post(side, fill);
+    open_.push_back({&transfer, &channel, side, peer, groups_});
+    if (!transfer.matched.load(std::memory_order_acquire)) return;
+    if (transfer.source.size() != transfer.target.size()) {
+      abort(fmt::format("rank {} sends {} bytes in {}, rank {} receives {} bytes in {}", from,
+                        transfer.source.size(), transfer.send_step.text(), to, transfer.target.size(),
+                        transfer.receive_step.text()));
+      group_.throw_if_aborted();
+    }
+    group_.member(peer).wake();
+  }
+
+  [[nodiscard]] Clock::time_point time_of_arrival(std::int64_t bytes) {
+    const Seconds taken(static_cast<double>(bytes) / group_.link.bytes_per_second);
+    link_free_ = std::max(link_free_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
+    return link_free_ + std::chrono::duration_cast<Clock::duration>(group_.link.latency);
+  }
+
+  // Returns whether a message has arrived.
+  bool advance(int pieces) {
+    group_.throw_if_aborted();
+    for (const Open& open : open_) {
+      if (group_.copy(*open.transfer, pieces)) group_.member(open.peer).wake();
+    }
+    return std::erase_if(open_, [&](const Open& open) {
+             if (open.transfer->left() > 0) return false;
+             open.channel->leave(*open.transfer);
+             return true;
+           }) > 0;
+  }
+
+  [[nodiscard]] State state(MessageGroup group) override {
+    State state;
+    for (const Open& open : open_) {
+      if (open.group != group.number) continue;
+      if (state.done) {
+        state = {.done = false,
+                 .peer = open.peer,
+                 .step = open.side == Channel::Side::send ? open.transfer->send_step
+                                                          : open.transfer->receive_step};
+      }
+      state.left += open.transfer->left();
+    }
+    waits_for_.store(state.done ? -1 : state.peer, std::memory_order_relaxed);
+    return state;
+  }
+
+  void progress_or_sleep(Clock::time_point deadline) override {
+    const std::uint64_t seen = bell_.rings();
+    const Clock::time_point before = Clock::now();
+    if (advance(std::numeric_limits<int>::max())) return;
+    for (const Open& open : open_) {
+      const bool matched = open.transfer->matched.load(std::memory_order_acquire);
+      if (matched && open.transfer->visible > before) deadline = std::min(deadline, open.transfer->visible);
+    }
+    bell_.wait(seen, deadline);
+  }
+
+  [[nodiscard]] int blocked_by(int peer) const override {
+    for (int steps = 0; steps < ranks_.count && peer != ranks_.rank; ++steps) {
+      const int next = group_.member(peer).waits_for_.load(std::memory_order_relaxed);
+      if (next < 0) break;
+      peer = next;
+    }
+    return peer;
+  }
+
+  Group& group_;
+  Ranks ranks_;
+  std::vector<Open> open_;  // in the order in which they were posted
+  std::uint64_t groups_ = 0;
+  Clock::time_point link_free_;  // when the last message has left
+  std::atomic<int> waits_for_{-1};
+  Bell bell_;
+};
+
+ThreadRanks::Group::Group(int ranks, Seconds timeout, const LinkModel& model)
+    : count(ranks), link(model), channels(static_cast<std::size_t>(ranks * ranks)) {
+  for (int rank = 0; rank < count; ++rank) {
+    members.push_back(std::make_unique<Member>(*this, Ranks{rank, count}, timeout));
+  }
+}
+
+bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces) {
+  if (!transfer.matched.load(std::memory_order_acquire) || Clock::now() < transfer.visible) return false;
+  const std::int64_t bytes = transfer.bytes();
+  for (; pieces > 0 && transfer.claimed.load(std::memory_order_relaxed) < bytes; --pieces) {
+    // First say that memory is in use, then look whether the ranks have ended. A rank that ends them looks
+    // the other way round, so one of the two sees the other.
+    copying.fetch_add(1);
+    const bool ended = aborted.load();
+    const std::int64_t begin = ended ? bytes : transfer.claimed.fetch_add(kPieceBytes);
+    const std::int64_t size = std::min(kPieceBytes, bytes - begin);
+    if (size > 0)
+      std::memcpy(transfer.target.data() + begin, transfer.source.data() + begin,
+                  static_cast<std::size_t>(size));
+    const bool last = size > 0 && transfer.copied.fetch_add(size, std::memory_order_acq_rel) + size == bytes;
+    copying.fetch_sub(1);
+    if (last || size <= 0) return last;
+  }
+  return false;
+}
+
+void ThreadRanks::Group::abort(std::string_view why) noexcept {
+  {
+    const std::lock_guard lock(reason_mutex);
+    if (!aborted.load()) reason = why;
+    aborted.store(true);
+  }
+  for (const std::unique_ptr<Member>& member : members) member->wake();
+  while (copying.load() > 0) std::this_thread::yield();
+}
+
+void ThreadRanks::Group::throw_if_aborted() {
+  if (!aborted.load(std::memory_order_relaxed)) return;
+  while (copying.load() > 0) std::this_thread::yield();
+  const std::lock_guard lock(reason_mutex);
+  fail(ErrorKind::runtime, "{}", reason);
+}
+
+ThreadRanks::ThreadRanks(int count, Seconds timeout, const LinkModel& link) {
   check(count >= 1, "{} ranks are impossible; at least 1 is accepted", count);
-  group_ = std::make_unique<Group>(count);
+  check(timeout.count() > 0, "a timeout of {:g} s is impossible; more than 0 is accepted", timeout.count());
+  check(link.latency.count() >= 0 && link.bytes_per_second > 0,
+        "a link with a latency of {:g} s and {:g} bytes/s is impossible", link.latency.count(),
+        link.bytes_per_second);
+  group_ = std::make_unique<Group>(count, timeout, link);
 }
 
 ThreadRanks::~ThreadRanks() = default;
 
 Communicator& ThreadRanks::communicator(int rank) {
-  check(rank >= 0 && rank < static_cast<int>(group_->members.size()), "there is no rank {} of {}", rank,
-        group_->members.size());
-  return *group_->members[static_cast<std::size_t>(rank)];
+  check(rank >= 0 && rank < group_->count, "there is no rank {} of {}", rank, group_->count);
+  return group_->member(rank);
 }
 
 }  // namespace headroom

@@ -176,13 +176,15 @@ void CpuBackend::fill(StreamId id, void* data, std::uint8_t value, std::int64_t 
 
 void CpuBackend::record(StreamId id, std::uint32_t number) {
   if (records_.size() <= number) records_.resize(number + std::size_t{1});
-  records_[number] = {id, id == StreamId::main ? 0 : side(id).submitted()};
+  std::unique_ptr<SideStream>& side = sides_[static_cast<std::size_t>(id)];
+  leave_to_parent(side);
+  records_[number] = {id, side ? side->submitted() : 0};
 }
 
 void CpuBackend::wait(StreamId waiter, std::uint32_t number) {
   const Record record = records_.at(number);
   // Main has done its work when it returns, and a stream is in order with itself.
-  if (record.stream == StreamId::main || record.stream == waiter) return;
+  if (record.tasks == 0 || record.stream == waiter) return;
   SideStream* awaited = &side(record.stream);
   if (waiter == StreamId::main) {
     awaited->wait(record.tasks);

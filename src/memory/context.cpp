@@ -39,9 +39,13 @@ Context::Context(Backend& backend, Layout layout, Arena device, Arena host, Comm
       ledger_(layout_.rehearsal.same_vocabulary()) {
   check_handed_over(arena(Space::device), layout_.reserved(Space::device), "device");
   check_handed_over(arena(Space::host), layout_.reserved(Space::host), "host");
+  if (ranks_.count > 1) {
+    backend.set_poll({[](void* ranks) { static_cast<Communicator*>(ranks)->progress(); }, communicator});
+  }
 }
 
 Context::~Context() {
+  if (ranks_.count > 1 && !phantom()) backend_->set_poll({});
   if (communicator_ != nullptr && std::uncaught_exceptions() > errors_when_made_) {
     std::array<char, 64> reason;  // a destructor takes nothing from the heap
     const auto end =
@@ -84,6 +88,8 @@ void Context::begin_phase(Phase phase) {
 // Nothing is under way. A side stream waits for main in every phase.
 void Context::restart_order() {
   order_.reset();
+  parts_in_flight_.clear();
+  exchanges_in_flight_.clear();
   for (Block& block : run_blocks_) block.stamp = order_.allocate();
 }
 
@@ -322,29 +328,6 @@ void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
   if (!phantom()) backend_->copy(id, target.raw(), source.raw(), target.bytes());
 }
 
-void Context::all_reduce(const Tensor& values) {
-  check_in_phase("all_reduce");
-  const Block* block = find(values);
-  check(block != nullptr, "all_reduce is given a tensor that was freed");
-  check(order_.known_to_main(block->stamp),
-        "'{}' is summed over ranks while another stream may still work on it",
-        ledger_.text(block->event.name));
-  const DType dtype = values.view().dtype();
-  check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
-        "'{}' is summed over ranks: it has to be dense f32, f64 or bf16, not {}",
-        ledger_.text(block->event.name), name(dtype));
-  if (ranks_.count == 1) return;
-  const std::int64_t bytes = values.view().bytes();
-  note({.kind = EventKind::all_reduce, .stage = ledger_.stage(), .bytes = bytes});
-  run(Work{.kind = WorkKind::communication, .kernel = "all-reduce", .bytes = static_cast<double>(bytes)},
-      [&](const Stream& stream) { communicator_->all_reduce(values, stream); });
-}
-
-double Context::all_reduce(double value) {
-  if (ranks_.count == 1) return value;
-  return phantom() ? value * ranks_.count : communicator_->all_reduce(value);
-}
-
 TensorView TensorPart::view() const {
   return tensor.view().reshape({tensor.view().elements()}).slice(0, begin, elements);
 }
@@ -368,6 +351,7 @@ void Context::wait(StreamId waiter, Ticket ticket) {
   }
   note({.kind = EventKind::wait, .stream = waiter, .stage = ledger_.stage(), .id = ticket.number});
   order_.wait(waiter, ticket.number);
+  finish_exchanges(ticket.number);
   if (!phantom()) backend_->wait(waiter, ticket.number);
 }
 
@@ -376,6 +360,7 @@ void Context::wait_on_host(Ticket ticket) {
   if (!is_of_this_phase(ticket)) fail(ErrorKind::runtime, "the host waits for a record of another phase");
   note({.kind = EventKind::wait_on_host, .stage = ledger_.stage(), .id = ticket.number});
   order_.wait_on_host(ticket.number);
+  finish_exchanges(ticket.number);
   if (!phantom()) backend_->wait_on_host(ticket.number);
 }
 

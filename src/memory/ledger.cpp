@@ -124,6 +124,13 @@ std::string Ledger::describe(const Event& event) const {
     case EventKind::stage_end: return fmt::format("end stage {}", path);
     case EventKind::touch:
       return fmt::format("touch {} (block {}) on stream {}{}", text(event.name), event.id, stream, stage);
+    case EventKind::send:
+    case EventKind::receive:
+      return fmt::format("{} {} bytes of {} {} rank {}{}", event.kind == EventKind::send ? "send" : "receive",
+                         format_count(event.bytes), text(event.name),
+                         event.kind == EventKind::send ? "to" : "from", event.id, stage);
+    case EventKind::reduce_scatter:
+      return fmt::format("reduce-scatter {} bytes{}", format_count(event.bytes), stage);
     case EventKind::all_reduce: return fmt::format("all-reduce {} bytes{}", format_count(event.bytes), stage);
     case EventKind::record: return fmt::format("record {} on stream {}{}", event.id, stream, stage);
     case EventKind::wait: return fmt::format("stream {} waits for record {}{}", stream, event.id, stage);

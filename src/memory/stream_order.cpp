@@ -35,20 +35,20 @@ bool StreamOrder::touch(Stamp& block, StreamId stream) {
 }
 
 std::uint32_t StreamOrder::record(StreamId stream) {
-  records_.push_back(known_[index(stream)]);
+  records_.push_back({stream, known_[index(stream)]});
   return static_cast<std::uint32_t>(records_.size() - 1);
 }
 
 void StreamOrder::record_again(std::uint32_t record, StreamId stream) {
-  records_[record] = known_[index(stream)];
+  records_[record] = {stream, known_[index(stream)]};
 }
 
 void StreamOrder::wait(StreamId waiter, std::uint32_t record) {
-  learn(known_[index(waiter)], records_[record]);
+  learn(known_[index(waiter)], records_[record].known);
 }
 
 void StreamOrder::wait_on_host(std::uint32_t record) {
-  learn(known_to_host_, records_[record]);
+  learn(known_to_host_, records_[record].known);
 }
 
 bool StreamOrder::known_to_main(const Stamp& block) const {

@@ -139,6 +139,26 @@ Json section(const LineChart& chart) {
   return json;
 }
 
+Json section(const LaneChart& chart) {
+  Json json = {{"kind", "lanes"},        {"title", chart.title},    {"lanes", chart.lanes},
+               {"boxes", Json::array()}, {"arrows", Json::array()}, {"note", chart.note}};
+  for (const LaneChart::Box& box : chart.boxes) {
+    json["boxes"].push_back({{"lane", box.lane},
+                             {"begin", box.begin},
+                             {"end", box.end},
+                             {"color", box.color},
+                             {"title", box.title}});
+  }
+  for (const LaneChart::Arrow& arrow : chart.arrows) {
+    json["arrows"].push_back({{"from", arrow.from},
+                              {"to", arrow.to},
+                              {"begin", arrow.begin},
+                              {"end", arrow.end},
+                              {"title", arrow.title}});
+  }
+  return json;
+}
+
 std::string escaped(std::string_view text) {
   std::string safe;
   for (const char c : text) {

@@ -491,6 +491,27 @@
       section.note ? el("p", { class: "note" }, section.note) : undefined, table), made.draw];
   };
 
+  // Boxes in lanes over one axis, and arrows between lanes; what each is stands in its title.
+  kinds.lanes = (section) => {
+    const [left, width, height] = [70, 930, 30];
+    const end = Math.max(...section.boxes.map((box) => box.end), 1e-9);
+    const X = (value) => left + (value / end) * width;
+    const Y = (lane) => 8 + lane * height;
+    const tall = Y(section.lanes.length) + 8;
+    const drawing = svg("svg", { class: "lanes", viewBox: `0 0 1000 ${tall}`, role: "img", "aria-label": section.title },
+      svg("defs", {}, svg("marker", { id: "head", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 5, markerHeight: 5, orient: "auto" },
+        svg("path", { d: "M0,0L6,3L0,6z" }))),
+      ...section.lanes.flatMap((lane, i) => [
+        svg("text", { x: left - 8, y: Y(i) + height / 2 + 2, "text-anchor": "end" }, lane),
+        svg("line", { class: "lane", x1: left, x2: left + width, y1: Y(i) + height - 3, y2: Y(i) + height - 3 })]),
+      ...section.boxes.map((box) => svg("rect", { style: `fill: var(--series-${box.color % 8})`, x: X(box.begin), y: Y(box.lane),
+        width: Math.max(X(box.end) - X(box.begin) - 1, 0.6), height: height - 6 }, svg("title", {}, box.title))),
+      ...section.arrows.map((arrow) => svg("line", { class: "arrow", "marker-end": "url(#head)", x1: X(arrow.begin), x2: X(arrow.end),
+        y1: Y(arrow.from) + height / 2 - 3, y2: Y(arrow.to) + height / 2 - 3 }, svg("title", {}, arrow.title))));
+    return el("section", { class: "card chart" }, el("h2", {}, section.title), drawing,
+      section.note ? el("p", { class: "note" }, section.note) : undefined);
+  };
+
   // --- the page
 
   body.append(el("header", {}, el("h1", {}, page.title), page.subtitle ? el("p", { class: "subtitle" }, page.subtitle) : "",

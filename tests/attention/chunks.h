@@ -254,6 +254,10 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
   std::vector<KeyRange> key_chunks = draw.cut(problem.seq_k, draw.below(4));
   if (!runner.supports(whole.chunk(query_chunks[0], key_chunks[0], true, false))) return false;
   const bool resumes = bool{runner.supports(whole.chunk(query_chunks[0], key_chunks[0], false, true))};
+  AttentionProblem adding = whole.chunk(query_chunks[0], key_chunks[0], false, false);
+  adding.gradient_dtype = DType::f32;
+  adding.add_gradients = true;
+  const bool adds = bool{runner.supports(adding)};
   const Guarded output = zeros(whole.output.view());
   const Guarded lse = zeros(whole.lse.view());
   const Guarded query_gradient = zeros(whole.query_gradient.view());
@@ -309,15 +313,28 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
     for (std::size_t i = 0; i < key_chunks.size(); ++i) {
       const KeyRange& keys = key_chunks[i];
       const Shape key_rows{problem.batch, keys.size(), problem.heads_kv, problem.head_dim};
-      const Guarded own_query(problem.dtype, rows, whole.strided());
-      const Guarded own_key(problem.dtype, key_rows, whole.strided());
-      const Guarded own_value(problem.dtype, key_rows, whole.strided());
+      AttentionProblem part = problems[i];
+      if (adds && draw.coin()) {
+        part.gradient_dtype = DType::f32;
+        part.add_gradients = draw.coin();
+      }
+      const Guarded own_query(part.dtype_of_gradients(), rows, whole.strided());
+      const Guarded own_key(part.dtype_of_gradients(), key_rows, whole.strided());
+      const Guarded own_value(part.dtype_of_gradients(), key_rows, whole.strided());
+      // What is there before, where the gradients are added to it.
+      const auto shift = [&](const Guarded& tensor, bool before) {
+        if (!part.add_gradients) return;
+        tensor.for_each([&](std::int64_t offset) {
+          write_element(tensor.view(), offset, before ? 0.25 : read_element(tensor.view(), offset) - 0.25);
+        });
+      };
+      for (const Guarded* tensor : {&own_query, &own_key, &own_value}) shift(*tensor, true);
       const Guarded own_sinks(DType::f32, {problem.heads_q}, false);
       AttentionForward views = whole.inputs(queries, keys);
       views.output = merged.view();
       views.lse = merged_lse.view();
       views.saved = saved[i].view();
-      runner.backward(problems[i],
+      runner.backward(part,
                       {.forward = views,
                        .output_gradient = whole.output_gradient(queries),
                        .lse_gradient = whole.has_lse_gradient() ? own_lse_gradient.view() : TensorView{},
@@ -325,6 +342,7 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
                        .key_gradient = own_key.view(),
                        .value_gradient = own_value.view(),
                        .sinks_gradient = own_sinks.view()});
+      for (const Guarded* tensor : {&own_query, &own_key, &own_value}) shift(*tensor, false);
       add_rows(query_gradient, own_query.view(), 1, queries.begin);
       add_rows(key_gradient, own_key.view(), 1, keys.begin);
       add_rows(value_gradient, own_value.view(), 1, keys.begin);

@@ -25,7 +25,7 @@ TEST(AttentionProblem, ValidatesEveryField) {
       [](auto& p) { p.head_dim = 60; },
       [](auto& p) { p.head_dim = 264; },
       [](auto& p) { p.head_dim = 0; },
-      [](auto& p) { p.dtype = DType::f64; },
+      [](auto& p) { p.dtype = DType::i32; },
       [](auto& p) { p.scale = -1; },
       [](auto& p) { p.softcap = -1; },
       [](auto& p) { p.mask.window_left = -1; },
@@ -42,6 +42,11 @@ TEST(AttentionProblem, ValidatesEveryField) {
       },
       [](auto& p) { p.mask.block_rows = 64; },
       [](auto& p) { p.output_dtype = DType::bf16; },  // of f32 inputs
+      [](auto& p) { p.gradient_dtype = DType::bf16; },
+      [](auto& p) {
+        p.dtype = DType::bf16;  // its gradients too
+        p.add_gradients = true;
+      },
       [](auto& p) { p.chunk = {.query_start = -1, .key_start = 0}; },
       [](auto& p) { p.chunk = {.query_start = 0, .key_start = (std::int64_t{1} << 60) + 1}; },
       [](auto& p) { p.sinks = p.resume = true; },

@@ -39,6 +39,7 @@ class LateBackend final : public Backend {
     stream.device = &description_;
     return stream;
   }
+  void set_poll(PollHook poll) override { cpu_.set_poll(poll); }
   void submit(StreamId id, const Task& task) override {
     if (id == StreamId::main) execute();
     cpu_.submit(id, task);

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <vector>
+
 #include "headroom/memory.h"
 #include "memory/rehearsed.h"
 
@@ -21,8 +24,8 @@ Ledger summed(const Ranks& ranks) {
 TEST(Ranks, OneRankSumsNothing) {
   EXPECT_EQ(summed({}).phases()[0].events.size(), 2U);
   const Ledger two = summed({1, 2});
-  ASSERT_EQ(two.phases()[0].events.size(), 3U);
-  EXPECT_EQ(two.describe(two.phases()[0].events[1]), "all-reduce 40 bytes");
+  ASSERT_EQ(two.phases()[0].events.size(), 5U);  // with its workspace
+  EXPECT_EQ(two.describe(two.phases()[0].events[2]), "all-reduce 40 bytes");
   run_rehearsed([](Context& context) {
     EXPECT_EQ(context.ranks(), Ranks{});
     context.phase(Phase::step, [&] {
@@ -64,6 +67,123 @@ TEST(Ranks, WhatCannotBeSummedIsRefusedInRehearsal) {
       EXPECT_THROW(context.all_reduce(half), Error);
     });
   }
+}
+
+// A rehearsal of one of three ranks that has two tensors of 100 elements.
+template <class Body>
+Ledger exchanging(const Body& body) {
+  Context context(DeviceDescription{.name = "made up"}, {1, 3});
+  context.phase(Phase::step, [&] {
+    const Tensor a = context.allocate({.name = "a", .shape = {100}});
+    const Tensor b = context.allocate({.name = "b", .shape = {100}});
+    body(context, a, b);
+  });
+  return std::move(context).take_ledger();
+}
+
+Ticket ring_step(Context& context, const TensorPart& from, const TensorPart& to) {
+  const std::array sends = {Parcel{2, from}};
+  const std::array receives = {Parcel{0, to}};
+  return context.exchange(sends, receives, {"ring step", 1});
+}
+
+TEST(Exchange, IsInTheLedgerAndInTheWork) {
+  const Ledger ledger = exchanging([](Context& context, const Tensor& a, const Tensor& b) {
+    context.wait(StreamId::main, ring_step(context, {a, 10, 20}, {b, 0, 5}));
+    const std::span<const WorkRecord> work = context.work(Phase::step);
+    ASSERT_EQ(work.size(), 1U);
+    EXPECT_EQ(work[0].work.kind, WorkKind::communication);
+    EXPECT_EQ(work[0].work.bytes, 80);
+    EXPECT_EQ(work[0].work.sent_bytes, 80);
+    EXPECT_EQ(work[0].work.received_bytes, 20);
+  });
+  std::vector<std::string> told;
+  for (const Event& event : ledger.phases()[0].events) told.push_back(ledger.describe(event));
+  EXPECT_THAT(told,
+              testing::IsSupersetOf({"send 80 bytes of a to rank 2", "receive 20 bytes of b from rank 0"}));
+}
+
+TEST(Exchange, SlicesAreThoseOfTheRanks) {
+  exchanging([](Context& context, const Tensor& a, const Tensor& b) {
+    const std::array<std::int64_t, 3> counts = {50, 20, 30};
+    context.wait(StreamId::main, context.all_gather(a, counts));
+    context.wait(StreamId::main, context.all_to_all(b, counts, a, std::array<std::int64_t, 3>{0, 20, 80}));
+    context.reduce_scatter(a, counts);
+    const std::span<const WorkRecord> work = context.work(Phase::step);
+    ASSERT_EQ(work.size(), 4U);
+    EXPECT_EQ(work[0].work.sent_bytes, 2 * 80);
+    EXPECT_EQ(work[0].work.received_bytes, 320);
+    EXPECT_EQ(work[1].work.kind, WorkKind::copy);
+    EXPECT_EQ(work[2].work.sent_bytes, 320);
+    EXPECT_EQ(work[2].work.received_bytes, 320);
+    EXPECT_EQ(work[3].work.sent_bytes, 320);
+    EXPECT_EQ(work[3].work.received_bytes, 2 * 80);
+    for (const auto& wrong : {std::vector<std::int64_t>{50, 50}, {50, 20, 31}, {-1, 51, 50}}) {
+      EXPECT_THROW(context.all_gather(a, wrong), Error);
+      EXPECT_THROW(context.reduce_scatter(a, wrong), Error);
+    }
+  });
+}
+
+// Exchanges under way are in no order, so none may need what another receives.
+TEST(Exchange, PartsInFlightAreNotUsedAgain) {
+  const auto refused = [](auto&& body) {
+    try {
+      exchanging([&](Context& context, const Tensor& a, const Tensor& b) {
+        const Ticket first = ring_step(context, {a, 0, 50}, {b, 0, 50});
+        body(context, a, b, first);
+      });
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  const auto sends_b = [](Context& context, const Tensor& a, const Tensor& b, Ticket) {
+    context.wait(StreamId::main, ring_step(context, {b, 49, 1}, {a, 50, 50}));
+  };
+  EXPECT_EQ(refused(sends_b), "an exchange sends 'b' while one under way receives it; wait for that first");
+  EXPECT_EQ(refused([](Context& context, const Tensor& a, const Tensor& b, Ticket) {
+              context.wait(StreamId::main, ring_step(context, {b, 50, 50}, {a, 49, 1}));
+            }),
+            "an exchange receives 'a' while one under way sends it; wait for that first");
+  EXPECT_EQ(refused([&](Context& context, const Tensor& a, const Tensor& b, Ticket first) {
+              context.wait(StreamId::main, first);
+              sends_b(context, a, b, first);
+            }),
+            "");
+  EXPECT_EQ(refused([](Context& context, const Tensor& a, const Tensor& b, Ticket) {  // other parts
+              context.wait(StreamId::main, ring_step(context, {a, 0, 100}, {b, 50, 50}));
+            }),
+            "");
+  EXPECT_THAT(refused([](Context&, const Tensor&, const Tensor&, Ticket) {}),
+              testing::HasSubstr("'b' is freed while a stream may still work on it"));
+}
+
+TEST(Exchange, ABufferInFlightIsNotFreed) {
+  EXPECT_THAT(
+      [] {
+        exchanging([](Context& context, const Tensor& a, const Tensor&) {
+          Tensor target = context.allocate({.name = "target", .shape = {10}});
+          const Ticket arrived = ring_step(context, {a, 0, 10}, {target, 0, 10});
+          target.free();
+          context.wait(StreamId::main, arrived);
+        });
+      },
+      testing::ThrowsMessage<Error>(
+          testing::HasSubstr("'target' is freed while a stream may still work on it")));
+}
+
+TEST(Exchange, OneRankHasNobodyToSendTo) {
+  run_rehearsed([](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor a = context.allocate({.name = "a", .shape = {10}});
+      context.wait(StreamId::main, context.exchange({}, {}, {"ring step", 0}));
+      context.wait(StreamId::main, context.all_gather(a, std::array<std::int64_t, 1>{10}));
+      const std::array sends = {Parcel{0, {a, 0, 10}}};
+      EXPECT_THROW(context.exchange(sends, {}, {"ring step", 0}), Error);
+      EXPECT_TRUE(context.work(Phase::step).empty());
+    });
+  });
 }
 
 TEST(LayoutHash, TellsLayoutsApart) {

@@ -73,42 +73,76 @@ ResultTypes types_of(const AttentionProblem& problem) {
   return {problem.dtype_of_output(), problem.dtype, DType::f32};
 }
 
+// The results of a case in memory between canaries.
+struct CaseResults {
+  CaseResults(const AttentionCase& c, const AttentionProblem& problem, const ResultTypes& types)
+      : output(types.output, rows_of(problem), c.strided, c.odd),
+        lse(types.statistics, {problem.batch, problem.heads_q, problem.seq_q}, false),
+        query_gradient(types.gradients, rows_of(problem), c.strided, c.odd),
+        key_gradient(types.gradients, keys_of(problem), c.strided, c.odd),
+        value_gradient(types.gradients, keys_of(problem), c.strided, c.odd),
+        sinks_gradient(types.statistics, {problem.sinks ? problem.heads_q : 0}, false) {}
+
+  [[nodiscard]] AttentionBackward views(const Inputs& inputs, const AttentionProblem& problem) const {
+    const AttentionForward lists = inputs.lists.views(problem);
+    return {.forward = {.query = inputs.query.view(),
+                        .key = inputs.key.view(),
+                        .value = inputs.value.view(),
+                        .sinks = inputs.sinks.view(),
+                        .document_starts = lists.document_starts,
+                        .blocks = lists.blocks,
+                        .output = output.view(),
+                        .lse = lse.view(),
+                        .saved = {}},
+            .output_gradient = inputs.output_gradient.view(),
+            .lse_gradient = inputs.lse_gradient.view(),
+            .query_gradient = query_gradient.view(),
+            .key_gradient = key_gradient.view(),
+            .value_gradient = value_gradient.view(),
+            .sinks_gradient = sinks_gradient.view()};
+  }
+  [[nodiscard]] std::array<const Guarded*, AttentionErrors::kResults> all() const {
+    return {&output, &lse, &query_gradient, &key_gradient, &value_gradient, &sinks_gradient};
+  }
+  // With the truth, or with what is no number.
+  void fill(const Results& truth, bool with_truth) const {
+    for (std::size_t i = 0; i < truth.values.size(); ++i) {
+      auto value = truth.values[i].begin();
+      all()[i]->for_each([&](std::int64_t offset) {
+        write_element(all()[i]->view(), offset,
+                      with_truth ? *value++ : std::numeric_limits<double>::quiet_NaN());
+      });
+    }
+  }
+  [[nodiscard]] Results read() const {
+    Results results;
+    for (std::size_t i = 0; i < results.values.size(); ++i) {
+      results.values[i] = all()[i]->values();
+      results.canaries_alive &= all()[i]->canaries_alive();
+    }
+    return results;
+  }
+
+  Guarded output, lse, query_gradient, key_gradient, value_gradient, sinks_gradient;
+
+ private:
+  static Shape rows_of(const AttentionProblem& p) { return {p.batch, p.seq_q, p.heads_q, p.head_dim}; }
+  static Shape keys_of(const AttentionProblem& p) { return {p.batch, p.seq_k, p.heads_kv, p.head_dim}; }
+};
+
 Results run(const AttentionCase& c, const AttentionProblem& problem,
             const AttentionImplementation& implementation, const Inputs& inputs, const ResultTypes& types,
             const Stream& host, Backend* backend = nullptr) {
-  const Shape rows = inputs.query.view().shape();
-  const Shape keys = inputs.key.view().shape();
-  const Guarded output(types.output, rows, c.strided, c.odd);
-  const Guarded lse(types.statistics, {problem.batch, problem.heads_q, problem.seq_q}, false);
-  const Guarded query_gradient(types.gradients, rows, c.strided, c.odd);
-  const Guarded key_gradient(types.gradients, keys, c.strided, c.odd);
-  const Guarded value_gradient(types.gradients, keys, c.strided, c.odd);
-  const Guarded sinks_gradient(types.statistics, {problem.sinks ? problem.heads_q : 0}, false);
+  const CaseResults into(c, problem, types);
 
   const DeviceDescription& device = backend == nullptr ? *host.device : backend->description();
   const Scratch saved(implementation.saved_bytes(problem));
   const Scratch forward_workspace(implementation.workspace_bytes(problem, device, Pass::forward));
   const Scratch backward_workspace(implementation.workspace_bytes(problem, device, Pass::backward));
 
-  AttentionForward forward{.query = inputs.query.view(),
-                           .key = inputs.key.view(),
-                           .value = inputs.value.view(),
-                           .sinks = inputs.sinks.view(),
-                           .document_starts = {},
-                           .blocks = {},
-                           .output = output.view(),
-                           .lse = lse.view(),
-                           .saved = saved.view()};
-  const AttentionForward lists = inputs.lists.views(problem);
-  forward.document_starts = lists.document_starts;
-  forward.blocks = lists.blocks;
-  const AttentionBackward backward{.forward = forward,
-                                   .output_gradient = inputs.output_gradient.view(),
-                                   .lse_gradient = inputs.lse_gradient.view(),
-                                   .query_gradient = query_gradient.view(),
-                                   .key_gradient = key_gradient.view(),
-                                   .value_gradient = value_gradient.view(),
-                                   .sinks_gradient = sinks_gradient.view()};
+  AttentionBackward backward = into.views(inputs, problem);
+  backward.forward.saved = saved.view();
+  const AttentionForward& forward = backward.forward;
   const auto run_both = [&](const auto& moved, const Stream& stream) {
     const AttentionForward f{.query = moved(forward.query),
                              .key = moved(forward.key),
@@ -144,12 +178,12 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
                                                  inputs.sinks.memory(),
                                                  list_memory(inputs.lists.document_starts),
                                                  list_memory(inputs.lists.blocks),
-                                                 output.memory(),
-                                                 lse.memory(),
-                                                 query_gradient.memory(),
-                                                 key_gradient.memory(),
-                                                 value_gradient.memory(),
-                                                 sinks_gradient.memory(),
+                                                 into.output.memory(),
+                                                 into.lse.memory(),
+                                                 into.query_gradient.memory(),
+                                                 into.key_gradient.memory(),
+                                                 into.value_gradient.memory(),
+                                                 into.sinks_gradient.memory(),
                                                  saved.memory(),
                                                  forward_workspace.memory(),
                                                  backward_workspace.memory()};
@@ -157,14 +191,9 @@ Results run(const AttentionCase& c, const AttentionProblem& problem,
     with_buffers(*backend, buffers, run_both);
   }
 
-  Results results;
-  results.canaries_alive =
+  Results results = into.read();
+  results.canaries_alive &=
       saved.canaries_alive() && forward_workspace.canaries_alive() && backward_workspace.canaries_alive();
-  const std::array all = {&output, &lse, &query_gradient, &key_gradient, &value_gradient, &sinks_gradient};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    results.values[i] = all[i]->values();
-    results.canaries_alive &= all[i]->canaries_alive();
-  }
   return results;
 }
 
@@ -267,28 +296,42 @@ AttentionErrors run_attention_case(const AttentionCase& c, std::string_view impl
   return run_attention_case(c, find_attention(implementation), threads, cpu);
 }
 
-AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplementation& implementation,
-                                   int threads, const CaseDevice& device) {
-  DeviceDescription cpu = describe_cpu();
-  cpu.cores = threads;
-  ThreadPool pool(threads);
-  const Stream stream{.device = &cpu, .pool = &pool, .poll = {}, .native = nullptr};
-  const Stream our_stream{.device = &device.description, .pool = &pool, .poll = {}, .native = nullptr};
-  const Inputs inputs = make_inputs(c);
-  const Results truth = run(c, c.problem, find_attention("reference"), inputs, kExact, stream);
-  const Results ours =
-      run(c, c.problem, implementation, inputs, types_of(c.problem), our_stream, device.backend);
+namespace {
+
+// The fp64 reference and the plain computation, which what a case runs is held against.
+struct Judge {
+  Judge(const AttentionCase& attention_case, int threads, bool in_tf32_products)
+      : c(attention_case),
+        tf32(in_tf32_products),
+        cpu(describe_cpu()),
+        pool(threads),
+        inputs(make_inputs(c)) {
+    cpu.cores = threads;
+    truth = run(c, c.problem, find_attention("reference"), inputs, kExact, stream());
+  }
+  [[nodiscard]] Stream stream() { return {.device = &cpu, .pool = &pool, .poll = {}, .native = nullptr}; }
+  [[nodiscard]] AttentionErrors errors_of(const Results& ours);
+
+  const AttentionCase& c;
+  bool tf32;
+  DeviceDescription cpu;
+  ThreadPool pool;
+  Inputs inputs;
+  Results truth;
+};
+
+AttentionErrors Judge::errors_of(const Results& ours) {
   // Plain: the naive computation, for a row that multiplies in tf32 from operands rounded to it. It mixes
   // patterns only with attached weights, and is as far from the truth there.
-  const bool tf32 = implementation.name == "tf32";
   const Inputs rounded = tf32 ? in_tf32(make_inputs(c)) : Inputs{};
   AttentionProblem plain_problem = c.problem;
   plain_problem.mask.detach_mixing = false;
-  const Results plain_truth = c.problem.mask.detach_mixing
-                                  ? run(c, plain_problem, find_attention("reference"), inputs, kExact, stream)
-                                  : truth;
+  const Results plain_truth =
+      c.problem.mask.detach_mixing
+          ? run(c, plain_problem, find_attention("reference"), inputs, kExact, stream())
+          : truth;
   const Results plain = run(c, plain_problem, find_attention("naive"), tf32 ? rounded : inputs,
-                            types_of(plain_problem), stream);
+                            types_of(plain_problem), stream());
 
   AttentionErrors errors;
   errors.canaries_alive = ours.canaries_alive;
@@ -314,6 +357,26 @@ AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplem
     errors.allowed[i] = std::isfinite(plain_error) ? std::max(factor * plain_error, floor) : floor;
   }
   return errors;
+}
+
+}  // namespace
+
+AttentionErrors run_attention_case(const AttentionCase& c, const AttentionImplementation& implementation,
+                                   int threads, const CaseDevice& device) {
+  Judge judge(c, threads, implementation.name == "tf32");
+  const Stream our_stream{.device = &device.description, .pool = &judge.pool, .poll = {}, .native = nullptr};
+  return judge.errors_of(
+      run(c, c.problem, implementation, judge.inputs, types_of(c.problem), our_stream, device.backend));
+}
+
+AttentionErrors run_attention_case(const AttentionCase& c,
+                                   const std::function<void(const AttentionBackward&)>& run, int threads,
+                                   Writes writes) {
+  Judge judge(c, threads, false);
+  const CaseResults results(c, c.problem, types_of(c.problem));
+  results.fill(judge.truth, writes == Writes::its_part);
+  run(results.views(judge.inputs, c.problem));
+  return judge.errors_of(results.read());
 }
 
 Support serves(const AttentionCase& c, std::string_view implementation) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,14 @@ struct CaseDevice {
 [[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case,
                                                  const AttentionImplementation& implementation, int threads,
                                                  const CaseDevice& device);
+
+// Runs one case by a function that reads the inputs of the views and writes their results, which lie in host
+// memory: O, LSE, dQ, dK, dV and dSink. Where it is one of several processes that each write some of them,
+// those that it does not write count as right.
+enum class Writes : std::uint8_t { everything, its_part };
+[[nodiscard]] AttentionErrors run_attention_case(const AttentionCase& attention_case,
+                                                 const std::function<void(const AttentionBackward&)>& run,
+                                                 int threads, Writes writes = Writes::everything);
 
 // Whether the implementation serves the case on the CPU, or on the device; the reason where it does not.
 [[nodiscard]] Support serves(const AttentionCase& attention_case, std::string_view implementation);

@@ -75,20 +75,15 @@ double AttentionRun::sampled_error() {
                                  .output = staging.on_host(set.output, memory[4]),
                                  .lse = {},
                                  .saved = {}};
-    context_.run([&](const Stream&) { worst = sampled_error(views); });
+    context_.run([&](const Stream&) {
+      const AttentionProblem& p = case_.problem;
+      for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
+        for (int sample = 0; sample < 6; ++sample) {
+          worst = std::max(worst, output_row_error(p, views, p.batch - 1, h, sample * (p.seq_q - 1) / 5));
+        }
+      }
+    });
   });
-  return worst;
-}
-
-double AttentionRun::sampled_error(const AttentionForward& on_host) const {
-  const AttentionProblem& p = case_.problem;
-  double worst = 0;
-  for (const std::int64_t h : {std::int64_t{0}, p.heads_q - 1}) {
-    for (int sample = 0; sample < 6; ++sample) {
-      const std::int64_t q = sample * (p.seq_q - 1) / 5;
-      worst = std::max(worst, row_error(on_host, mask_view(p, on_host, p.batch - 1, h), h, q));
-    }
-  }
   return worst;
 }
 
@@ -131,10 +126,9 @@ void AttentionRun::load(Set& set, const AttentionImplementation& implementation,
   });
 }
 
-double AttentionRun::row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
-                               std::int64_t q) const {
-  const AttentionProblem& p = case_.problem;
-  const std::int64_t b = p.batch - 1;
+double output_row_error(const AttentionProblem& p, const AttentionForward& on_host, std::int64_t b,
+                        std::int64_t h, std::int64_t q) {
+  const MaskView mask = mask_view(p, on_host, b, h);
   const std::int64_t kv = h / (p.heads_q / p.heads_kv);
   std::vector<double> expected(static_cast<std::size_t>(p.head_dim));
   std::vector<std::pair<std::int64_t, double>> scores;

@@ -18,6 +18,10 @@ struct AttentionRunCase {
   std::string implementation;
 };
 
+// How far one row of O is from fp64: the largest difference of its elements. The views are in host memory.
+[[nodiscard]] double output_row_error(const AttentionProblem& problem, const AttentionForward& on_host,
+                                      std::int64_t batch, std::int64_t head, std::int64_t query);
+
 // Inputs, results and what is kept, for the run; workspaces come and go with forward and backward. On a GPU
 // there are several copies, used in turn, so that no run finds its inputs in the cache.
 class AttentionRun {
@@ -41,9 +45,6 @@ class AttentionRun {
   };
 
   void load(Set& set, const AttentionImplementation& implementation, Staging& staging);
-  [[nodiscard]] double sampled_error(const AttentionForward& on_host) const;
-  [[nodiscard]] double row_error(const AttentionForward& on_host, const MaskView& mask, std::int64_t h,
-                                 std::int64_t q) const;
 
   Context& context_;
   const AttentionRunCase& case_;

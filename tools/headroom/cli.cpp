@@ -106,6 +106,8 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
       *bench->add_subcommand("attention", "Time, memory and error of attention, side by side"), out);
   add_bench_loss(
       *bench->add_subcommand("loss", "Time, memory and error of linear cross-entropy, side by side"), out);
+  add_bench_ring(
+      *bench->add_subcommand("ring", "Attention over ranks: time, memory and traffic of each rank"), out);
   add_bench_step(*bench->add_subcommand("step", "One training step of a model, whole and in its kernels"),
                  out);
   CLI::App* verify =
@@ -118,6 +120,8 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
                   exit_code);
   add_verify_memory(*verify->add_subcommand("memory", "Rehearse a small training program, run it, compare"),
                     out, exit_code);
+  add_verify_ring(*verify->add_subcommand("ring", "Attention over ranks against the fp64 reference"), out,
+                  exit_code);
 
   try {
     check_spelling(app, argc, argv);

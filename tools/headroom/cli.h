@@ -23,8 +23,10 @@ void add_bench_memory(Command app, std::ostream& out);
 void add_bench_step(Command app, std::ostream& out);
 void add_bench_attention(Command app, std::ostream& out);
 void add_bench_loss(Command app, std::ostream& out);
+void add_bench_ring(Command app, std::ostream& out);
 void add_verify_attention(Command app, std::ostream& out, int& exit_code);
 void add_verify_loss(Command app, std::ostream& out, int& exit_code);
 void add_verify_memory(Command app, std::ostream& out, int& exit_code);
+void add_verify_ring(Command app, std::ostream& out, int& exit_code);
 
 }  // namespace headroom

@@ -19,13 +19,11 @@ class CpuBackend : public Backend {
   explicit CpuBackend(int threads = 0);  // as ThreadPool
   ~CpuBackend() override;
 
-  // Called between the work items of main's kernels, on the thread that owns the backend.
-  void set_poll(PollHook poll) { poll_ = poll; }
-
   [[nodiscard]] Device device() const override { return {DeviceKind::cpu}; }
   [[nodiscard]] const DeviceDescription& description() const override { return description_; }
   [[nodiscard]] bool host_accessible(Space) const override { return true; }
   [[nodiscard]] Stream stream(StreamId id) override;
+  void set_poll(PollHook poll) override { poll_ = poll; }
   void submit(StreamId id, const Task& task) override;
   void copy(StreamId id, void* to, const void* from, std::int64_t bytes) override;
   void fill(StreamId id, void* data, std::uint8_t value, std::int64_t bytes) override;

@@ -68,6 +68,9 @@ class Backend {
   [[nodiscard]] virtual bool host_accessible(Space space) const = 0;
 
   [[nodiscard]] virtual Stream stream(StreamId id) = 0;
+  // Called between the work items of main's kernels, on the thread that owns the backend. A device whose
+  // kernels do not run on that thread never calls it.
+  virtual void set_poll(PollHook poll) = 0;
   // Main runs at once on the calling thread; other streams may run later, in order.
   virtual void submit(StreamId id, const Task& task) = 0;
   virtual void copy(StreamId id, void* to, const void* from, std::int64_t bytes) = 0;

@@ -47,6 +47,12 @@ struct TensorPart {
   [[nodiscard]] TensorView view() const;  // [elements]
 };
 
+// A part of a tensor that goes to another rank or comes from one.
+struct Parcel {
+  int peer = 0;
+  TensorPart part;
+};
+
 // A moment on a stream that another stream or the host can wait for; valid until its phase ends.
 struct Ticket {
   std::uint32_t number = 0;
@@ -140,9 +146,26 @@ class Context {
   // Copies a part to another of the same size.
   void copy(StreamId id, const TensorPart& to, const TensorPart& from);
 
-  // values <- their sum over all ranks (f32 or f64, dense), on main; every rank calls it at the same place.
-  // With one rank they are their own sum: nothing is done and nothing is recorded.
+  // Starts messages to and from other ranks, on the stream communication, after what main was given so far.
+  // The ticket is the moment when all of them are there: until a stream or the host has waited for it, work
+  // may read what is sent, and may neither write it nor use what is received. Several exchanges may be under
+  // way, and then are in no order: one that needs a part which another receives, or that receives into a part
+  // of another, is an error, in a rehearsal already. The n-th message that rank a sends to rank b is the n-th
+  // that b receives from a, of the same size.
+  Ticket exchange(std::span<const Parcel> sends, std::span<const Parcel> receives, const StepLabel& step);
+  // Slice r of the values has counts[r] elements. Each slice <- that of its rank, by an exchange.
+  Ticket all_gather(const Tensor& values, std::span<const std::int64_t> counts,
+                    const StepLabel& step = {"all-gather"});
+  // Slice r of `from` goes to rank r and slice r of `to` comes from it, by an exchange; main copies this
+  // rank's own slice.
+  Ticket all_to_all(const Tensor& to, std::span<const std::int64_t> to_counts, const Tensor& from,
+                    std::span<const std::int64_t> from_counts, const StepLabel& step = {"all-to-all"});
+  // values <- their sum over all ranks (f32, f64 or bf16, dense), on main; every rank calls it at the same
+  // place. With one rank they are their own sum: nothing is done and nothing is recorded.
   void all_reduce(const Tensor& values);
+  // Slice r of the values has counts[r] elements. This rank's slice <- its sum over all ranks, as all_reduce
+  // adds; the other slices stay as they are.
+  void reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts);
   // Returns the sum over all ranks of a number that the host has; it is no event of the ledger. A phantom
   // takes its own number for that of every rank.
   [[nodiscard]] double all_reduce(double value);
@@ -193,6 +216,20 @@ class Context {
     bool live = true;
   };
 
+  // A part of a block that an exchange under way reads or writes.
+  struct PartInFlight {
+    std::uint32_t ticket = 0;
+    Lifetime lifetime = Lifetime::phase;
+    std::uint32_t block = 0;
+    std::int64_t begin = 0;  // bytes
+    std::int64_t end = 0;
+    bool written = false;
+  };
+  struct ExchangeInFlight {
+    std::uint32_t ticket = 0;
+    MessageGroup group;
+  };
+
   void begin_phase(Phase phase);
   void end_phase();
   void abandon_phase();
@@ -202,6 +239,12 @@ class Context {
   [[nodiscard]] bool is_of_this_phase(Ticket ticket) const;
   void check_host_access(const Tensor& tensor);
   void touch(StreamId id, const Tensor& tensor);
+  void note_parcel(EventKind kind, const Parcel& parcel);
+  // Waits until the exchanges before a record of the stream communication are done.
+  void finish_exchanges(std::uint32_t record);
+  template <class Body>
+  void sum_over_ranks(const Tensor& values, EventKind kind, std::string_view kernel, const Traffic& traffic,
+                      const Body& body);
   void release(const Tensor& tensor);
   void release_quietly(const Tensor& tensor) noexcept;
 
@@ -280,6 +323,13 @@ class Context {
   StreamOrder order_;
   std::vector<Block> phase_blocks_;
   std::vector<Block> run_blocks_;
+  std::vector<PartInFlight> parts_in_flight_;
+  std::vector<ExchangeInFlight> exchanges_in_flight_;
+  // Of the exchange that is started.
+  std::vector<Send> sends_;
+  std::vector<Receive> receives_;
+  std::vector<Parcel> to_others_;
+  std::vector<Parcel> from_others_;
   std::optional<Error> deferred_;  // what a destructor found and could not throw
 };
 

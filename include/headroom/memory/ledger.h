@@ -48,7 +48,10 @@ enum class EventKind : std::uint8_t {
   stage_begin,
   stage_end,
   touch,
+  send,
+  receive,
   all_reduce,
+  reduce_scatter,
   record,
   wait,
   wait_on_host
@@ -62,7 +65,9 @@ struct Event {
   StreamId stream = StreamId::main;
   std::uint32_t name = 0;   // of the block; Ledger::text() reads it
   std::uint32_t stage = 0;  // it happened in, or that begins or ends; Ledger::stage_path() reads it
-  std::uint32_t id = 0;  // block: the n-th allocation of its phase or run; record and wait: the n-th record
+  // Block: the n-th allocation of its phase or run. Record and wait: the n-th record. Send and receive: the
+  // other rank.
+  std::uint32_t id = 0;
   std::int64_t bytes = 0;
 
   bool operator==(const Event&) const = default;

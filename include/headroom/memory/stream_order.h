@@ -32,6 +32,7 @@ class StreamOrder {
   std::uint32_t record(StreamId stream);                     // its number
   void record_again(std::uint32_t record, StreamId stream);  // a later moment takes the number
   [[nodiscard]] std::uint32_t records() const { return static_cast<std::uint32_t>(records_.size()); }
+  [[nodiscard]] StreamId stream_of(std::uint32_t record) const { return records_[record].stream; }
   void wait(StreamId waiter, std::uint32_t record);
   void wait_on_host(std::uint32_t record);
   // Returns false where main has not waited for the last work on the block.
@@ -51,7 +52,11 @@ class StreamOrder {
   std::array<StreamTimes, kStreamCount> known_{};  // known_[s][t]: the moment of t that s comes after
   StreamTimes known_to_host_{};
   StreamTimes worked_{};  // last touch on each stream
-  std::vector<StreamTimes> records_;
+  struct Record {
+    StreamId stream = StreamId::main;
+    StreamTimes known;
+  };
+  std::vector<Record> records_;
 };
 
 }  // namespace headroom

@@ -92,7 +92,30 @@ struct LineChart {
   std::string note{};
 };
 
-using Section = std::variant<Figures, TableSection, MemoryTimeline, LineChart>;
+// Who does what when: boxes in lanes over one axis, and arrows from lane to lane.
+struct LaneChart {
+  struct Box {
+    std::int64_t lane = 0;
+    double begin = 0;
+    double end = 0;
+    std::int64_t color = 0;  // one of eight
+    std::string title{};     // shown under the cursor
+  };
+  struct Arrow {
+    std::int64_t from = 0;  // lanes
+    std::int64_t to = 0;
+    double begin = 0;
+    double end = 0;
+    std::string title{};
+  };
+  std::string title;
+  std::vector<std::string> lanes{};
+  std::vector<Box> boxes{};
+  std::vector<Arrow> arrows{};
+  std::string note{};
+};
+
+using Section = std::variant<Figures, TableSection, MemoryTimeline, LineChart, LaneChart>;
 
 struct Page {
   std::string title;

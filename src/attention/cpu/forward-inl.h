@@ -38,6 +38,29 @@ struct SoftmaxState {
       sums[0] = nothing ? 0 : 1;
     }
     pack_rows<Vec>(tile.output, tile.resume ? tile.rows : 0, kTileQ, tile.head_dim, output);
+    if (tile.resume && tile.lse_low != nullptr) start_exactly(tile);
+  }
+
+  // The result that a row goes on from weighs 2^(log2(e) * lse - base), which is 1 but for the rounding of
+  // lse and of the base. Over many chunks those would add up.
+  void start_exactly(const ForwardTile& tile) const {
+    constexpr double kExactLog2E = 1.4426950408889634;
+    for (int r = 0; r < tile.rows; ++r) {
+      const std::int64_t index = tile.output.index(r);
+      if (tile.lse[index] == -kInfinity || sees_nothing(tile, r)) continue;
+      const double lse = double{tile.lse[index]} + double{tile.lse_low[index]};
+      const auto weight = static_cast<float>(__builtin_exp2(lse * kExactLog2E + double{shift[r]}));
+      row_sum[std::int64_t{r} * Vec::kLanes] = weight;
+      scale_output(r, Vec::all(weight));
+    }
+  }
+  // Such a row keeps what it goes on from, bit by bit.
+  static bool sees_nothing(const ForwardTile& tile, int r) { return tile.first[r] >= tile.last[r]; }
+  void scale_output(int row, Vec by) const {
+    for (int column = 0; column < columns.count; ++column) {
+      float* o = output + (std::int64_t{column} * kTileQ + row) * columns.width;
+      for (int j = 0; j < columns.width; j += Vec::kLanes) (Vec::load(o + j) * by).store(o + j);
+    }
   }
 
   // Moves the base of the strip's rows whose scores passed the threshold; what was summed so far follows: row
@@ -56,10 +79,7 @@ struct SoftmaxState {
         const Vec decay = exp2(Vec::all(new_shift - shift[row]));
         float* sums = row_sum + row * Vec::kLanes;
         (Vec::load(sums) * decay).store(sums);
-        for (int column = 0; column < columns.count; ++column) {
-          float* o = output + (std::int64_t{column} * kTileQ + row) * columns.width;
-          for (int j = 0; j < columns.width; j += Vec::kLanes) (Vec::load(o + j) * decay).store(o + j);
-        }
+        scale_output(row, decay);
         float* p = block + std::int64_t{r} * kTileK;
         for (int j = 0; j < done; j += Vec::kLanes) (Vec::load(p + j) * decay).store(p + j);
       }
@@ -171,7 +191,14 @@ void forward_columns(const ForwardTile& tile) {
   for (int row = 0; row < tile.rows; ++row) {
     const float total = sum(Vec::load(row_sum + row * Vec::kLanes));
     inverse[row] = total == 0 ? 0 : 1 / total;
-    tile.lse[tile.output.index(row)] = total == 0 ? -kInfinity : __builtin_logf(total) - kLn2 * shift[row];
+    if (tile.resume && state.sees_nothing(tile, row)) continue;
+    const std::int64_t index = tile.output.index(row);
+    tile.lse[index] = total == 0 ? -kInfinity : __builtin_logf(total) - kLn2 * shift[row];
+    if (tile.lse_low == nullptr || total == 0) continue;
+    constexpr double kExactLn2 = 0.6931471805599453;
+    const double lse = __builtin_log(double{total}) - kExactLn2 * double{shift[row]};
+    tile.lse[index] = static_cast<float>(lse);
+    tile.lse_low[index] = static_cast<float>(lse - double{tile.lse[index]});
   }
   store_rows<Vec>(output, tile.rows, kTileQ, tile.head_dim, inverse, 1, false, tile.output);
 }

@@ -296,7 +296,8 @@ void attention_forward(const AttentionForwardCall& call, std::span<std::byte> wo
                .resume = call.resume,
                .scratch = pieces.scratch + worker.slot * pieces.scratch_floats,
                .output = rows_of(call.output, sizes.output_dtype, call.mask.queries, batch, head_q, rows.row),
-               .lse = statistics_of(call.lse, call.mask.queries, batch, head_q, rows.row)});
+               .lse = statistics_of(call.lse, call.mask.queries, batch, head_q, rows.row),
+               .lse_low = statistics_of(call.lse_low, call.mask.queries, batch, head_q, rows.row)});
         });
   }
 }

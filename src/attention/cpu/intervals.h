@@ -93,6 +93,7 @@ struct AttentionForwardCall {
   const float* sinks = nullptr;  // [heads_q] logits that join the softmax, or null
   bool resume = false;           // the softmax goes on from the output and lse that are there
   StatisticsView lse;
+  StatisticsView lse_low{};  // what lse leaves of itself in f32; without data: not kept
 };
 
 struct AttentionBackwardCall {

@@ -50,6 +50,7 @@ struct ForwardTile {
   float* scratch;     // forward_scratch floats
   RowsView output;    // [rows, head_dim]
   float* lse;         // of row i at output.index(i)
+  float* lse_low;     // what lse leaves of itself in f32, or null
 };
 
 // One query tile against one key tile. `keys`, `keys_transposed` and `values_transposed` start at the key

@@ -21,7 +21,7 @@ Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription
   if (problem.mask.detach_mixing && problem.sinks) {
     return Support::no("detached mixing with sinks has no definition");
   }
-  return Support::yes();
+  return writes_plain_gradients(problem);
 }
 
 TypedHeadsView heads_view(const TensorView& view) {

@@ -1,0 +1,117 @@
+// Messages between two threads: the two sides of a message meet in a channel, and either copies it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "headroom/memory/communicator.h"
+
+namespace headroom {
+
+// One message, from when its first side is posted until both sides have seen that it is there.
+struct Transfer {
+  using Clock = std::chrono::steady_clock;
+
+  std::span<const std::byte> source;
+  std::span<std::byte> target;
+  StepLabel send_step;
+  StepLabel receive_step;
+  Clock::time_point visible;  // before that the link has not delivered it
+  int sides_done = 0;
+  std::atomic<bool> matched{false};      // both sides are posted
+  std::atomic<std::int64_t> claimed{0};  // bytes that a rank copies or has copied
+  std::atomic<std::int64_t> copied{0};   // bytes that are there
+
+  [[nodiscard]] std::int64_t bytes() const { return std::ssize(source); }
+  // Bytes that are not there yet. As long as the message is not there it counts as one more.
+  [[nodiscard]] std::int64_t left() const {
+    if (!matched.load(std::memory_order_acquire)) return 1;
+    const std::int64_t missing = bytes() - copied.load(std::memory_order_acquire);
+    return missing > 0 || Clock::now() < visible ? missing + 1 : 0;
+  }
+};
+
+// Messages from one rank to another. The n-th send meets the n-th receive. The lock is held while a side is
+// posted, never while bytes are copied. Transfers are used again, so that messages allocate nothing once as
+// many have been under way.
+class Channel {
+ public:
+  enum class Side : std::uint8_t { send, receive };
+
+  // fill(transfer) writes down this side of the message. Returns the message, whose other side may be there.
+  template <class Fill>
+  Transfer& post(Side side, const Fill& fill) {
+    const std::lock_guard lock(mutex_);
+    const bool meets = !unmatched_.empty() && unmatched_side_ != side;
+    Transfer& transfer = meets ? *unmatched_.front() : take();
+    fill(transfer);
+    if (meets) {
+      unmatched_.erase(unmatched_.begin());
+      transfer.matched.store(true, std::memory_order_release);
+    } else {
+      unmatched_side_ = side;
+      unmatched_.push_back(&transfer);
+    }
+    return transfer;
+  }
+  void leave(Transfer& transfer) {
+    const std::lock_guard lock(mutex_);
+    if (++transfer.sides_done == 2) unused_.push_back(&transfer);
+  }
+
+ private:
+  Transfer& take() {
+    if (unused_.empty()) {
+      transfers_.push_back(std::make_unique<Transfer>());
+      unused_.push_back(transfers_.back().get());
+    }
+    Transfer& transfer = *unused_.back();
+    unused_.pop_back();
+    transfer.sides_done = 0;
+    transfer.matched.store(false, std::memory_order_relaxed);
+    transfer.claimed.store(0, std::memory_order_relaxed);
+    transfer.copied.store(0, std::memory_order_relaxed);
+    return transfer;
+  }
+
+  std::mutex mutex_;
+  std::vector<Transfer*> unmatched_;  // with one side; all of them with the same one
+  Side unmatched_side_ = Side::send;
+  std::vector<std::unique_ptr<Transfer>> transfers_;
+  std::vector<Transfer*> unused_;
+};
+
+// What a rank sleeps on. It is rung when a message of the rank has met its other side or has arrived, and
+// when the ranks end.
+class Bell {
+ public:
+  [[nodiscard]] std::uint64_t rings() {
+    const std::lock_guard lock(mutex_);
+    return rings_;
+  }
+  void ring() {
+    {
+      const std::lock_guard lock(mutex_);
+      ++rings_;
+    }
+    rung_.notify_one();
+  }
+  // Returns when the bell was rung since it had been rung `seen` times, or at the deadline.
+  void wait(std::uint64_t seen, std::chrono::steady_clock::time_point deadline) {
+    std::unique_lock lock(mutex_);
+    rung_.wait_until(lock, deadline, [&] { return rings_ != seen; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable rung_;
+  std::uint64_t rings_ = 0;
+};
+
+}  // namespace headroom

@@ -1,0 +1,192 @@
+// What a Context does with other ranks: exchanges of messages, and sums.
+#include <algorithm>
+#include <numeric>
+
+#include "headroom/core/bytes.h"
+#include "headroom/memory/context.h"
+
+namespace headroom {
+namespace {
+
+void check_counts(const Tensor& values, std::span<const std::int64_t> counts, int ranks) {
+  check(std::ssize(counts) == ranks, "{} slices are given for {} ranks", counts.size(), ranks);
+  for (const std::int64_t count : counts) check(count >= 0, "a slice of {} elements is impossible", count);
+  const std::int64_t elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  check(elements == values.view().elements(), "slices have {} elements in all, the tensor has {}", elements,
+        values.view().elements());
+}
+
+TensorPart slice(const Tensor& values, std::span<const std::int64_t> counts, int rank) {
+  const auto count = counts.begin() + rank;
+  return {values, std::accumulate(counts.begin(), count, std::int64_t{0}), *count};
+}
+
+}  // namespace
+
+Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> receives,
+                         const StepLabel& step) {
+  check_in_phase("exchange");
+  wait(StreamId::communication, record(StreamId::main));
+  Work work{.kind = WorkKind::communication, .kernel = "exchange"};
+  sends_.clear();
+  receives_.clear();
+  for (const Parcel& parcel : sends) {
+    note_parcel(EventKind::send, parcel);
+    const TensorView view = parcel.part.view();
+    work.sent_bytes += view.bytes();
+    sends_.push_back(
+        {parcel.peer, {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())}});
+  }
+  for (const Parcel& parcel : receives) {
+    note_parcel(EventKind::receive, parcel);
+    const TensorView view = parcel.part.view();
+    work.received_bytes += view.bytes();
+    receives_.push_back(
+        {parcel.peer, {static_cast<std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())}});
+  }
+  work.bytes = static_cast<double>(work.sent_bytes);
+  if (!sends.empty() || !receives.empty()) {
+    note_work(work);
+    if (!phantom()) {
+      const TimedWork timed(*this);  // of the start: what main waits for is not this work's alone
+      const std::uint32_t next = order_.records();
+      if (description_.host_accessible()) {
+        // There the messages are started by the host and not by the stream, whose tasks come first.
+        backend_->record(StreamId::communication, next);
+        backend_->wait_on_host(next);
+      }
+      exchanges_in_flight_.push_back(
+          {next, communicator_->start(sends_, receives_, step, backend_->stream(StreamId::communication))});
+    }
+  }
+  return record(StreamId::communication);
+}
+
+void Context::note_parcel(EventKind kind, const Parcel& parcel) {
+  check(parcel.peer >= 0 && parcel.peer < ranks_.count && parcel.peer != ranks_.rank,
+        "rank {} exchanges messages with rank {}; accepted are the other ranks of {}", ranks_.rank,
+        parcel.peer, ranks_.count);
+  const Tensor& tensor = parcel.part.tensor;
+  touch(StreamId::communication, tensor);
+  const Block* block = find(tensor);
+  const std::int64_t element = size_bytes(tensor.view().dtype());
+  const PartInFlight part{.ticket = order_.records(),
+                          .lifetime = tensor.lifetime_,
+                          .block = tensor.id_,
+                          .begin = parcel.part.begin * element,
+                          .end = (parcel.part.begin + parcel.part.elements) * element,
+                          .written = kind == EventKind::receive};
+  for (const PartInFlight& other : parts_in_flight_) {
+    const bool overlap = other.lifetime == part.lifetime && other.block == part.block &&
+                         other.begin < part.end && part.begin < other.end;
+    if (overlap && (other.written || part.written)) {
+      fail(ErrorKind::runtime, "an exchange {} '{}' while one under way {} it; wait for that first",
+           part.written ? "receives" : "sends", ledger_.text(block->event.name),
+           other.written ? "receives" : "sends");
+    }
+  }
+  parts_in_flight_.push_back(part);
+  note({.kind = kind,
+        .stream = StreamId::communication,
+        .name = block->event.name,
+        .stage = ledger_.stage(),
+        .id = static_cast<std::uint32_t>(parcel.peer),
+        .bytes = part.end - part.begin});
+}
+
+void Context::finish_exchanges(std::uint32_t record) {
+  if (order_.stream_of(record) != StreamId::communication) return;
+  const auto before = [&](const auto& in_flight) { return in_flight.ticket <= record; };
+  for (const ExchangeInFlight& exchange : exchanges_in_flight_) {
+    if (before(exchange)) communicator_->wait(exchange.group);
+  }
+  std::erase_if(exchanges_in_flight_, before);
+  std::erase_if(parts_in_flight_, before);
+}
+
+Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> counts,
+                           const StepLabel& step) {
+  check_counts(values, counts, ranks_.count);
+  to_others_.clear();
+  from_others_.clear();
+  for (int peer = 0; peer < ranks_.count; ++peer) {
+    if (peer == ranks_.rank) continue;
+    to_others_.push_back({peer, slice(values, counts, ranks_.rank)});
+    from_others_.push_back({peer, slice(values, counts, peer)});
+  }
+  return exchange(to_others_, from_others_, step);
+}
+
+Ticket Context::all_to_all(const Tensor& to, std::span<const std::int64_t> to_counts, const Tensor& from,
+                           std::span<const std::int64_t> from_counts, const StepLabel& step) {
+  check_counts(to, to_counts, ranks_.count);
+  check_counts(from, from_counts, ranks_.count);
+  to_others_.clear();
+  from_others_.clear();
+  for (int peer = 0; peer < ranks_.count; ++peer) {
+    if (peer == ranks_.rank) continue;
+    to_others_.push_back({peer, slice(from, from_counts, peer)});
+    from_others_.push_back({peer, slice(to, to_counts, peer)});
+  }
+  copy(StreamId::main, slice(to, to_counts, ranks_.rank), slice(from, from_counts, ranks_.rank));
+  return exchange(to_others_, from_others_, step);
+}
+
+template <class Body>
+void Context::sum_over_ranks(const Tensor& values, EventKind kind, std::string_view kernel,
+                             const Traffic& traffic, const Body& body) {
+  check_in_phase(kernel);
+  const Block* block = find(values);
+  check(block != nullptr, "{} is given a tensor that was freed", kernel);
+  check(order_.known_to_main(block->stamp),
+        "'{}' is summed over ranks while another stream may still work on it",
+        ledger_.text(block->event.name));
+  const DType dtype = values.view().dtype();
+  check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
+        "'{}' is summed over ranks: it has to be dense f32, f64 or bf16, not {}",
+        ledger_.text(block->event.name), name(dtype));
+  if (ranks_.count == 1) return;
+  const std::int64_t bytes = values.view().bytes();
+  const std::int64_t workspace_bytes = reduction_workspace_bytes(ranks_.count, bytes);
+  const Tensor workspace = allocate({.name = "sum over ranks",
+                                     .category = Category::communication,
+                                     .dtype = DType::u8,
+                                     .shape = {workspace_bytes}});
+  note({.kind = kind, .stage = ledger_.stage(), .bytes = bytes});
+  run(Work{.kind = WorkKind::communication,
+           .kernel = kernel,
+           .bytes = static_cast<double>(bytes),
+           .workspace_bytes = workspace_bytes,
+           .sent_bytes = traffic.sent_bytes,
+           .received_bytes = traffic.received_bytes},
+      [&](const Stream& stream) {
+        const std::span elements(workspace.data<std::uint8_t>(), static_cast<std::size_t>(workspace_bytes));
+        body(std::as_writable_bytes(elements), stream);
+      });
+}
+
+void Context::all_reduce(const Tensor& values) {
+  const Traffic traffic = all_reduce_traffic(ranks_, values.view().bytes());
+  sum_over_ranks(values, EventKind::all_reduce, "all-reduce", traffic,
+                 [&](std::span<std::byte> workspace, const Stream& stream) {
+                   communicator_->all_reduce(values, workspace, stream);
+                 });
+}
+
+void Context::reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts) {
+  check_counts(values, counts, ranks_.count);
+  const std::int64_t element = size_bytes(values.view().dtype());
+  const std::int64_t own = counts[static_cast<std::size_t>(ranks_.rank)] * element;
+  sum_over_ranks(values, EventKind::reduce_scatter, "reduce-scatter",
+                 reduce_scatter_traffic(ranks_, values.view().bytes(), own),
+                 [&](std::span<std::byte> workspace, const Stream& stream) {
+                   communicator_->reduce_scatter(values, counts, workspace, stream);
+                 });
+}
+
+double Context::all_reduce(double value) {
+  if (ranks_.count == 1) return value;
+  return phantom() ? value * ranks_.count : communicator_->all_reduce(value);
+}
+
+}  // namespace headroom

@@ -1,0 +1,332 @@
+#include "headroom/parallel/ring_attention.h"
+
+#include <algorithm>
+
+#include "headroom/core/checked.h"
+#include "headroom/ops/elementwise.h"
+#include "parallel/ring_exchange.h"
+
+namespace headroom {
+namespace {
+
+void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
+  check(view.shape() == shape && view.dtype() == dtype && view.is_dense(),
+        "ring attention: {} has to be {} of {}, dense; it is {} of {}", what, shape, name(dtype),
+        view.shape(), name(view.dtype()));
+}
+
+// What both passes of a rank are made of.
+class RingRank {
+ public:
+  RingRank(Context& context, const RingSchedule& schedule, const RingForward& views, std::string_view pinned)
+      : context_(context),
+        schedule_(schedule),
+        problem_(schedule.problem()),
+        views_(views),
+        pinned_(pinned),
+        rank_(context.ranks().rank),
+        pieces_(check_ranks(context, schedule).pieces[static_cast<std::size_t>(rank_)]),
+        tokens_(schedule.partition().tokens(rank_)) {
+    check_dense(views.inputs.query, rows(problem_.heads_q), problem_.dtype, "query");
+    check_dense(views.inputs.key, rows(problem_.heads_kv), problem_.dtype, "key");
+    check_dense(views.inputs.value, rows(problem_.heads_kv), problem_.dtype, "value");
+    check_dense(views.output, rows(problem_.heads_q), problem_.dtype_of_output(), "output");
+    check_dense(views.lse, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(), "lse");
+  }
+
+ protected:
+  [[nodiscard]] Shape rows(std::int64_t heads) const {
+    return {problem_.batch, tokens_, heads, problem_.head_dim};
+  }
+  [[nodiscard]] Tensor take(std::string_view name, Category category, DType dtype, const Shape& shape) const {
+    return context_.allocate({.name = name, .category = category, .dtype = dtype, .shape = shape});
+  }
+  // The rows of an interval that is in one of the rank's own pieces.
+  [[nodiscard]] TensorView own_rows(const TensorView& tensor, Piece piece) const {
+    return tensor.slice(1, local_row(schedule_.partition(), rank_, piece.begin), piece.size());
+  }
+
+  // The first pair of a piece is the piece with itself: it has the sinks, and nothing to resume from.
+  [[nodiscard]] static bool is_first(const ChunkPair& pair) { return pair.queries == pair.keys; }
+  [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
+    AttentionProblem part = problem_;
+    part.seq_q = pair.queries.size();
+    part.seq_k = pair.keys.size();
+    part.chunk = {.query_start = pair.queries.begin, .key_start = pair.keys.begin};
+    part.sinks = problem_.sinks && is_first(pair);
+    if (pass == Pass::forward) {
+      part.output_dtype = problem_.dtype_of_sums();
+      part.resume = !is_first(pair);
+    } else {
+      part.gradient_dtype = problem_.dtype_of_sums();
+      part.add_gradients = true;
+    }
+    return part;
+  }
+
+  // body(pair), over everything that the rank computes.
+  template <class Body>
+  void for_each_pair(const Body& body) const {
+    for (const ChunkPair& pair : schedule_.local(rank_)) body(pair);
+    for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
+      const Transfer* transfer = schedule_.received(rank_, slot);
+      if (transfer == nullptr) continue;
+      for (const ChunkPair& pair : transfer->pairs) body(pair);
+    }
+  }
+  // One workspace for every pair, and one block list.
+  void take_workspace(Pass pass) {
+    std::int64_t bytes = 0;
+    std::int64_t tiles = 0;
+    for_each_pair([&](const ChunkPair& pair) {
+      bytes = std::max(
+          bytes, attention_workspace_bytes(problem_of(pair, pass), context_.description(), pass, pinned_));
+      if (problem_.mask.block_rows > 0) {
+        tiles = std::max(tiles, divide_up(pair.queries.size(), problem_.mask.block_rows));
+      }
+    });
+    workspace_ = take("attention workspace", Category::workspace, DType::u8, {bytes});
+    if (problem_.mask.block_rows == 0) return;
+    blocks_ = take("ring block lists", Category::workspace, DType::i32,
+                   {problem_.batch * problem_.heads_kv * tiles * problem_.mask.max_blocks_per_row});
+  }
+
+  // The inputs of a pair, with K and V of its keys.
+  [[nodiscard]] AttentionForward inputs_of(const ChunkPair& pair, const KeyValueViews& keys) {
+    AttentionForward forward;
+    forward.query = own_rows(views_.inputs.query, pair.queries);
+    forward.key = keys.key;
+    forward.value = keys.value;
+    forward.sinks = views_.inputs.sinks;
+    forward.document_starts = views_.inputs.document_starts;
+    forward.lse = lse_of_piece(schedule_, rank_, views_.lse, pair.query_piece);
+    if (problem_.mask.block_rows > 0) forward.blocks = list_blocks(pair);
+    return forward;
+  }
+  // Keys of a pair within those that are at hand, the first of which has position `first`.
+  [[nodiscard]] static KeyValueViews keys_of(const ChunkPair& pair, const KeyValueViews& at_hand,
+                                             std::int64_t first) {
+    return {at_hand.key.slice(1, pair.keys.begin - first, pair.keys.size()),
+            at_hand.value.slice(1, pair.keys.begin - first, pair.keys.size())};
+  }
+  [[nodiscard]] KeyValueViews own_keys(const ChunkPair& pair, const TensorView& key,
+                                       const TensorView& value) const {
+    return {own_rows(key, pair.keys), own_rows(value, pair.keys)};
+  }
+
+  Context& context_;
+  const RingSchedule& schedule_;
+  const AttentionProblem& problem_;
+  const RingForward& views_;
+  std::string_view pinned_;
+  int rank_;
+  const std::vector<Piece>& pieces_;
+  std::int64_t tokens_;
+  Tensor workspace_;
+
+ private:
+  static const Partition& check_ranks(const Context& context, const RingSchedule& schedule) {
+    check(context.ranks().count == schedule.ranks(), "the schedule is for {} ranks, and there are {}",
+          schedule.ranks(), context.ranks().count);
+    return schedule.partition();
+  }
+
+  // The lists of the pair's queries, with its own key tiles alone, counted from its first.
+  [[nodiscard]] TensorView list_blocks(const ChunkPair& pair) {
+    const Mask& mask = problem_.mask;
+    const std::int64_t tiles = divide_up(pair.queries.size(), mask.block_rows);
+    const Shape shape{problem_.batch, problem_.heads_kv, tiles, mask.max_blocks_per_row};
+    const TensorView lists = blocks_.view().slice(0, 0, shape.elements()).reshape(shape);
+    std::int64_t first_tile = 0;  // of the rank's lists
+    for (std::int64_t i = 0; i < pair.query_piece; ++i) {
+      first_tile += divide_up(pieces_[static_cast<std::size_t>(i)].size(), mask.block_rows);
+    }
+    const std::int64_t begin = pair.keys.begin / mask.block_columns;
+    const std::int64_t end = divide_up(pair.keys.end, mask.block_columns);
+    const TensorView& whole = views_.inputs.blocks;
+    context_.run([&](const Stream& stream) {
+      check(stream.device->kind == DeviceKind::cpu, "a ring divides block lists on the CPU only so far");
+      for (std::int64_t item = 0; item < problem_.batch * problem_.heads_kv * tiles; ++item) {
+        const std::int32_t* from = whole.data<std::int32_t>() +
+                                   whole.offset(item / (problem_.heads_kv * tiles),
+                                                item / tiles % problem_.heads_kv, first_tile + item % tiles);
+        std::int32_t* to = lists.data<std::int32_t>() + item * mask.max_blocks_per_row;
+        std::int64_t count = 0;
+        for (std::int64_t i = 0; i < mask.max_blocks_per_row && from[i] >= 0; ++i) {
+          if (from[i] >= begin && from[i] < end) to[count++] = static_cast<std::int32_t>(from[i] - begin);
+        }
+        std::fill(to + count, to + mask.max_blocks_per_row, -1);
+      }
+    });
+    return lists;
+  }
+
+  Tensor blocks_;
+};
+
+class RingForwardRank : private RingRank {
+ public:
+  using RingRank::RingRank;
+
+  void run() {
+    // The output is summed up in f32, in place where it is f32.
+    const bool narrows = problem_.dtype_of_output() != problem_.dtype_of_sums();
+    if (narrows) {
+      sum_ = take("ring output", Category::attention, problem_.dtype_of_sums(), rows(problem_.heads_q));
+    }
+    const TensorView& output = narrows ? sum_.view() : views_.output;
+    lse_low_ = take("ring lse, low part", Category::attention, problem_.dtype_of_sums(), views_.lse.shape());
+    KeyExchange keys(context_, schedule_, views_.inputs.key, views_.inputs.value);
+    take_workspace(Pass::forward);
+
+    keys.start(0);
+    for (const ChunkPair& pair : schedule_.local(rank_)) {
+      compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), output);
+    }
+    for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
+      const Transfer* transfer = schedule_.received(rank_, slot);
+      KeyValueViews received;
+      if (transfer != nullptr) received = keys.receive(*transfer);
+      keys.start(slot + 1);
+      if (transfer == nullptr) continue;
+      for (const ChunkPair& pair : transfer->pairs) {
+        compute(pair, keys_of(pair, received, transfer->keys.begin), output);
+      }
+    }
+    if (narrows) convert(context_, output, views_.output);
+    keys.finish();
+  }
+
+ private:
+  void compute(const ChunkPair& pair, const KeyValueViews& keys, const TensorView& output) {
+    AttentionForward forward = inputs_of(pair, keys);
+    forward.output = own_rows(output, pair.queries);
+    forward.lse_low = lse_of_piece(schedule_, rank_, lse_low_, pair.query_piece);
+    attention_forward(context_, problem_of(pair, Pass::forward), forward, workspace_, pinned_);
+  }
+
+  Tensor sum_;
+  Tensor lse_low_;  // so that the error does not grow with the number of ranks
+};
+
+class RingBackwardRank : private RingRank {
+ public:
+  RingBackwardRank(Context& context, const RingSchedule& schedule, const RingBackward& views,
+                   std::string_view pinned)
+      : RingRank(context, schedule, views.forward, pinned), backward_(views) {
+    check_dense(views.output_gradient, rows(problem_.heads_q), problem_.dtype_of_output(), "output_gradient");
+    check_dense(views.query_gradient, rows(problem_.heads_q), problem_.dtype_of_gradients(),
+                "query_gradient");
+    check_dense(views.key_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(), "key_gradient");
+    check_dense(views.value_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(),
+                "value_gradient");
+    if (views.lse_gradient.elements() > 0) {
+      check_dense(views.lse_gradient, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(),
+                  "lse_gradient");
+    }
+  }
+
+  void run() {
+    const bool narrows = problem_.dtype_of_gradients() != problem_.dtype_of_sums();
+    const auto sums_of = [&](Tensor& own, std::string_view name, const TensorView& result) {
+      if (narrows) own = take(name, Category::gradients, problem_.dtype_of_sums(), result.shape());
+      return narrows ? own.view() : result;
+    };
+    const TensorView query = sums_of(query_sum_, "ring dQ", backward_.query_gradient);
+    const KeyValueViews sums{sums_of(key_sum_, "ring dK", backward_.key_gradient),
+                             sums_of(value_sum_, "ring dV", backward_.value_gradient)};
+    KeyExchange keys(context_, schedule_, views_.inputs.key, views_.inputs.value);
+    GradientExchange gradients(context_, schedule_, sums);
+    take_workspace(Pass::backward);
+    take_sinks();
+
+    keys.start(0);
+    for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, *view);
+    for (const ChunkPair& pair : schedule_.local(rank_)) {
+      compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), query,
+              own_keys(pair, sums.key, sums.value));
+    }
+    for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
+      const Transfer* transfer = schedule_.received(rank_, slot);
+      KeyValueViews received;
+      if (transfer != nullptr) received = keys.receive(*transfer);
+      keys.start(slot + 1);
+      if (transfer != nullptr) {
+        const KeyValueViews added = gradients.begin(*transfer);
+        for (const ChunkPair& pair : transfer->pairs) {
+          compute(pair, keys_of(pair, received, transfer->keys.begin), query,
+                  keys_of(pair, added, transfer->keys.begin));
+        }
+      }
+      gradients.end(slot);
+    }
+    gradients.finish();
+    keys.finish();
+    if (narrows) {
+      convert(context_, query, backward_.query_gradient);
+      convert(context_, sums.key, backward_.key_gradient);
+      convert(context_, sums.value, backward_.value_gradient);
+    }
+    add_sinks();
+  }
+
+ private:
+  void compute(const ChunkPair& pair, const KeyValueViews& keys, const TensorView& query_gradient,
+               const KeyValueViews& key_gradients) {
+    AttentionBackward backward;
+    backward.forward = inputs_of(pair, keys);
+    backward.forward.output = own_rows(views_.output, pair.queries);
+    backward.output_gradient = own_rows(backward_.output_gradient, pair.queries);
+    if (backward_.lse_gradient.elements() > 0) {
+      backward.lse_gradient = lse_of_piece(schedule_, rank_, backward_.lse_gradient, pair.query_piece);
+    }
+    backward.query_gradient = own_rows(query_gradient, pair.queries);
+    backward.key_gradient = key_gradients.key;
+    backward.value_gradient = key_gradients.value;
+    if (problem_.sinks) backward.sinks_gradient = sinks_.view().select(0, pair.query_piece + 1);
+    attention_backward(context_, problem_of(pair, Pass::backward), backward, workspace_, pinned_);
+  }
+
+  // dSink of every piece, after their sum.
+  void take_sinks() {
+    if (!problem_.sinks) return;
+    sinks_ = take("ring dSink of pieces", Category::gradients, DType::f32,
+                  {std::ssize(pieces_) + 1, problem_.heads_q});
+    sinks_sum_ = take("ring dSink", Category::gradients, DType::f32, {problem_.heads_q});
+  }
+  void add_sinks() {
+    if (!problem_.sinks) return;
+    zero(context_, sinks_sum_);
+    for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
+      add(context_, sinks_sum_, sinks_.view().select(0, piece + 1), sinks_sum_);
+    }
+    context_.all_reduce(sinks_sum_);
+    convert(context_, sinks_sum_, backward_.sinks_gradient);
+  }
+
+  const RingBackward& backward_;
+  Tensor query_sum_, key_sum_, value_sum_, sinks_, sinks_sum_;
+};
+
+}  // namespace
+
+TensorView lse_of_piece(const RingSchedule& schedule, int rank, const TensorView& lse, std::int64_t piece) {
+  const AttentionProblem& problem = schedule.problem();
+  const std::vector<Piece>& pieces = schedule.partition().pieces[static_cast<std::size_t>(rank)];
+  std::int64_t before = 0;
+  for (std::int64_t i = 0; i < piece; ++i) before += pieces[static_cast<std::size_t>(i)].size();
+  const Shape shape{problem.batch, problem.heads_q, pieces[static_cast<std::size_t>(piece)].size()};
+  return lse.slice(0, problem.batch * problem.heads_q * before, shape.elements()).reshape(shape);
+}
+
+void ring_attention_forward(Context& context, const RingSchedule& schedule, const RingForward& views,
+                            std::string_view pinned) {
+  RingForwardRank(context, schedule, views, pinned).run();
+}
+
+void ring_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,
+                             std::string_view pinned) {
+  RingBackwardRank(context, schedule, views, pinned).run();
+}
+
+}  // namespace headroom

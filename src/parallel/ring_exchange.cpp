@@ -1,0 +1,196 @@
+#include "parallel/ring_exchange.h"
+
+#include "headroom/core/checked.h"
+#include "headroom/ops/elementwise.h"
+
+namespace headroom {
+namespace {
+
+StepLabel step_of(const Transfer& transfer) {
+  return {"ring step", transfer.step};
+}
+
+std::int64_t dense_elements(const RingSchedule& schedule) {
+  const AttentionProblem& problem = schedule.problem();
+  return checked_multiply(2 * problem.batch * schedule.most_keys(), problem.heads_kv * problem.head_dim);
+}
+
+std::int64_t packed_elements(const RingSchedule& schedule) {
+  return checked_multiply(2 * schedule.most_rows(), schedule.problem().head_dim);
+}
+
+// K and V of a transfer as one message.
+TensorPart whole_message(const RingSchedule& schedule, const Transfer& transfer,
+                         const TransferBuffer& buffer) {
+  return buffer.part(2 * transfer.row_count * schedule.problem().head_dim);
+}
+
+void wait_for(Context& context, std::optional<Ticket>& ticket) {
+  if (ticket) context.wait(StreamId::main, *ticket);
+  ticket.reset();
+}
+
+}  // namespace
+
+std::int64_t local_row(const Partition& partition, int rank, std::int64_t position) {
+  std::int64_t row = 0;
+  for (const Piece& piece : partition.pieces[static_cast<std::size_t>(rank)]) {
+    if (piece.begin <= position && position < piece.end) return row + position - piece.begin;
+    row += piece.size();
+  }
+  fail(ErrorKind::runtime, "rank {} does not hold position {}", rank, position);
+}
+
+TransferBuffer::TransferBuffer(Context& context, std::string_view name, DType dtype, std::int64_t elements)
+    : tensor_(context.allocate(
+          {.name = name, .category = Category::communication, .dtype = dtype, .shape = {elements}})) {}
+
+KeyValueViews TransferBuffer::views(const AttentionProblem& problem, const Transfer& transfer) const {
+  const Shape shape{problem.batch, transfer.keys.size(), problem.heads_kv, problem.head_dim};
+  const TensorView& all = tensor_;
+  return {all.slice(0, 0, shape.elements()).reshape(shape),
+          all.slice(0, shape.elements(), shape.elements()).reshape(shape)};
+}
+
+KeyValueViews TransferBuffer::packed(const AttentionProblem& problem, const Transfer& transfer) const {
+  const std::int64_t elements = transfer.row_count * problem.head_dim;
+  const TensorView& all = tensor_;
+  return {all.slice(0, 0, elements), all.slice(0, elements, elements)};
+}
+
+KeyExchange::KeyExchange(Context& context, const RingSchedule& schedule, const Tensor& key,
+                         const Tensor& value)
+    : context_(context), schedule_(schedule), rank_(context.ranks().rank), key_(key), value_(value) {
+  const DType dtype = schedule.problem().dtype;
+  const std::int64_t dense = dense_elements(schedule);
+  const std::int64_t packed = packed_elements(schedule);
+  if (schedule.packs()) {
+    buffers_.emplace_back(context, "ring K and V, unpacked", dtype, dense);
+    buffers_.emplace_back(context, "ring K and V, received", dtype, packed);
+    buffers_.emplace_back(context, "ring K and V, sent", dtype, packed);
+  } else {
+    buffers_.emplace_back(context, "ring K and V, even", dtype, dense);
+    buffers_.emplace_back(context, "ring K and V, odd", dtype, dense);
+  }
+}
+
+void KeyExchange::start(std::int64_t slot) {
+  if (slot >= schedule_.slots()) return;
+  const AttentionProblem& problem = schedule_.problem();
+  // The receive first: to wait for it is to wait for what was started before it, and not for this send.
+  if (const Transfer* transfer = schedule_.received(rank_, slot)) {
+    std::vector<Parcel> receives;
+    if (schedule_.packs()) {
+      receives.push_back({transfer->owner, whole_message(schedule_, *transfer, buffers_[1])});
+    } else {
+      const std::int64_t elements = transfer->keys.size() * problem.heads_kv * problem.head_dim;
+      for (std::int64_t i = 0; i < 2 * problem.batch; ++i) {
+        receives.push_back(
+            {transfer->owner, buffers_[static_cast<std::size_t>(slot % 2)].part(elements, i * elements)});
+      }
+    }
+    arriving_ = context_.exchange({}, receives, step_of(*transfer));
+  }
+  if (const Transfer* transfer = schedule_.sent(rank_, slot)) send(*transfer);
+}
+
+void KeyExchange::send(const Transfer& transfer) {
+  const AttentionProblem& problem = schedule_.problem();
+  const std::int64_t row = local_row(schedule_.partition(), rank_, transfer.keys.begin);
+  std::vector<Parcel> sends;
+  if (schedule_.packs()) {
+    wait_for(context_, sending_);
+    const KeyValueViews packed = buffers_[2].packed(problem, transfer);
+    const std::int64_t first = transfer.keys.begin - row;
+    pack_rows(context_, transfer, packed.key, {key_, first});
+    pack_rows(context_, transfer, packed.value, {value_, first});
+    sends.push_back({transfer.reader, whole_message(schedule_, transfer, buffers_[2])});
+  } else {
+    const std::int64_t row_elements = problem.heads_kv * problem.head_dim;
+    for (const Tensor* tensor : {&key_, &value_}) {
+      for (std::int64_t b = 0; b < problem.batch; ++b) {
+        const std::int64_t begin = (b * tensor->view().extent(1) + row) * row_elements;
+        sends.push_back({transfer.reader, {*tensor, begin, transfer.keys.size() * row_elements}});
+      }
+    }
+  }
+  sending_ = context_.exchange(sends, {}, step_of(transfer));
+}
+
+KeyValueViews KeyExchange::receive(const Transfer& transfer) {
+  wait_for(context_, arriving_);
+  const AttentionProblem& problem = schedule_.problem();
+  if (!schedule_.packs()) {
+    return buffers_[static_cast<std::size_t>(transfer.slot % 2)].views(problem, transfer);
+  }
+  const KeyValueViews views = buffers_[0].views(problem, transfer);
+  const KeyValueViews packed = buffers_[1].packed(problem, transfer);
+  unpack_rows(context_, transfer, {views.key, transfer.keys.begin}, packed.key);
+  unpack_rows(context_, transfer, {views.value, transfer.keys.begin}, packed.value);
+  return views;
+}
+
+void KeyExchange::finish() {
+  wait_for(context_, sending_);
+}
+
+GradientExchange::GradientExchange(Context& context, const RingSchedule& schedule, const KeyValueViews& sums)
+    : context_(context), schedule_(schedule), rank_(context.ranks().rank), sums_(sums) {
+  const DType dtype = schedule.problem().dtype_of_sums();
+  const std::int64_t dense = dense_elements(schedule);
+  const std::int64_t packed = packed_elements(schedule);
+  buffers_.emplace_back(context, "ring dK and dV, computed", dtype, dense);
+  buffers_.emplace_back(context, "ring dK and dV, sent", dtype, schedule.packs() ? packed : dense);
+  buffers_.emplace_back(context, "ring dK and dV, received", dtype, packed);
+}
+
+KeyValueViews GradientExchange::begin(const Transfer& transfer) {
+  // Without packing the buffer was sent two slots ago.
+  const std::size_t computed = schedule_.packs() ? 0 : static_cast<std::size_t>(transfer.slot % 2);
+  if (!schedule_.packs()) wait_for(context_, sending_[computed]);
+  const KeyValueViews views = buffers_[computed].views(schedule_.problem(), transfer);
+  zero(context_, views.key);
+  zero(context_, views.value);
+  return views;
+}
+
+void GradientExchange::send(const Transfer& transfer) {
+  const AttentionProblem& problem = schedule_.problem();
+  const std::size_t turn = schedule_.packs() ? 1 : static_cast<std::size_t>(transfer.slot % 2);
+  if (schedule_.packs()) {
+    wait_for(context_, sending_[turn]);
+    const KeyValueViews views = buffers_[0].views(problem, transfer);
+    const KeyValueViews packed = buffers_[1].packed(problem, transfer);
+    pack_rows(context_, transfer, packed.key, {views.key, transfer.keys.begin});
+    pack_rows(context_, transfer, packed.value, {views.value, transfer.keys.begin});
+  }
+  const Parcel parcel{transfer.owner, whole_message(schedule_, transfer, buffers_[turn])};
+  sending_[turn] = context_.exchange({&parcel, 1}, {}, step_of(transfer));
+}
+
+void GradientExchange::end(std::int64_t slot) {
+  if (const Transfer* transfer = schedule_.received(rank_, slot)) send(*transfer);
+  add_arrived();
+  arrives_ = schedule_.sent(rank_, slot);
+  if (arrives_ == nullptr) return;
+  const Parcel parcel{arrives_->reader, whole_message(schedule_, *arrives_, buffers_[2])};
+  arriving_ = context_.exchange({}, {&parcel, 1}, step_of(*arrives_));
+}
+
+void GradientExchange::add_arrived() {
+  if (arrives_ == nullptr) return;
+  wait_for(context_, arriving_);
+  const KeyValueViews packed = buffers_[2].packed(schedule_.problem(), *arrives_);
+  const std::int64_t first =
+      arrives_->keys.begin - local_row(schedule_.partition(), rank_, arrives_->keys.begin);
+  add_packed_rows(context_, *arrives_, {sums_.key, first}, packed.key);
+  add_packed_rows(context_, *arrives_, {sums_.value, first}, packed.value);
+  arrives_ = nullptr;
+}
+
+void GradientExchange::finish() {
+  add_arrived();
+  for (std::optional<Ticket>& ticket : sending_) wait_for(context_, ticket);
+}
+
+}  // namespace headroom

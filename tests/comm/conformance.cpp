@@ -1,0 +1,320 @@
+#include "comm/conformance.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "headroom/cpu.h"
+
+namespace headroom {
+namespace {
+
+constexpr std::int64_t kElements = 500'000;  // of a tensor in flight
+// Messages of one group, for every pair of ranks.
+std::int64_t messages_of_group(int ranks) {
+  return ranks <= 4 ? 20 : 5;
+}
+
+std::size_t size(std::int64_t number) {
+  return static_cast<std::size_t>(number);
+}
+
+template <class T>
+std::span<std::byte> bytes_of(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+// The n-th message from a rank to another: none, a few, or many bytes, and one of more than three pieces.
+std::vector<std::uint8_t> message(int from, int to, std::int64_t number) {
+  constexpr std::array<std::int64_t, 7> kSizes = {0, 1, 63, 4096, 70'001, 300'000, 0};
+  const bool large = number == 3 && from == 0 && to == 1;
+  std::vector<std::uint8_t> bytes(
+      size(large ? 3 * 1'048'576 + 5 : kSizes[size(number + from + 2 * to) % kSizes.size()]));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::uint8_t>(i * 7 + i / 251 + size(from * 31 + to * 17 + number));
+  }
+  return bytes;
+}
+
+// Groups of messages between all pairs, all under way at once and waited for from the last to the first.
+void messages_in_flight(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  const std::int64_t messages = messages_of_group(count);
+  struct Group {
+    std::vector<std::vector<std::uint8_t>> sent;
+    std::vector<std::vector<std::uint8_t>> received;
+    MessageGroup number;
+  };
+  std::vector<Group> groups(4);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    Group& group = groups[g];
+    std::vector<Send> sends;
+    std::vector<Receive> receives;
+    for (std::int64_t n = 0; n < messages; ++n) {
+      for (int peer = 0; peer < count; ++peer) {
+        if (peer == rank) continue;
+        const std::int64_t number = static_cast<std::int64_t>(g) * messages + n;
+        group.sent.push_back(message(rank, peer, number));
+        sends.push_back({peer, bytes_of(group.sent.back())});
+        group.received.emplace_back(message(peer, rank, number).size());
+        receives.push_back({peer, bytes_of(group.received.back())});
+      }
+    }
+    group.number = communicator.start(sends, receives, {"test group", static_cast<std::int64_t>(g)}, {});
+    communicator.progress();
+  }
+  for (std::size_t g = groups.size(); g-- > 0;) {
+    communicator.wait(groups[g].number);
+    communicator.wait(groups[g].number);  // again is nothing
+    std::size_t next = 0;
+    for (std::int64_t n = 0; n < messages; ++n) {
+      for (int peer = 0; peer < count; ++peer) {
+        if (peer == rank) continue;
+        const std::int64_t number = static_cast<std::int64_t>(g) * messages + n;
+        EXPECT_TRUE(groups[g].received[next++] == message(peer, rank, number))
+            << "message " << number << " from rank " << peer << " to rank " << rank;
+      }
+    }
+  }
+}
+
+// Round the ring with one message in flight while the next is started.
+void ring(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  if (count == 1) return;
+  std::vector<std::int64_t> here(50'000, rank);
+  std::vector<std::int64_t> there(here.size());
+  const Traffic before = communicator.traffic();
+  for (int step = 0; step < 2 * count; ++step) {
+    const std::array sends = {Send{(rank + 1) % count, bytes_of(here)}};
+    const std::array receives = {Receive{(rank + count - 1) % count, bytes_of(there)}};
+    const MessageGroup group = communicator.start(sends, receives, {"ring step", step}, {});
+    for (int polls = 0; polls < 5; ++polls) communicator.progress();
+    communicator.wait(group);
+    std::swap(here, there);
+    const std::int64_t wanted = (rank + 2 * count - 1 - step) % count;
+    EXPECT_EQ(std::ranges::count(here, wanted), std::ssize(here));
+  }
+  const std::int64_t moved = 2 * count * std::int64_t{400'000};
+  EXPECT_EQ(communicator.traffic().sent_bytes - before.sent_bytes, moved);
+  EXPECT_EQ(communicator.traffic().received_bytes - before.received_bytes, moved);
+}
+
+template <class T>
+constexpr DType kTypeOf = DType::f32;
+template <>
+constexpr DType kTypeOf<double> = DType::f64;
+template <>
+constexpr DType kTypeOf<BFloat16> = DType::bf16;
+
+template <class T>
+T element(int rank, std::int64_t i) {
+  return T(static_cast<float>(rank + i % 7));
+}
+
+template <class T>
+void sums_of_type(Communicator& communicator, std::int64_t elements) {
+  const auto [rank, count] = communicator.ranks();
+  std::vector<T> values(size(elements));
+  const auto fill = [&] {
+    for (std::int64_t i = 0; i < elements; ++i) values[size(i)] = element<T>(rank, i);
+  };
+  const auto sum = [&, ranks = count](std::int64_t i) {
+    return static_cast<float>(ranks * (ranks - 1) / 2) +
+           static_cast<float>(ranks) * static_cast<float>(i % 7);
+  };
+  const TensorView view(values.data(), kTypeOf<T>, {elements});
+  std::vector<std::byte> workspace(size(reduction_workspace_bytes(count, view.bytes())));
+  std::int64_t wrong = 0;
+
+  fill();
+  const Traffic before = communicator.traffic();
+  communicator.all_reduce(view, workspace, {});
+  for (std::int64_t i = 0; i < elements; ++i) wrong += static_cast<float>(values[size(i)]) != sum(i);
+  EXPECT_EQ(wrong, 0) << elements << " elements of " << name(kTypeOf<T>);
+  const Traffic traffic = all_reduce_traffic(communicator.ranks(), view.bytes());
+  EXPECT_EQ(communicator.traffic().sent_bytes - before.sent_bytes, traffic.sent_bytes);
+  EXPECT_EQ(communicator.traffic().received_bytes - before.received_bytes, traffic.received_bytes);
+
+  // Uneven slices; the first rank's is empty where there are several.
+  std::vector<std::int64_t> counts(size(count));
+  std::int64_t rest = elements;
+  for (int r = 1; r < count; ++r) rest -= counts[size(r)] = elements * r / (count * count);
+  counts.back() += rest;
+  fill();
+  communicator.reduce_scatter(view, counts, workspace, {});
+  const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const bool own = i >= begin && i < begin + counts[size(rank)];
+    const float wanted = own ? sum(i) : static_cast<float>(element<T>(rank, i));
+    wrong += static_cast<float>(values[size(i)]) != wanted;
+  }
+  EXPECT_EQ(wrong, 0) << "reduce-scatter of " << elements << " elements of " << name(kTypeOf<T>);
+  communicator.all_gather(view, counts, {});
+  for (std::int64_t i = 0; i < elements; ++i) wrong += static_cast<float>(values[size(i)]) != sum(i);
+  EXPECT_EQ(wrong, 0) << "all-gather of " << elements << " elements of " << name(kTypeOf<T>);
+}
+
+void sums(Communicator& communicator) {
+  for (const std::int64_t elements : {0, 1, 5, 1000, 400'003}) {
+    sums_of_type<float>(communicator, elements);
+    sums_of_type<double>(communicator, elements);
+    sums_of_type<BFloat16>(communicator, elements);
+  }
+}
+
+// Added from the left, a large term swallows the 1 that comes after it and not the one that comes last.
+void order_of_sums(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  if (count < 3) return;
+  const double term = rank == 0 ? 1e16 : rank == 1 ? 1 : rank == 2 ? -1e16 : rank == 3 ? 1 : 0;
+  const double wanted = count == 3 ? 0 : 1;
+  EXPECT_EQ(communicator.all_reduce(term), wanted);
+  std::vector<double> values(100, term);
+  std::vector<std::byte> workspace(size(reduction_workspace_bytes(count, 800)));
+  communicator.all_reduce(TensorView(values.data(), DType::f64, {100}), workspace, {});
+  EXPECT_THAT(values, testing::Each(wanted));
+}
+
+// Rank a has a * b + b % 2 elements for rank b.
+void uneven_all_to_all(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  const auto elements = [](int from, int to) { return std::int64_t{from} * to * 1000 + to % 2; };
+  std::vector<std::int64_t> to_counts;
+  std::vector<std::int64_t> from_counts;
+  std::vector<float> from;
+  std::vector<float> wanted;
+  for (int peer = 0; peer < count; ++peer) {
+    to_counts.push_back(elements(peer, rank));
+    from_counts.push_back(elements(rank, peer));
+    from.insert(from.end(), size(from_counts.back()), static_cast<float>(100 * rank + peer));
+    wanted.insert(wanted.end(), size(to_counts.back()), static_cast<float>(100 * peer + rank));
+  }
+  std::vector<float> to(wanted.size());
+  communicator.all_to_all(TensorView(to.data(), DType::f32, {std::ssize(to)}), to_counts,
+                          TensorView(from.data(), DType::f32, {std::ssize(from)}), from_counts, {});
+  EXPECT_TRUE(to == wanted);
+}
+
+void broadcasts(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  for (int root = 0; root < count; ++root) {
+    std::vector<float> values(1001, static_cast<float>(rank));
+    communicator.broadcast(TensorView(values.data(), DType::f32, {1001}), root, {});
+    EXPECT_THAT(values, testing::Each(static_cast<float>(root)));
+  }
+}
+
+void values_of_all(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  for (std::uint64_t call = 0; call < 50; ++call) {
+    const auto values = communicator.all_values(call * 1000 + size(rank));
+    ASSERT_EQ(values.size(), size(count));
+    for (std::size_t r = 0; r < values.size(); ++r) EXPECT_EQ(values[r], call * 1000 + r);
+    communicator.barrier();
+  }
+  EXPECT_EQ(communicator.all_reduce(static_cast<double>(1 << rank)), (1 << count) - 1);
+  communicator.check_same(7, "plan");
+  if (count < 3) return;
+  try {
+    communicator.check_same(rank == 2 ? 8 : 7, "plan");
+    ADD_FAILURE() << "rank 2 has another plan";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 2 has another plan than rank 0: 0000000000000008, not 0000000000000007");
+  }
+}
+
+// A message larger than what one poll moves goes along with a kernel: nothing is left to wait for.
+void context_overlaps(Communicator& communicator) {
+  const Ranks ranks = communicator.ranks();
+  if (ranks.count == 1) return;
+  const auto program = [](Context& context) {
+    const auto [rank, count] = context.ranks();
+    context.phase(Phase::step, [&] {
+      Tensor here = context.allocate({.name = "here", .shape = {kElements}});
+      Tensor there = context.allocate({.name = "there", .shape = {kElements}});
+      context.run([&, own = rank](const Stream&) {
+        std::fill_n(here.data<float>(), kElements, static_cast<float>(own));
+      });
+      for (int step = 0; step < count; ++step) {
+        const std::array sends = {Parcel{(rank + 1) % count, {here, 0, kElements}}};
+        const std::array receives = {Parcel{(rank + count - 1) % count, {there, 0, kElements}}};
+        const Ticket arrived = context.exchange(sends, receives, {"ring step", step});
+        context.run([&](const Stream& stream) { parallel_for(stream, 100, [](std::int64_t) {}); });
+        context.wait(StreamId::main, arrived);
+        std::swap(here, there);
+      }
+      context.run([&, own = rank](const Stream&) {  // all the way round
+        const std::span values(here.data<float>(), size(kElements));
+        EXPECT_EQ(std::ranges::count(values, static_cast<float>(own)), kElements);
+      });
+      context.all_reduce(here);
+    });
+  };
+  CpuBackend backend(1);
+  Context rehearsal(backend.description(), ranks);
+  program(rehearsal);
+  Traffic planned;
+  for (const WorkRecord& record : rehearsal.work(Phase::step)) {
+    planned.sent_bytes += record.work.sent_bytes;
+    planned.received_bytes += record.work.received_bytes;
+  }
+  const Layout layout = make_layout(std::move(rehearsal).take_ledger());
+  Context context(backend, layout, &communicator);
+  const Traffic before = communicator.traffic();
+  program(context);
+  EXPECT_EQ(communicator.traffic().sent_bytes - before.sent_bytes, planned.sent_bytes);
+  EXPECT_EQ(communicator.traffic().received_bytes - before.received_bytes, planned.received_bytes);
+}
+
+// Rank 0 sends rank 1 one byte more than rank 1 receives; whoever else there is waits for rank 1.
+void wrong_size(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  std::vector<float> values(16);
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  if (rank == 0) sends.push_back({1, bytes_of(values).first(13)});
+  if (rank == 1) receives.push_back({0, bytes_of(values).first(12)});
+  communicator.wait(communicator.start(sends, receives, {"ring step", 3}, {}));
+  communicator.barrier();
+}
+
+// The last rank fails while the others wait for it.
+void failing_rank(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  if (rank == count - 1) communicator.abort("the last rank is gone");
+  communicator.barrier();
+}
+
+void wrong_peer(Communicator& communicator) {
+  const auto [rank, count] = communicator.ranks();
+  for (const int peer : {-1, rank, count}) {
+    const std::array sends = {Send{peer, {}}};
+    EXPECT_THROW(communicator.start(sends, {}, {"test"}, {}), Error);
+  }
+}
+
+}  // namespace
+
+std::vector<ConformanceCase> conformance_cases() {
+  return {{"MessagesInFlight", messages_in_flight},
+          {"Ring", ring},
+          {"Sums", sums},
+          {"OrderOfSums", order_of_sums},
+          {"UnevenAllToAll", uneven_all_to_all},
+          {"Broadcasts", broadcasts},
+          {"ValuesOfAll", values_of_all},
+          {"ContextOverlaps", context_overlaps},
+          {"WrongPeer", wrong_peer}};
+}
+
+std::vector<FaultCase> fault_cases() {
+  return {{"WrongSize", "rank 0 sends 13 bytes in ring step 3, rank 1 receives 12 bytes in ring step 3",
+           wrong_size},
+          {"FailingRank", "the last rank is gone", failing_rank}};
+}
+
+}  // namespace headroom

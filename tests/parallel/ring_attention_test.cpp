@@ -1,0 +1,261 @@
+// Attention over ranks that are threads, held to what attention on one rank is held to.
+#include "headroom/parallel/ring_attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "case_tools.h"
+#include "headroom/cpu.h"
+#include "ring_cases.h"
+#include "ring_run.h"
+
+namespace headroom {
+namespace {
+
+// Dense tensors of a whole sequence in host memory.
+struct Whole {
+  Whole(const AttentionProblem& problem, float spread = 1) {
+    const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
+    const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
+    for (const Shape& shape : {rows, keys, keys, rows}) tensors.emplace_back(problem.dtype, shape, false);
+    for (const Shape& shape : {rows, rows, keys, keys}) results.emplace_back(problem.dtype, shape, false);
+    for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].fill_normal(Random(i + 1), spread);
+    lse = Guarded(problem.dtype_of_sums(), {problem.batch, problem.heads_q, problem.seq_q}, false);
+  }
+  [[nodiscard]] AttentionBackward views() const {
+    AttentionBackward all;
+    all.forward.query = tensors[0].view();
+    all.forward.key = tensors[1].view();
+    all.forward.value = tensors[2].view();
+    all.output_gradient = tensors[3].view();
+    all.forward.output = results[0].view();
+    all.forward.lse = lse.view();
+    all.query_gradient = results[1].view();
+    all.key_gradient = results[2].view();
+    all.value_gradient = results[3].view();
+    return all;
+  }
+
+  std::vector<Guarded> tensors, results;
+  Guarded lse;
+};
+
+AttentionProblem sized(std::int64_t seq, std::int64_t heads_q, std::int64_t heads_kv, DType dtype,
+                       bool causal) {
+  AttentionProblem problem{
+      .seq_q = seq, .seq_k = seq, .heads_q = heads_q, .heads_kv = heads_kv, .head_dim = 64, .dtype = dtype};
+  problem.mask.causal = causal;
+  return problem;
+}
+
+RingSchedule schedule_of(const AttentionProblem& problem, int ranks, PartitionKind kind) {
+  return {problem, {}, make_partition(kind, ranks, problem, {})};
+}
+
+void run_ranks(const RingSchedule& schedule, const AttentionBackward& whole, std::string_view pinned = {}) {
+  on_thread_ranks(schedule.ranks(), {}, [&](Communicator& communicator) {
+    run_ring_rank(schedule, AttentionWay::ring, whole, communicator, 1, pinned);
+  });
+}
+
+TEST(RingAttention, EqualsOneRankOnTheListOfCases) {
+  const std::vector<RingCase> cases = ring_cases();
+  EXPECT_GE(cases.size(), 150U);
+  for (const RingCase& c : cases) {
+    SCOPED_TRACE(c.attention.group + ": " + c.name());
+    EXPECT_LE(run_ring_case(c).worst(), 1);
+  }
+}
+
+TEST(RingAttention, SameBitsEveryTime) {
+  const AttentionProblem problem = sized(97, 4, 2, DType::bf16, true);
+  const RingSchedule schedule = schedule_of(problem, 5, PartitionKind::zigzag);
+  const Whole first(problem);
+  const Whole second(problem);
+  run_ranks(schedule, first.views());
+  run_ranks(schedule, second.views());
+  for (std::size_t i = 0; i < first.results.size(); ++i) {
+    EXPECT_EQ(first.results[i].values(), second.results[i].values()) << i;
+  }
+}
+
+// In the precision that tensors are stored in, sixteen ranks are as far from the truth as one.
+TEST(RingAttention, ErrorDoesNotGrowWithRanks) {
+  for (const bool causal : {false, true}) {
+    RingCase c;
+    c.attention.problem = sized(259, 2, 1, DType::bf16, causal);
+    c.attention.problem.head_dim = 16;
+    c.partition = PartitionKind::zigzag;
+    const AttentionErrors one = run_ring_case(c);
+    c.ranks = 16;
+    const AttentionErrors sixteen = run_ring_case(c);
+    for (const int result : {0, 2, 3, 4}) EXPECT_LE(sixteen.ours[result], 1.2 * one.ours[result]) << result;
+  }
+}
+
+// What three ranks compute as gradients is what a change of each input does to sum(O * dO), in fp64: the
+// reference row runs every chunk, and sums travel in f64.
+TEST(RingAttention, FiniteDifferencesThroughThreeRanks) {
+  AttentionProblem problem = sized(11, 2, 1, DType::f64, true);
+  problem.head_dim = 8;
+  const RingSchedule schedule = schedule_of(problem, 3, PartitionKind::zigzag);
+  const Whole whole(problem);
+  const AttentionBackward views = whole.views();
+  run_ranks(schedule, views, "reference");
+  const std::vector<std::vector<double>> gradients = {whole.results[1].values(), whole.results[2].values(),
+                                                      whole.results[3].values()};
+  const auto loss = [&] {
+    run_ranks(schedule, views, "reference");
+    const std::vector<double> output = whole.results[0].values();
+    const std::vector<double> weight = whole.tensors[3].values();
+    double sum = 0;
+    for (std::size_t i = 0; i < output.size(); ++i) sum += output[i] * weight[i];
+    return sum;
+  };
+  constexpr double kStep = 1e-5;
+  for (std::size_t input = 0; input < 3; ++input) {
+    double* elements = whole.tensors[input].view().data<double>();
+    for (std::size_t i = 0; i < gradients[input].size(); i += 5) {
+      const double before = elements[i];
+      elements[i] = before + kStep;
+      const double above = loss();
+      elements[i] = before - kStep;
+      const double below = loss();
+      elements[i] = before;
+      EXPECT_NEAR(gradients[input][i], (above - below) / (2 * kStep), 1e-8)
+          << "input " << input << " at " << i;
+    }
+  }
+}
+
+// Every message that the transport counted is in the schedule, and the other way round.
+TEST(RingAttention, SendsWhatTheScheduleCounts) {
+  for (const RingCase& c : ring_cases()) {
+    if (c.ranks != (c.way == AttentionWay::heads ? 4 : 3)) continue;
+    if (c.attention.lse_gradient && c.way == AttentionWay::heads) continue;  // it is not counted
+    SCOPED_TRACE(c.attention.group + ": " + c.name());
+    const AttentionErrors errors = run_attention_case(
+        c.attention,
+        [&](const AttentionBackward& whole) {
+          const AttentionProblem& problem = c.attention.problem;
+          const RingSchedule schedule(problem, whole.forward,
+                                      make_partition(c.partition, c.ranks, problem, whole.forward));
+          on_thread_ranks(c.ranks, {}, [&](Communicator& communicator) {
+            run_ring_rank(schedule, c.way, whole, communicator, 1);
+            const int rank = communicator.ranks().rank;
+            EXPECT_EQ(communicator.traffic().sent_bytes,
+                      sent_bytes(c.way, schedule, rank, Pass::forward) +
+                          sent_bytes(c.way, schedule, rank, Pass::backward));
+          });
+        },
+        1);
+    EXPECT_LE(errors.worst(), 1);
+  }
+}
+
+// Tensors of a whole sequence without memory.
+AttentionBackward shapes_of(const AttentionProblem& p) {
+  AttentionBackward shapes;
+  const Shape rows{p.batch, p.seq_q, p.heads_q, p.head_dim};
+  const Shape keys{p.batch, p.seq_k, p.heads_kv, p.head_dim};
+  shapes.forward.query = shapes.output_gradient = TensorView(nullptr, p.dtype, rows);
+  shapes.forward.key = shapes.forward.value = TensorView(nullptr, p.dtype, keys);
+  return shapes;
+}
+
+Layout rehearsed(const RingSchedule& schedule, AttentionWay way, int rank) {
+  DeviceDescription device = describe_cpu();
+  device.cores = 1;
+  return rehearse_ring(schedule, way, shapes_of(schedule.problem()), device, {rank, schedule.ranks()});
+}
+
+// At most 1.1 x (single / ranks), two chunks of K and V and one f32 chunk of O; backward also one of dQ and
+// three of dK and dV.
+TEST(RingAttention, MemoryOfARankIsAShare) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t heads_kv : {8, 2}) {
+      for (const PartitionKind kind : {PartitionKind::contiguous, PartitionKind::zigzag}) {
+        const AttentionProblem problem = sized(8192, 8, heads_kv, dtype, true);
+        const double single = static_cast<double>(
+            rehearsed(schedule_of(problem, 1, kind), AttentionWay::ring, 0).reserved(Space::device));
+        for (const int ranks : {2, 4, 8, 16}) {
+          const RingSchedule schedule = schedule_of(problem, ranks, kind);
+          const double tokens = static_cast<double>(schedule.partition().most_tokens());
+          const double key_rows = tokens * static_cast<double>(2 * heads_kv * problem.head_dim);
+          const double query_rows = tokens * static_cast<double>(problem.heads_q * problem.head_dim);
+          const double allowed = 1.1 * single / ranks +
+                                 2 * key_rows * static_cast<double>(size_bytes(dtype)) + 4 * query_rows +
+                                 4 * query_rows + 3 * 4 * key_rows;
+          for (int rank = 0; rank < ranks; ++rank) {
+            EXPECT_LE(
+                static_cast<double>(rehearsed(schedule, AttentionWay::ring, rank).reserved(Space::device)),
+                allowed)
+                << name(dtype) << " heads_kv " << heads_kv << " " << name(kind) << " rank " << rank << " of "
+                << ranks;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Two ranks that gather all K and V need more than a ring; a rank of a ring needs less than one rank alone.
+TEST(RingAttention, NeedsLessThanOneRankAndThanGathering) {
+  AttentionProblem problem = sized(8192, 8, 8, DType::f16, false);
+  problem.mask.dilations[0] = {2048, 2};
+  problem.mask.dilation_count = 1;
+  const RingSchedule one = schedule_of(problem, 1, PartitionKind::contiguous);
+  const RingSchedule two = schedule_of(problem, 2, PartitionKind::contiguous);
+  const std::int64_t single = rehearsed(one, AttentionWay::ring, 0).reserved(Space::device);
+  const std::int64_t ring = rehearsed(two, AttentionWay::ring, 0).reserved(Space::device);
+  const std::int64_t gather = rehearsed(two, AttentionWay::gather, 0).reserved(Space::device);
+  EXPECT_LT(ring, single);
+  EXPECT_LT(ring, gather);
+}
+
+// Buffers are taken before the loops: the allocations of a pass do not depend on the number of tokens.
+TEST(RingAttention, EventsDoNotDependOnTokens) {
+  const auto events = [](std::int64_t seq) {
+    const RingSchedule schedule = schedule_of(sized(seq, 4, 2, DType::bf16, true), 4, PartitionKind::zigzag);
+    const AttentionBackward shapes = shapes_of(schedule.problem());
+    Context context(describe_cpu(), {1, 4});
+    RingRun run(context, schedule, AttentionWay::ring, shapes);
+    run.forward();
+    run.backward();
+    std::map<Phase, std::size_t> counts;
+    for (const Ledger::Trace& trace : context.ledger().phases()) {
+      if (trace.phase != Phase::load) counts[trace.phase] = trace.events.size();
+    }
+    return counts;
+  };
+  EXPECT_EQ(events(256), events(8192));
+}
+
+TEST(RingAttention, RefusesAnotherNumberOfRanks) {
+  const AttentionProblem problem = sized(32, 2, 1, DType::f32, true);
+  const RingSchedule schedule = schedule_of(problem, 3, PartitionKind::zigzag);
+  EXPECT_THROW(static_cast<void>(rehearse_ring(schedule, AttentionWay::ring, Whole(problem).views(),
+                                               describe_cpu(), {0, 2})),
+               Error);
+}
+
+// A GPU's rows do not add to gradients yet: that is said, and not computed otherwise.
+TEST(RingAttention, BackwardOnAGpuIsRefused) {
+  const AttentionProblem problem = sized(256, 2, 1, DType::bf16, true);
+  const RingSchedule schedule = schedule_of(problem, 2, PartitionKind::zigzag);
+  DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up"};
+  gpu.compute_major = 9;
+  try {
+    static_cast<void>(rehearse_ring(schedule, AttentionWay::ring, Whole(problem).views(), gpu, {0, 2}));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("gradients"));
+  }
+}
+
+}  // namespace
+}  // namespace headroom

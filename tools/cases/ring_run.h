@@ -1,0 +1,58 @@
+// Attention over ranks as one of them runs it: rehearsed, and for real.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/comm.h"
+#include "headroom/parallel.h"
+
+namespace headroom {
+
+// The tensors of a rank for the run, loaded from those of the whole sequence in host memory.
+class RingRun {
+ public:
+  RingRun(Context& context, const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+          std::string_view pinned = {});
+
+  void forward();
+  void backward();
+  // Writes the rank's results into those of the whole sequence.
+  void store();
+
+ private:
+  struct Loaded {
+    Tensor tensor;
+    std::vector<std::byte> host;
+  };
+  [[nodiscard]] Tensor load(std::string_view name, const TensorView& whole, int dimension);
+  [[nodiscard]] Tensor make(std::string_view name, DType dtype, const Shape& shape);
+  [[nodiscard]] Tensor load_blocks(const TensorView& whole);
+  void store(const Tensor& tensor, const TensorView& whole, int dimension);
+  [[nodiscard]] RingForward views() const;
+
+  Context& context_;
+  const RingSchedule& schedule_;
+  AttentionWay way_;
+  const AttentionBackward& whole_;
+  std::string pinned_;
+  int rank_;
+  Tensor query_, key_, value_, output_, lse_, sinks_, starts_, blocks_;
+  Tensor output_gradient_, lse_gradient_, query_gradient_, key_gradient_, value_gradient_, sinks_gradient_;
+};
+
+// The layout of one rank's forward and backward.
+[[nodiscard]] Layout rehearse_ring(const RingSchedule& schedule, AttentionWay way,
+                                   const AttentionBackward& whole, const DeviceDescription& device,
+                                   const Ranks& ranks, std::string_view pinned = {});
+
+// Runs body(communicator) for every rank, each on a thread of its own, and throws the first error again.
+void on_thread_ranks(int count, const LinkModel& link, const std::function<void(Communicator&)>& body);
+
+// Forward and backward as one rank, on so many threads, and the rank's results.
+void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+                   Communicator& communicator, int threads, std::string_view pinned = {});
+
+}  // namespace headroom
