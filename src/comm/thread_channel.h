@@ -30,10 +30,10 @@ struct Transfer {
 
   [[nodiscard]] std::int64_t bytes() const { return std::ssize(source); }
   // Bytes that are not there yet. As long as the message is not there it counts as one more.
-  [[nodiscard]] std::int64_t left() const {
+  [[nodiscard]] std::int64_t left(Clock::time_point now) const {
     if (!matched.load(std::memory_order_acquire)) return 1;
     const std::int64_t missing = bytes() - copied.load(std::memory_order_acquire);
-    return missing > 0 || Clock::now() < visible ? missing + 1 : 0;
+    return missing > 0 || now < visible ? missing + 1 : 0;
   }
 };
 

@@ -35,7 +35,7 @@ struct ThreadRanks::Group {
   void throw_if_aborted();
   // Copies pieces that no rank has claimed, as long as there are `pieces` left, which it counts down. Returns
   // whether the message is there by that.
-  bool copy(Transfer& transfer, int& pieces);
+  bool copy(Transfer& transfer, int& pieces, Clock::time_point now);
 
   int count;
   LinkModel link;
@@ -55,7 +55,7 @@ class ThreadRanks::Group::Member final : public Communicator {
   void progress() override {
     if (!open_.empty()) advance(kPiecesOfPoll);
   }
-  void abort(std::string_view reason) noexcept override { group_.abort(reason); }
+  void abort(std::string_view why) noexcept override { group_.abort(why); }
   void wake() { bell_.ring(); }
 
  private:
@@ -117,11 +117,12 @@ class ThreadRanks::Group::Member final : public Communicator {
   // Returns whether a message has arrived.
   bool advance(int pieces) {
     group_.throw_if_aborted();
+    const Clock::time_point now = Clock::now();
     for (const Open& open : open_) {
-      if (group_.copy(*open.transfer, pieces)) group_.member(open.peer).wake();
+      if (group_.copy(*open.transfer, pieces, now)) group_.member(open.peer).wake();
     }
     return std::erase_if(open_, [&](const Open& open) {
-             if (open.transfer->left() > 0) return false;
+             if (open.transfer->left(now) > 0) return false;
              open.channel->leave(*open.transfer);
              return true;
            }) > 0;
@@ -129,6 +130,7 @@ class ThreadRanks::Group::Member final : public Communicator {
 
   [[nodiscard]] State state(MessageGroup group) override {
     State state;
+    const Clock::time_point now = Clock::now();
     for (const Open& open : open_) {
       if (open.group != group.number) continue;
       if (state.done) {
@@ -137,7 +139,7 @@ class ThreadRanks::Group::Member final : public Communicator {
                  .step = open.side == Channel::Side::send ? open.transfer->send_step
                                                           : open.transfer->receive_step};
       }
-      state.left += open.transfer->left();
+      state.left += open.transfer->left(now);
     }
     waits_for_.store(state.done ? -1 : state.peer, std::memory_order_relaxed);
     return state;
@@ -179,8 +181,8 @@ ThreadRanks::Group::Group(int ranks, Seconds timeout, const LinkModel& model)
   }
 }
 
-bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces) {
-  if (!transfer.matched.load(std::memory_order_acquire) || Clock::now() < transfer.visible) return false;
+bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point now) {
+  if (!transfer.matched.load(std::memory_order_acquire) || now < transfer.visible) return false;
   const std::int64_t bytes = transfer.bytes();
   for (; pieces > 0 && transfer.claimed.load(std::memory_order_relaxed) < bytes; --pieces) {
     // First say that memory is in use, then look whether the ranks have ended. A rank that ends them looks

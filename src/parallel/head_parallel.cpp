@@ -1,11 +1,11 @@
 #include "headroom/parallel/head_parallel.h"
 
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "headroom/core/checked.h"
-#include "headroom/cpu/thread_pool.h"
 #include "headroom/ops/elementwise.h"
 
 namespace headroom {

@@ -1,7 +1,6 @@
 #include "parallel/transfer_rows.h"
 
 #include <cstring>
-#include <type_traits>
 
 #include "headroom/cpu/thread_pool.h"
 

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kElements = 500'000;  // of a tensor in flight
 // Messages of one group, for every pair of ranks.
 std::int64_t messages_of_group(int ranks) {
-  return ranks <= 4 ? 20 : 5;
+  return ranks <= 4 ? 20 : 2;
 }
 
 std::size_t size(std::int64_t number) {

@@ -23,10 +23,6 @@ class RingRun {
   void store();
 
  private:
-  struct Loaded {
-    Tensor tensor;
-    std::vector<std::byte> host;
-  };
   [[nodiscard]] Tensor load(std::string_view name, const TensorView& whole, int dimension);
   [[nodiscard]] Tensor make(std::string_view name, DType dtype, const Shape& shape);
   [[nodiscard]] Tensor load_blocks(const TensorView& whole);
