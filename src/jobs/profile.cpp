@@ -117,6 +117,7 @@ Profile profile_step(const ProfileOptions& options) {
       .compute_dtype = options.dtype ? parse_dtype(*options.dtype) : default_training_dtype(description),
       .state = parse_state(options.state),
       .accumulation = options.accumulation};
+  check_training_dtype(description, problem.compute_dtype);
   profile.device = description.name;
   const CostModel costs = this_machine(description, problem.compute_dtype).costs;
   const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);

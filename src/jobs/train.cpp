@@ -158,8 +158,7 @@ TrainingProblem make_problem(const TrainingOptions& options, const Data& data, c
   validate(problem.optimizer);
   check(data.documents() || !options.max_documents,
         "--max-documents means nothing with data '{}', which has no documents", options.data);
-  check(problem.compute_dtype == DType::f32 || problem.compute_dtype == DType::bf16,
-        "dtype '{}' cannot be trained in; use f32 or bf16", name(problem.compute_dtype));
+  check_training_dtype(device, problem.compute_dtype);
   check_state(problem.state, problem.compute_dtype);
   return problem;
 }

@@ -203,10 +203,6 @@ Support by_cublaslt(const Product& product, const DeviceDescription& device) {
     if (overlaps_itself(*operand)) return Support::no("takes no matrix whose rows overlap");
   }
   const DType result = product.c.dtype();
-  if (product.a.dtype() == DType::bf16 && device.compute_major < 8) {
-    return Support::no(fmt::format("multiplies bf16 from compute capability 8.0 on, this is {}.{}",
-                                   device.compute_major, device.compute_minor));
-  }
   if (product.a.dtype() == product.b.dtype() && (result == DType::f32 || result == product.a.dtype())) {
     return Support::yes();
   }

@@ -68,6 +68,15 @@ DType default_training_dtype(const DeviceDescription& device) {
   return dtype == DType::f16 ? DType::f32 : dtype;
 }
 
+void check_training_dtype(const DeviceDescription& device, DType dtype) {
+  check(dtype == DType::f32 || dtype == DType::bf16, "dtype '{}' cannot be trained in; use f32 or bf16",
+        name(dtype));
+  check(dtype == DType::f32 || device.kind == DeviceKind::cpu || device.compute_major >= 8,
+        "dtype '{}' cannot be trained in on {}, whose compute capability is {}.{}; use f32, or a GPU from "
+        "8.0 on",
+        name(dtype), device.name, device.compute_major, device.compute_minor);
+}
+
 PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, const PlannedDevice& device) {
   PlanRequest request;
   request.problem.config = model.config;

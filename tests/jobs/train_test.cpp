@@ -267,6 +267,24 @@ TEST(Training, WithoutADTypeItIsWhatIsFastAndCanBeTrained) {
   EXPECT_EQ(of(9), DType::bf16);
 }
 
+TEST(Training, RefusesDTypesThatTheDeviceDoesNotTrainIn) {
+  DeviceDescription gpu;
+  gpu.kind = DeviceKind::cuda;
+  gpu.name = "Tesla T4";
+  gpu.compute_major = 7;
+  gpu.compute_minor = 5;
+  check_training_dtype(gpu, DType::f32);
+  EXPECT_EQ(
+      error_of([&] { check_training_dtype(gpu, DType::bf16); }),
+      "dtype 'bf16' cannot be trained in on Tesla T4, whose compute capability is 7.5; use f32, or a GPU "
+      "from 8.0 on");
+  gpu.compute_major = 8;
+  check_training_dtype(gpu, DType::bf16);
+  check_training_dtype(describe_cpu(), DType::bf16);
+  EXPECT_EQ(error_of([&] { check_training_dtype(gpu, DType::f16); }),
+            "dtype 'f16' cannot be trained in; use f32 or bf16");
+}
+
 TEST(Training, WhatDoesNotFitIsAnErrorOfMemory) {
   const TemporaryFolder folder;
   TrainingOptions options = options_in(folder / "run");

@@ -77,6 +77,7 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
                                 .compute_dtype = parse_dtype(dtype),
                                 .state = parse_state(options.state),
                                 .accumulation = options.accumulation};
+  check_training_dtype(device.description(), problem.compute_dtype);
   const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);
   const TrainingFit fit = fit_training(device.request(problem, pins),
                                        this_machine(device.description(), problem.compute_dtype).costs);

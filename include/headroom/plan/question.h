@@ -48,6 +48,8 @@ struct PlannedDevice {
 
 // The dtype that is fast on the device, or f32 where that is f16, which nothing is trained in.
 [[nodiscard]] DType default_training_dtype(const DeviceDescription& device);
+// Throws where nothing is trained in the dtype on the device.
+void check_training_dtype(const DeviceDescription& device, DType dtype);
 
 // Makes the question for this model and this device. The options' names of both are not looked up: the answer
 // repeats them. Throws where attention is not causal.
