@@ -4,6 +4,7 @@
 // an -inl.h of kernels.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -81,14 +82,13 @@ class Block {
     shared_memory = shared_.data();
     fibers_.resize(static_cast<std::size_t>(threads));
     values_.resize(static_cast<std::size_t>(threads));
-    for (std::size_t i = 0; i < fibers_.size(); ++i) {
-      Fiber& fiber = fibers_[i];
-      if (!fiber.stack) fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+    for (Fiber& fiber : fibers_) {
+      fiber.waits = Waits::no;
+      if (fiber.stack) continue;
+      fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = &scheduler_;
-      fiber.waits = Waits::no;
       makecontext(&fiber.context, &Block::enter, 0);
     }
     while (step()) {
@@ -110,22 +110,33 @@ class Block {
  private:
   enum class Waits { no, for_warp, for_block, for_ever };
   struct Fiber {
-    ucontext_t context{};
+    ucontext_t context{};  // where it begins
+    jmp_buf place{};       // where it goes on
+    bool began = false;
     std::unique_ptr<std::byte[]> stack;
     Waits waits = Waits::no;
   };
 
+  // A fiber runs the bodies of all blocks to come.
   static void enter() {
     Block& block = current();
-    (*block.body_)();
-    block.fibers_[block.running_].waits = Waits::for_ever;
-    swapcontext(&block.fibers_[block.running_].context, &block.scheduler_);
+    while (true) {
+      (*block.body_)();
+      block.wait(Waits::for_ever);
+    }
   }
 
+  // Contexts begin fibers, jumps go back and forth: a switch of contexts calls the system every time.
   void wait(Waits what) {
-    const std::size_t self = running_;
-    fibers_[self].waits = what;
-    swapcontext(&fibers_[self].context, &scheduler_);
+    Fiber& self = fibers_[running_];
+    self.waits = what;
+    if (_setjmp(self.place) == 0) _longjmp(scheduler_, 1);
+  }
+  __attribute__((noinline)) void go_on(Fiber& fiber) {
+    if (_setjmp(scheduler_) != 0) return;
+    if (fiber.began) _longjmp(fiber.place, 1);
+    fiber.began = true;
+    setcontext(&fiber.context);
   }
 
   // Runs whoever can run; then opens the barriers at which everybody has arrived.
@@ -134,7 +145,7 @@ class Block {
       if (fibers_[i].waits != Waits::no) continue;
       running_ = i;
       threadIdx.x = static_cast<unsigned>(i);
-      swapcontext(&scheduler_, &fibers_[i].context);
+      go_on(fibers_[i]);
     }
     bool opened = false;
     bool all_at_block = true;
@@ -168,7 +179,7 @@ class Block {
   std::vector<float4> shared_;
   std::vector<Fiber> fibers_;
   std::vector<Words> values_;
-  ucontext_t scheduler_{};
+  jmp_buf scheduler_{};
   std::size_t running_ = 0;
 };
 
