@@ -28,7 +28,8 @@ struct ThreadRanks::Group {
   Group(int ranks, Seconds timeout, const LinkModel& model);
 
   [[nodiscard]] Channel& channel(int from, int to) {
-    return channels[static_cast<std::size_t>(from * count + to)];
+    return channels[static_cast<std::size_t>(from) * static_cast<std::size_t>(count) +
+                    static_cast<std::size_t>(to)];
   }
   [[nodiscard]] Member& member(int rank) { return *members[static_cast<std::size_t>(rank)]; }
   void abort(std::string_view why) noexcept;

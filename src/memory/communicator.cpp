@@ -335,7 +335,7 @@ void Communicator::check_same(std::uint64_t value, std::string_view what) {
 }
 
 std::int64_t reduction_workspace_bytes(int ranks, std::int64_t bytes) {
-  return 2 * (ranks - 1) * std::min(kSliceBytes, round_up(bytes, kLargestElement));
+  return std::int64_t{2} * (ranks - 1) * std::min(kSliceBytes, round_up(bytes, kLargestElement));
 }
 
 Traffic all_reduce_traffic(const Ranks& ranks, std::int64_t bytes) {
