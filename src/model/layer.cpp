@@ -29,8 +29,8 @@ TensorView Layer::rows(const TensorView& view) const {
   return view.reshape({view.extent(0), view.extent(1) * view.extent(2)});
 }
 
-// The gradient of the queries is summed in f32 there: 2 GiB of it for 32 heads of 128 at 131,072 tokens. More
-// heads or tokens take turns; each of their launches is long enough to fill a GPU.
+// The gradient of the queries is summed in f32 there: 2 GiB of it for 32 heads of 128 at 131,072 tokens.
+// Above that, groups of heads run one after the other, and each launch is still long enough to fill a GPU.
 constexpr std::int64_t kMostAttentionBackwardBytes = 2304 * kMiB;
 
 AttentionProblem Layer::attention_problem() const {
