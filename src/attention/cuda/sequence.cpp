@@ -8,7 +8,7 @@
 
 namespace headroom::cuda {
 
-Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
+Support supports_with_sums_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cuda) return Support::no("runs on CUDA GPUs only");
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - 1024;
   if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
@@ -21,6 +21,12 @@ Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription
   if (problem.mask.detach_mixing && problem.sinks) {
     return Support::no("detached mixing with sinks has no definition");
   }
+  if (problem.dtype == DType::f64) return Support::no("the reference alone takes f64");
+  return Support::yes();
+}
+
+Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
+  if (Support support = supports_with_sums_on_gpu(problem, device); !support) return support;
   return writes_plain_gradients(problem);
 }
 
@@ -139,7 +145,7 @@ void Workspace::take(const AttentionProblem& problem, Pass pass, const Needs& ne
     row_shift = pieces.take<float>(statistics);
     row_dot = pieces.take<float>(statistics);
   }
-  const bool narrow = problem.dtype != DType::f32;  // sums need more than the gradients hold
+  const bool narrow = problem.dtype_of_gradients() != DType::f32;  // sums need more than the gradients hold
   if (narrow && needs.query_gradient) query_gradient = pieces.take<float>(q_elements);
   // Heads of a K/V group differ in the rows that take part.
   adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv);

@@ -17,6 +17,9 @@
 namespace headroom::cuda {
 
 // What every row for GPUs refuses.
+[[nodiscard]] Support supports_with_sums_on_gpu(const AttentionProblem& problem,
+                                                const DeviceDescription& device);
+// The same of a row whose gradients are in the tensors' dtype, and which adds to none.
 [[nodiscard]] Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device);
 
 [[nodiscard]] TypedHeadsView heads_view(const TensorView& view);
@@ -121,17 +124,18 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   if (problem.sinks) call.sinks_gradient = views.sinks_gradient.data<float>();
   call.row_shift = workspace.row_shift;
   call.row_dot = workspace.row_dot;
-  call.add_key_gradients = workspace.adds_key_gradients;
+  call.add_key_gradients = workspace.adds_key_gradients || problem.add_gradients;
 
   if (workspace.row_dot != nullptr) row.shared.row_statistics(call, row.stream);
   if (problem.sinks) row.shared.sinks_gradient(call, row.stream);
-  // Rows that take no part in a dilated pattern keep what they start with.
+  // Rows that take no part in a dilated pattern keep what they start with: zeros, or what is added to.
   const bool nothing_seen = problem.seq_q == 0 || problem.seq_k == 0;
   const bool some_take_no_part = dilated(problem) || nothing_seen;
-  if (Row::kAddsQueryGradient || some_take_no_part) {
+  const bool starts_from_zero = !problem.add_gradients;
+  if (starts_from_zero && (Row::kAddsQueryGradient || some_take_no_part)) {
     row.zero(call, call.query_gradient, problem.seq_q, problem.heads_q);
   }
-  if (some_take_no_part) {
+  if (starts_from_zero && some_take_no_part) {
     row.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv);
     row.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv);
   }
