@@ -1,4 +1,5 @@
-// Messages between two threads: the two sides of a message meet in a channel, and either copies it.
+// Messages between two threads: the two sides of a message meet in a channel, and either copies it, or lets a
+// GPU copy it.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,13 @@
 #include <span>
 #include <vector>
 
+#include "comm/cuda/messages.h"
 #include "headroom/memory/communicator.h"
 
 namespace headroom {
 
-// One message, from when its first side is posted until both sides have seen that it is there.
+// One message, from when its first side is posted until both sides have seen that it is there. One between
+// GPUs is there for the host when its copy was given to a stream.
 struct Transfer {
   using Clock = std::chrono::steady_clock;
 
@@ -22,6 +25,11 @@ struct Transfer {
   std::span<std::byte> target;
   StepLabel send_step;
   StepLabel receive_step;
+  bool source_on_gpu = false;
+  bool target_on_gpu = false;
+  cuda::Moment source_ready;  // of GPUs: the source is written, the target is free, the copy is done
+  cuda::Moment target_ready;
+  cuda::Moment done;
   Clock::time_point visible;  // before that the link has not delivered it
   int sides_done = 0;
   std::atomic<bool> matched{false};      // both sides are posted
@@ -44,9 +52,13 @@ class Channel {
  public:
   enum class Side : std::uint8_t { send, receive };
 
-  // fill(transfer) writes down this side of the message. Returns the message, whose other side may be there.
+  struct Posted {
+    Transfer* transfer = nullptr;
+    bool met = false;  // the other side was there
+  };
+  // fill(transfer) writes down this side of the message.
   template <class Fill>
-  Transfer& post(Side side, const Fill& fill) {
+  Posted post(Side side, const Fill& fill) {
     const std::lock_guard lock(mutex_);
     const bool meets = !unmatched_.empty() && unmatched_side_ != side;
     Transfer& transfer = meets ? *unmatched_.front() : take();
@@ -58,7 +70,7 @@ class Channel {
       unmatched_side_ = side;
       unmatched_.push_back(&transfer);
     }
-    return transfer;
+    return {&transfer, meets};
   }
   void leave(Transfer& transfer) {
     const std::lock_guard lock(mutex_);

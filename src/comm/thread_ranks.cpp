@@ -20,6 +20,10 @@ constexpr std::int64_t kPieceBytes = 256 * kKiB;
 // Copied in one poll: some 150 us. Kernels poll every 20 us to 1 ms.
 constexpr int kPiecesOfPoll = 4;
 
+bool on_gpu(const Stream& stream) {
+  return stream.device != nullptr && !stream.device->host_accessible();
+}
+
 }  // namespace
 
 struct ThreadRanks::Group {
@@ -32,11 +36,18 @@ struct ThreadRanks::Group {
                     static_cast<std::size_t>(to)];
   }
   [[nodiscard]] Member& member(int rank) { return *members[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool models_link() const {
+    return link.latency.count() > 0 || std::isfinite(link.bytes_per_second);
+  }
   void abort(std::string_view why) noexcept;
   void throw_if_aborted();
   // Copies pieces that no rank has claimed, as long as there are `pieces` left, which it counts down. Returns
   // whether the message is there by that.
   bool copy(Transfer& transfer, int& pieces, Clock::time_point now);
+  // Lets the receiver's GPU copy a message whose sides have met.
+  void copy_on_gpu(Transfer& transfer, int from, int to);
+  // Returns when no copy is under way, after the ranks have ended.
+  void drain() noexcept;
 
   int count;
   LinkModel link;
@@ -58,6 +69,7 @@ class ThreadRanks::Group::Member final : public Communicator {
   }
   void abort(std::string_view why) noexcept override { group_.abort(why); }
   void wake() { bell_.ring(); }
+  [[nodiscard]] cuda::MessageStream& messages() { return messages_; }
 
  private:
   struct Open {
@@ -66,46 +78,64 @@ class ThreadRanks::Group::Member final : public Communicator {
     Channel::Side side;
     int peer;
     std::uint64_t group;
+    Stream stream;         // that the messages come after
+    bool arrived = false;  // as far as the host is concerned; one between GPUs stays here until it is settled
   };
 
   [[nodiscard]] MessageGroup post(std::span<const Send> sends, std::span<const Receive> receives,
                                   const StepLabel& step, const Stream& stream) override {
-    check(stream.device == nullptr || stream.device->host_accessible(),
-          "ranks that are threads read each other's memory, which {} does not let them",
-          stream.device == nullptr ? "" : stream.device->name);
     group_.throw_if_aborted();
+    const bool gpu = on_gpu(stream);
+    if (gpu) {
+      check(!group_.models_link(), "a link model delays messages of CPUs, not those of {}",
+            stream.device->name);
+      messages_.open();
+    }
     ++groups_;
     for (const Send& send : sends) {
-      post(Channel::Side::send, send.to, [&](Transfer& transfer) {
+      post(Channel::Side::send, send.to, stream, [&](Transfer& transfer) {
         transfer.source = send.bytes;
         transfer.send_step = step;
         transfer.visible = time_of_arrival(std::ssize(send.bytes));
+        transfer.source_on_gpu = gpu;
+        if (gpu) transfer.source_ready.record(stream);
       });
     }
     for (const Receive& receive : receives) {
-      post(Channel::Side::receive, receive.from, [&](Transfer& transfer) {
+      post(Channel::Side::receive, receive.from, stream, [&](Transfer& transfer) {
         transfer.target = receive.bytes;
         transfer.receive_step = step;
+        transfer.target_on_gpu = gpu;
+        if (gpu) transfer.target_ready.record(stream);
       });
     }
     return {groups_};
   }
 
   template <class Fill>
-  void post(Channel::Side side, int peer, const Fill& fill) {
+  void post(Channel::Side side, int peer, const Stream& stream, const Fill& fill) {
     const bool sends = side == Channel::Side::send;
     const int from = sends ? ranks_.rank : peer;
     const int to = sends ? peer : ranks_.rank;
     Channel& channel = group_.channel(from, to);
-    Transfer& transfer = channel.post(side, fill);
-    open_.push_back({&transfer, &channel, side, peer, groups_});
-    if (!transfer.matched.load(std::memory_order_acquire)) return;
+    const auto [posted, met] = channel.post(side, fill);
+    Transfer& transfer = *posted;
+    open_.push_back({&transfer, &channel, side, peer, groups_, stream});
+    if (!met) return;
+    if (transfer.source_on_gpu != transfer.target_on_gpu) {
+      const auto memory = [](bool gpu) { return gpu ? "a GPU's memory" : "host memory"; };
+      abort(fmt::format("rank {} sends from {} in {}, rank {} receives into {} in {}", from,
+                        memory(transfer.source_on_gpu), transfer.send_step.text(), to,
+                        memory(transfer.target_on_gpu), transfer.receive_step.text()));
+      group_.throw_if_aborted();
+    }
     if (transfer.source.size() != transfer.target.size()) {
       abort(fmt::format("rank {} sends {} bytes in {}, rank {} receives {} bytes in {}", from,
                         transfer.source.size(), transfer.send_step.text(), to, transfer.target.size(),
                         transfer.receive_step.text()));
       group_.throw_if_aborted();
     }
+    if (transfer.source_on_gpu) group_.copy_on_gpu(transfer, from, to);
     group_.member(peer).wake();
   }
 
@@ -119,21 +149,43 @@ class ThreadRanks::Group::Member final : public Communicator {
   bool advance(int pieces) {
     group_.throw_if_aborted();
     const Clock::time_point now = Clock::now();
-    for (const Open& open : open_) {
+    bool some = false;
+    for (Open& open : open_) {
       if (group_.copy(*open.transfer, pieces, now)) group_.member(open.peer).wake();
+      if (open.arrived || open.transfer->left(now) > 0) continue;
+      open.arrived = some = true;
     }
-    return std::erase_if(open_, [&](const Open& open) {
-             if (open.transfer->left(now) > 0) return false;
-             open.channel->leave(*open.transfer);
-             return true;
-           }) > 0;
+    std::erase_if(open_, [&](const Open& open) {
+      if (!open.arrived || on_gpu(open.stream)) return false;
+      open.channel->leave(*open.transfer);
+      return true;
+    });
+    return some;
+  }
+
+  // The copy reads and writes in the order of its own stream; from here on both sides come after it.
+  void settle(MessageGroup group) override {
+    std::erase_if(open_, [&](const Open& open) {
+      if (open.group != group.number || !on_gpu(open.stream)) return false;
+      if (open.transfer->bytes() > 0) open.transfer->done.hold(open.stream);
+      open.channel->leave(*open.transfer);
+      return true;
+    });
+  }
+  void add_on_device(DType dtype, std::span<std::byte> own, const std::byte* others,
+                     const Stream& stream) override {
+    cuda::add_in_order(dtype, ranks_, own, others, stream);
+  }
+  void copy_on_device(std::span<std::byte> to, std::span<const std::byte> from,
+                      const Stream& stream) override {
+    cuda::copy_bytes(to, from, stream);
   }
 
   [[nodiscard]] State state(MessageGroup group) override {
     State state;
     const Clock::time_point now = Clock::now();
     for (const Open& open : open_) {
-      if (open.group != group.number) continue;
+      if (open.group != group.number || (on_gpu(open.stream) && open.transfer->left(now) == 0)) continue;
       if (state.done) {
         state = {.done = false,
                  .peer = open.peer,
@@ -173,6 +225,7 @@ class ThreadRanks::Group::Member final : public Communicator {
   Clock::time_point link_free_;  // when the last message has left
   std::atomic<int> waits_for_{-1};
   Bell bell_;
+  cuda::MessageStream messages_;  // of a rank on a GPU: those that it receives
 };
 
 ThreadRanks::Group::Group(int ranks, Seconds timeout, const LinkModel& model)
@@ -184,6 +237,7 @@ ThreadRanks::Group::Group(int ranks, Seconds timeout, const LinkModel& model)
 
 bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point now) {
   if (!transfer.matched.load(std::memory_order_acquire) || now < transfer.visible) return false;
+  if (transfer.source_on_gpu) return false;  // whoever has met the other side lets the GPU copy
   const std::int64_t bytes = transfer.bytes();
   for (; pieces > 0 && transfer.claimed.load(std::memory_order_relaxed) < bytes; --pieces) {
     // First say that memory is in use, then look whether the ranks have ended. A rank that ends them looks
@@ -202,6 +256,28 @@ bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point
   return false;
 }
 
+// An end of the ranks is seen as copy() sees it.
+void ThreadRanks::Group::copy_on_gpu(Transfer& transfer, int from, int to) {
+  copying.fetch_add(1);
+  try {
+    if (!aborted.load() && transfer.bytes() > 0) {
+      member(to).messages().copy(transfer.target, transfer.source, member(from).messages(),
+                                 transfer.source_ready, transfer.target_ready, transfer.done);
+    }
+  } catch (...) {
+    copying.fetch_sub(1);
+    throw;
+  }
+  // After the moment `done` was recorded: who sees this may wait for it.
+  transfer.copied.store(transfer.bytes(), std::memory_order_release);
+  copying.fetch_sub(1);
+}
+
+void ThreadRanks::Group::drain() noexcept {
+  while (copying.load() > 0) std::this_thread::yield();
+  for (const std::unique_ptr<Member>& member : members) member->messages().synchronize();
+}
+
 void ThreadRanks::Group::abort(std::string_view why) noexcept {
   {
     const std::lock_guard lock(reason_mutex);
@@ -209,12 +285,12 @@ void ThreadRanks::Group::abort(std::string_view why) noexcept {
     aborted.store(true);
   }
   for (const std::unique_ptr<Member>& member : members) member->wake();
-  while (copying.load() > 0) std::this_thread::yield();
+  drain();
 }
 
 void ThreadRanks::Group::throw_if_aborted() {
   if (!aborted.load(std::memory_order_relaxed)) return;
-  while (copying.load() > 0) std::this_thread::yield();
+  drain();
   const std::lock_guard lock(reason_mutex);
   fail(ErrorKind::runtime, "{}", reason);
 }

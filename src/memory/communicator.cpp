@@ -65,13 +65,14 @@ std::span<std::byte> part(std::span<std::byte> bytes, std::int64_t begin, std::i
   return bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
 }
 
-void check_summable(const TensorView& values, const Stream& stream) {
+void check_summable(const TensorView& values) {
   const DType dtype = values.dtype();
   check(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16,
         "ranks add up f32, f64 or bf16, not {}", name(dtype));
-  check(stream.device == nullptr || stream.device->host_accessible(),
-        "ranks add up in memory that the host reaches, which that of {} is not",
-        stream.device == nullptr ? "" : stream.device->name);
+}
+
+bool host_reaches(const Stream& stream) {
+  return stream.device == nullptr || stream.device->host_accessible();
 }
 
 void check_counts(const TensorView& values, std::span<const std::int64_t> counts, const Ranks& ranks) {
@@ -112,7 +113,7 @@ MessageGroup Communicator::start(std::span<const Send> sends, std::span<const Re
 
 void Communicator::wait(MessageGroup group) {
   State now = state(group);
-  if (now.done) return;
+  if (now.done) return settle(group);
   const Clock::time_point began = Clock::now();
   Clock::time_point last_moved = began;
   const auto timeout = std::chrono::duration_cast<Clock::duration>(timeout_);
@@ -133,6 +134,15 @@ void Communicator::wait(MessageGroup group) {
     now = next;
   }
   waited_ += Clock::now() - began;
+  settle(group);
+}
+
+void Communicator::add_on_device(DType, std::span<std::byte>, const std::byte*, const Stream& stream) {
+  fail(ErrorKind::input, "these ranks do not add up in the memory of {}", stream.device->name);
+}
+
+void Communicator::copy_on_device(std::span<std::byte>, std::span<const std::byte>, const Stream& stream) {
+  fail(ErrorKind::input, "these ranks do not copy in the memory of {}", stream.device->name);
 }
 
 // In every round each rank sends a slice to every other and adds up its own; with `gather` it sends the sum
@@ -183,7 +193,11 @@ void Communicator::reduce(const TensorView& values, std::int64_t rounds, const S
     const MessageGroup this_round = scattered;
     if (round + 1 < rounds) scattered = scatter(round + 1);
     wait(this_round);
-    add_in_order(values.dtype(), all, slice(round, all.rank), parts(round).data());
+    if (host_reaches(stream)) {
+      add_in_order(values.dtype(), all, slice(round, all.rank), parts(round).data());
+    } else {
+      add_on_device(values.dtype(), slice(round, all.rank), parts(round).data(), stream);
+    }
     if (!gather) continue;
     const MessageGroup last = gathered;
     gathered = send_sum(round);
@@ -194,7 +208,7 @@ void Communicator::reduce(const TensorView& values, std::int64_t rounds, const S
 
 void Communicator::all_reduce(const TensorView& values, std::span<std::byte> workspace, const Stream& stream,
                               const StepLabel& step) {
-  check_summable(values, stream);
+  check_summable(values);
   const int count = ranks().count;
   const std::int64_t bytes = values.bytes();
   const auto slice_of = [&](std::int64_t round, int rank) {
@@ -208,7 +222,7 @@ void Communicator::all_reduce(const TensorView& values, std::span<std::byte> wor
 void Communicator::reduce_scatter(const TensorView& values, std::span<const std::int64_t> counts,
                                   std::span<std::byte> workspace, const Stream& stream,
                                   const StepLabel& step) {
-  check_summable(values, stream);
+  check_summable(values);
   check_counts(values, counts, ranks());
   const std::int64_t element = size_bytes(values.dtype());
   const auto slice_of = [&](std::int64_t round, int rank) {
@@ -278,7 +292,11 @@ void Communicator::all_to_all(const TensorView& to, std::span<const std::int64_t
         "rank {} has {} bytes for itself in an all-to-all and takes {} of them", all.rank, own_source.size(),
         own_target.size());
   const MessageGroup group = start(sends_, receives_, step, stream);
-  std::ranges::copy(own_source, own_target.begin());
+  if (host_reaches(stream)) {
+    std::ranges::copy(own_source, own_target.begin());
+  } else {
+    copy_on_device(own_target, own_source, stream);
+  }
   wait(group);
 }
 

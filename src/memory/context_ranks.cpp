@@ -100,7 +100,10 @@ void Context::finish_exchanges(std::uint32_t record) {
   for (const ExchangeInFlight& exchange : exchanges_in_flight_) {
     if (before(exchange)) communicator_->wait(exchange.group);
   }
-  std::erase_if(exchanges_in_flight_, before);
+  const bool some = std::erase_if(exchanges_in_flight_, before) > 0;
+  // The record was made when the messages were started, and the stream waits for them only now. Made again
+  // it comes after them, and nobody has waited for it yet who should have waited for them.
+  if (some && !description_.host_accessible()) backend_->record(StreamId::communication, record);
   std::erase_if(parts_in_flight_, before);
 }
 

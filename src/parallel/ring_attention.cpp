@@ -4,6 +4,7 @@
 
 #include "headroom/core/checked.h"
 #include "headroom/ops/elementwise.h"
+#include "parallel/block_lists.h"
 #include "parallel/ring_exchange.h"
 
 namespace headroom {
@@ -143,21 +144,8 @@ class RingRank {
     }
     const std::int64_t begin = pair.keys.begin / mask.block_columns;
     const std::int64_t end = divide_up(pair.keys.end, mask.block_columns);
-    const TensorView& whole = views_.inputs.blocks;
-    context_.run([&](const Stream& stream) {
-      check(stream.device->kind == DeviceKind::cpu, "a ring divides block lists on the CPU only so far");
-      for (std::int64_t item = 0; item < problem_.batch * problem_.heads_kv * tiles; ++item) {
-        const std::int32_t* from = whole.data<std::int32_t>() +
-                                   whole.offset(item / (problem_.heads_kv * tiles),
-                                                item / tiles % problem_.heads_kv, first_tile + item % tiles);
-        std::int32_t* to = lists.data<std::int32_t>() + item * mask.max_blocks_per_row;
-        std::int64_t count = 0;
-        for (std::int64_t i = 0; i < mask.max_blocks_per_row && from[i] >= 0; ++i) {
-          if (from[i] >= begin && from[i] < end) to[count++] = static_cast<std::int32_t>(from[i] - begin);
-        }
-        std::fill(to + count, to + mask.max_blocks_per_row, -1);
-      }
-    });
+    divide_block_lists(
+        context_, {views_.inputs.blocks.slice(2, first_tile, tiles), lists, begin, end});
     return lists;
   }
 

@@ -3,14 +3,11 @@
 #include <cstring>
 
 #include "headroom/cpu/thread_pool.h"
+#include "headroom/ops/elementwise.h"
+#include "parallel/cuda/rows.h"
 
 namespace headroom {
 namespace {
-
-void check_on_cpu(const Context& context) {
-  check(context.description().kind == DeviceKind::cpu,
-        "rows that ranks exchange are packed and added on the CPU only so far");
-}
 
 // body(row of a head in the tensor, the same row packed), over all rows that are sent; in bytes from the
 // beginning of either.
@@ -45,6 +42,42 @@ void for_each_row(const Transfer& transfer, const TensorView& tensor, std::int64
   });
 }
 
+// The same on a GPU: the rows in as few launches as they take.
+void move_on_gpu(cuda::RowMove move, const Transfer& transfer, const PositionedRows& tensor,
+                 const TensorView& packed, const Stream& stream) {
+  const TensorView& rows = tensor.rows;
+  const std::int64_t heads = rows.extent(2);
+  cuda::RowBlocks blocks;
+  std::int64_t at = 0;  // elements of `packed`
+  const auto add = [&](std::int64_t b, std::int64_t head, std::int64_t block_heads, const RowRun& run) {
+    blocks.add({.tensor = rows.offset(b, run.begin - tensor.first, head),
+                .row_stride = run.stride * rows.stride(1),
+                .head_stride = rows.stride(2),
+                .packed = at,
+                .rows = run.count,
+                .heads = block_heads});
+    at += run.count * block_heads * rows.extent(3);
+    if (!blocks.full()) return;
+    cuda::move_rows(move, rows, packed, blocks, stream);
+    blocks.count = 0;
+  };
+  if (transfer.rows.empty()) {
+    for (std::int64_t b = 0; b < rows.extent(0); ++b) {
+      add(b, 0, heads, {transfer.keys.begin, transfer.keys.size(), 1});
+    }
+  }
+  for (std::int64_t item = 0; item < std::ssize(transfer.rows); ++item) {
+    for (const RowRun& run : transfer.rows[static_cast<std::size_t>(item)]) {
+      add(item / heads, item % heads, 1, run);
+    }
+  }
+  cuda::move_rows(move, rows, packed, blocks, stream);
+}
+
+bool on_gpu(const Stream& stream) {
+  return stream.device->kind == DeviceKind::cuda;
+}
+
 Work work_of(std::string_view kernel, const Transfer& transfer, const TensorView& rows, double passes) {
   return {
       .kernel = kernel,
@@ -66,8 +99,8 @@ std::byte* memory_of(const TensorView& view) {
 
 void pack_rows(Context& context, const Transfer& transfer, const TensorView& packed,
                const PositionedRows& from) {
-  check_on_cpu(context);
   context.run(work_of("ring pack", transfer, from.rows, 2), [&](const Stream& stream) {
+    if (on_gpu(stream)) return move_on_gpu(cuda::RowMove::pack, transfer, from, packed, stream);
     const auto bytes = static_cast<std::size_t>(from.rows.extent(3) * size_bytes(from.rows.dtype()));
     for_each_row(transfer, from.rows, from.first, stream, [&](std::int64_t row, std::int64_t at) {
       std::memcpy(memory_of(packed) + at, memory_of(from.rows) + row, bytes);
@@ -77,10 +110,10 @@ void pack_rows(Context& context, const Transfer& transfer, const TensorView& pac
 
 void unpack_rows(Context& context, const Transfer& transfer, const PositionedRows& to,
                  const TensorView& packed) {
-  check_on_cpu(context);
+  zero(context, to.rows);
   context.run(work_of("ring unpack", transfer, to.rows, 2), [&](const Stream& stream) {
+    if (on_gpu(stream)) return move_on_gpu(cuda::RowMove::unpack, transfer, to, packed, stream);
     const auto bytes = static_cast<std::size_t>(to.rows.extent(3) * size_bytes(to.rows.dtype()));
-    std::memset(to.rows.raw(), 0, static_cast<std::size_t>(to.rows.bytes()));
     for_each_row(transfer, to.rows, to.first, stream, [&](std::int64_t row, std::int64_t at) {
       std::memcpy(memory_of(to.rows) + row, memory_of(packed) + at, bytes);
     });
@@ -89,8 +122,8 @@ void unpack_rows(Context& context, const Transfer& transfer, const PositionedRow
 
 void add_packed_rows(Context& context, const Transfer& transfer, const PositionedRows& to,
                      const TensorView& packed) {
-  check_on_cpu(context);
   context.run(work_of("ring sum", transfer, to.rows, 3), [&](const Stream& stream) {
+    if (on_gpu(stream)) return move_on_gpu(cuda::RowMove::add, transfer, to, packed, stream);
     const auto add = to.rows.dtype() == DType::f64 ? add_row<double> : add_row<float>;
     for_each_row(transfer, to.rows, to.first, stream, [&](std::int64_t row, std::int64_t at) {
       add(memory_of(packed) + at, memory_of(to.rows) + row, to.rows.extent(3));

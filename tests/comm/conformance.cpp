@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <numeric>
 
 #include "headroom/cpu.h"
+#include "headroom/ops/elementwise.h"
 
 namespace headroom {
 namespace {
@@ -22,10 +24,56 @@ std::size_t size(std::int64_t number) {
   return static_cast<std::size_t>(number);
 }
 
-template <class T>
-std::span<std::byte> bytes_of(std::vector<T>& values) {
-  return std::as_writable_bytes(std::span(values));
+Stream stream_of(const RankUnderTest& rank) {
+  return rank.backend == nullptr ? Stream{} : rank.backend->stream(StreamId::main);
 }
+
+// Elements on the host, and where messages are in a device's memory, a copy of them there.
+template <class T>
+class Values {
+ public:
+  Values(const RankUnderTest& rank, std::vector<T> host) : rank_(rank), host_(std::move(host)) {
+    if (rank_.backend != nullptr) device_ = rank_.backend->reserve(Space::device, bytes_reserved());
+    put();
+  }
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
+  ~Values() {
+    if (device_ == nullptr) return;
+    rank_.backend->synchronize();
+    rank_.backend->release(Space::device, device_, bytes_reserved());
+  }
+
+  [[nodiscard]] std::vector<T>& host() { return host_; }
+  [[nodiscard]] std::span<std::byte> bytes() {
+    void* data = rank_.backend == nullptr ? static_cast<void*>(host_.data()) : device_;
+    return {static_cast<std::byte*>(data), host_.size() * sizeof(T)};
+  }
+  [[nodiscard]] TensorView view(DType dtype) {
+    return {bytes().data(), dtype, {static_cast<std::int64_t>(host_.size())}};
+  }
+  // What the messages are made of <- host(), and the other way; in the order of the stream.
+  void put() {
+    if (rank_.backend == nullptr || host_.empty()) return;
+    rank_.backend->copy(StreamId::main, device_, host_.data(), std::ssize(bytes()));
+    rank_.backend->synchronize();
+  }
+  std::vector<T>& get() {
+    if (rank_.backend == nullptr || host_.empty()) return host_;
+    rank_.backend->copy(StreamId::main, host_.data(), device_, std::ssize(bytes()));
+    rank_.backend->synchronize();
+    return host_;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t bytes_reserved() const {
+    return std::max<std::int64_t>(static_cast<std::int64_t>(host_.size() * sizeof(T)), 16);
+  }
+
+  RankUnderTest rank_;
+  std::vector<T> host_;
+  void* device_ = nullptr;
+};
 
 // The n-th message from a rank to another: none, a few, or many bytes, and one of more than three pieces.
 std::vector<std::uint8_t> message(int from, int to, std::int64_t number) {
@@ -40,12 +88,14 @@ std::vector<std::uint8_t> message(int from, int to, std::int64_t number) {
 }
 
 // Groups of messages between all pairs, all under way at once and waited for from the last to the first.
-void messages_in_flight(Communicator& communicator) {
+void messages_in_flight(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   const std::int64_t messages = messages_of_group(count);
+  using Bytes = Values<std::uint8_t>;
   struct Group {
-    std::vector<std::vector<std::uint8_t>> sent;
-    std::vector<std::vector<std::uint8_t>> received;
+    std::vector<std::unique_ptr<Bytes>> sent;
+    std::vector<std::unique_ptr<Bytes>> received;
     MessageGroup number;
   };
   std::vector<Group> groups(4);
@@ -57,13 +107,15 @@ void messages_in_flight(Communicator& communicator) {
       for (int peer = 0; peer < count; ++peer) {
         if (peer == rank) continue;
         const std::int64_t number = static_cast<std::int64_t>(g) * messages + n;
-        group.sent.push_back(message(rank, peer, number));
-        sends.push_back({peer, bytes_of(group.sent.back())});
-        group.received.emplace_back(message(peer, rank, number).size());
-        receives.push_back({peer, bytes_of(group.received.back())});
+        group.sent.push_back(std::make_unique<Bytes>(under_test, message(rank, peer, number)));
+        sends.push_back({peer, group.sent.back()->bytes()});
+        group.received.push_back(std::make_unique<Bytes>(
+            under_test, std::vector<std::uint8_t>(message(peer, rank, number).size())));
+        receives.push_back({peer, group.received.back()->bytes()});
       }
     }
-    group.number = communicator.start(sends, receives, {"test group", static_cast<std::int64_t>(g)}, {});
+    group.number = communicator.start(sends, receives, {"test group", static_cast<std::int64_t>(g)},
+                                      stream_of(under_test));
     communicator.progress();
   }
   for (std::size_t g = groups.size(); g-- > 0;) {
@@ -74,7 +126,7 @@ void messages_in_flight(Communicator& communicator) {
       for (int peer = 0; peer < count; ++peer) {
         if (peer == rank) continue;
         const std::int64_t number = static_cast<std::int64_t>(g) * messages + n;
-        EXPECT_TRUE(groups[g].received[next++] == message(peer, rank, number))
+        EXPECT_TRUE(groups[g].received[next++]->get() == message(peer, rank, number))
             << "message " << number << " from rank " << peer << " to rank " << rank;
       }
     }
@@ -82,21 +134,25 @@ void messages_in_flight(Communicator& communicator) {
 }
 
 // Round the ring with one message in flight while the next is started.
-void ring(Communicator& communicator) {
+void ring(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   if (count == 1) return;
-  std::vector<std::int64_t> here(50'000, rank);
-  std::vector<std::int64_t> there(here.size());
+  Values<std::int64_t> first(under_test, std::vector<std::int64_t>(50'000, rank));
+  Values<std::int64_t> second(under_test, std::vector<std::int64_t>(50'000));
+  Values<std::int64_t>* here = &first;
+  Values<std::int64_t>* there = &second;
   const Traffic before = communicator.traffic();
   for (int step = 0; step < 2 * count; ++step) {
-    const std::array sends = {Send{(rank + 1) % count, bytes_of(here)}};
-    const std::array receives = {Receive{(rank + count - 1) % count, bytes_of(there)}};
-    const MessageGroup group = communicator.start(sends, receives, {"ring step", step}, {});
+    const std::array sends = {Send{(rank + 1) % count, here->bytes()}};
+    const std::array receives = {Receive{(rank + count - 1) % count, there->bytes()}};
+    const MessageGroup group =
+        communicator.start(sends, receives, {"ring step", step}, stream_of(under_test));
     for (int polls = 0; polls < 5; ++polls) communicator.progress();
     communicator.wait(group);
     std::swap(here, there);
     const std::int64_t wanted = (rank + 2 * count - 1 - step) % count;
-    EXPECT_EQ(std::ranges::count(here, wanted), std::ssize(here));
+    EXPECT_EQ(std::ranges::count(here->get(), wanted), std::ssize(here->host()));
   }
   const std::int64_t moved = 2 * count * std::int64_t{400'000};
   EXPECT_EQ(communicator.traffic().sent_bytes - before.sent_bytes, moved);
@@ -116,23 +172,29 @@ T element(int rank, std::int64_t i) {
 }
 
 template <class T>
-void sums_of_type(Communicator& communicator, std::int64_t elements) {
+void sums_of_type(const RankUnderTest& under_test, std::int64_t elements) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
-  std::vector<T> values(size(elements));
+  Values<T> tensor(under_test, std::vector<T>(size(elements)));
+  std::vector<T>& values = tensor.host();
   const auto fill = [&] {
     for (std::int64_t i = 0; i < elements; ++i) values[size(i)] = element<T>(rank, i);
+    tensor.put();
   };
   const auto sum = [&, ranks = count](std::int64_t i) {
     return static_cast<float>(ranks * (ranks - 1) / 2) +
            static_cast<float>(ranks) * static_cast<float>(i % 7);
   };
-  const TensorView view(values.data(), kTypeOf<T>, {elements});
-  std::vector<std::byte> workspace(size(reduction_workspace_bytes(count, view.bytes())));
+  const TensorView view = tensor.view(kTypeOf<T>);
+  const Stream stream = stream_of(under_test);
+  Values<std::byte> workspace(under_test,
+                              std::vector<std::byte>(size(reduction_workspace_bytes(count, view.bytes()))));
   std::int64_t wrong = 0;
 
   fill();
   const Traffic before = communicator.traffic();
-  communicator.all_reduce(view, workspace, {});
+  communicator.all_reduce(view, workspace.bytes(), stream);
+  tensor.get();
   for (std::int64_t i = 0; i < elements; ++i) wrong += static_cast<float>(values[size(i)]) != sum(i);
   EXPECT_EQ(wrong, 0) << elements << " elements of " << name(kTypeOf<T>);
   const Traffic traffic = all_reduce_traffic(communicator.ranks(), view.bytes());
@@ -145,7 +207,8 @@ void sums_of_type(Communicator& communicator, std::int64_t elements) {
   for (int r = 1; r < count; ++r) rest -= counts[size(r)] = elements * r / (count * count);
   counts.back() += rest;
   fill();
-  communicator.reduce_scatter(view, counts, workspace, {});
+  communicator.reduce_scatter(view, counts, workspace.bytes(), stream);
+  tensor.get();
   const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
   for (std::int64_t i = 0; i < elements; ++i) {
     const bool own = i >= begin && i < begin + counts[size(rank)];
@@ -153,34 +216,38 @@ void sums_of_type(Communicator& communicator, std::int64_t elements) {
     wrong += static_cast<float>(values[size(i)]) != wanted;
   }
   EXPECT_EQ(wrong, 0) << "reduce-scatter of " << elements << " elements of " << name(kTypeOf<T>);
-  communicator.all_gather(view, counts, {});
+  communicator.all_gather(view, counts, stream);
+  tensor.get();
   for (std::int64_t i = 0; i < elements; ++i) wrong += static_cast<float>(values[size(i)]) != sum(i);
   EXPECT_EQ(wrong, 0) << "all-gather of " << elements << " elements of " << name(kTypeOf<T>);
 }
 
-void sums(Communicator& communicator) {
+void sums(const RankUnderTest& rank) {
   for (const std::int64_t elements : {0, 1, 5, 1000, 400'003}) {
-    sums_of_type<float>(communicator, elements);
-    sums_of_type<double>(communicator, elements);
-    sums_of_type<BFloat16>(communicator, elements);
+    sums_of_type<float>(rank, elements);
+    sums_of_type<double>(rank, elements);
+    sums_of_type<BFloat16>(rank, elements);
   }
 }
 
 // Added from the left, a large term swallows the 1 that comes after it and not the one that comes last.
-void order_of_sums(Communicator& communicator) {
+void order_of_sums(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   if (count < 3) return;
   const double term = rank == 0 ? 1e16 : rank == 1 ? 1 : rank == 2 ? -1e16 : rank == 3 ? 1 : 0;
   const double wanted = count == 3 ? 0 : 1;
   EXPECT_EQ(communicator.all_reduce(term), wanted);
-  std::vector<double> values(100, term);
-  std::vector<std::byte> workspace(size(reduction_workspace_bytes(count, 800)));
-  communicator.all_reduce(TensorView(values.data(), DType::f64, {100}), workspace, {});
-  EXPECT_THAT(values, testing::Each(wanted));
+  Values<double> values(under_test, std::vector<double>(100, term));
+  Values<std::byte> workspace(under_test,
+                              std::vector<std::byte>(size(reduction_workspace_bytes(count, 800))));
+  communicator.all_reduce(values.view(DType::f64), workspace.bytes(), stream_of(under_test));
+  EXPECT_THAT(values.get(), testing::Each(wanted));
 }
 
 // Rank a has a * b + b % 2 elements for rank b.
-void uneven_all_to_all(Communicator& communicator) {
+void uneven_all_to_all(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   const auto elements = [](int from, int to) { return std::int64_t{from} * to * 1000 + to % 2; };
   std::vector<std::int64_t> to_counts;
@@ -193,22 +260,25 @@ void uneven_all_to_all(Communicator& communicator) {
     from.insert(from.end(), size(from_counts.back()), static_cast<float>(100 * rank + peer));
     wanted.insert(wanted.end(), size(to_counts.back()), static_cast<float>(100 * peer + rank));
   }
-  std::vector<float> to(wanted.size());
-  communicator.all_to_all(TensorView(to.data(), DType::f32, {std::ssize(to)}), to_counts,
-                          TensorView(from.data(), DType::f32, {std::ssize(from)}), from_counts, {});
-  EXPECT_TRUE(to == wanted);
+  Values<float> to(under_test, std::vector<float>(wanted.size()));
+  Values<float> sent(under_test, from);
+  communicator.all_to_all(to.view(DType::f32), to_counts, sent.view(DType::f32), from_counts,
+                          stream_of(under_test));
+  EXPECT_TRUE(to.get() == wanted);
 }
 
-void broadcasts(Communicator& communicator) {
+void broadcasts(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   for (int root = 0; root < count; ++root) {
-    std::vector<float> values(1001, static_cast<float>(rank));
-    communicator.broadcast(TensorView(values.data(), DType::f32, {1001}), root, {});
-    EXPECT_THAT(values, testing::Each(static_cast<float>(root)));
+    Values<float> values(under_test, std::vector<float>(1001, static_cast<float>(rank)));
+    communicator.broadcast(values.view(DType::f32), root, stream_of(under_test));
+    EXPECT_THAT(values.get(), testing::Each(static_cast<float>(root)));
   }
 }
 
-void values_of_all(Communicator& communicator) {
+void values_of_all(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   for (std::uint64_t call = 0; call < 50; ++call) {
     const auto values = communicator.all_values(call * 1000 + size(rank));
@@ -228,7 +298,8 @@ void values_of_all(Communicator& communicator) {
 }
 
 // A message larger than what one poll moves goes along with a kernel: nothing is left to wait for.
-void context_overlaps(Communicator& communicator) {
+void context_overlaps(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const Ranks ranks = communicator.ranks();
   if (ranks.count == 1) return;
   const auto program = [](Context& context) {
@@ -236,25 +307,24 @@ void context_overlaps(Communicator& communicator) {
     context.phase(Phase::step, [&] {
       Tensor here = context.allocate({.name = "here", .shape = {kElements}});
       Tensor there = context.allocate({.name = "there", .shape = {kElements}});
-      context.run([&, own = rank](const Stream&) {
-        std::fill_n(here.data<float>(), kElements, static_cast<float>(own));
-      });
+      fill(context, here, static_cast<float>(rank));
       for (int step = 0; step < count; ++step) {
         const std::array sends = {Parcel{(rank + 1) % count, {here, 0, kElements}}};
         const std::array receives = {Parcel{(rank + count - 1) % count, {there, 0, kElements}}};
         const Ticket arrived = context.exchange(sends, receives, {"ring step", step});
+        // On a CPU the work items of a kernel move the messages.
         context.run([&](const Stream& stream) { parallel_for(stream, 100, [](std::int64_t) {}); });
         context.wait(StreamId::main, arrived);
         std::swap(here, there);
       }
-      context.run([&, own = rank](const Stream&) {  // all the way round
-        const std::span values(here.data<float>(), size(kElements));
-        EXPECT_EQ(std::ranges::count(values, static_cast<float>(own)), kElements);
-      });
+      std::vector<float> values(size(kElements), static_cast<float>(rank));  // all the way round
+      context.download(std::as_writable_bytes(std::span(values)), here);
+      EXPECT_EQ(std::ranges::count(values, static_cast<float>(rank)), kElements);
       context.all_reduce(here);
     });
   };
-  CpuBackend backend(1);
+  CpuBackend cpu(1);
+  Backend& backend = under_test.backend == nullptr ? cpu : *under_test.backend;
   Context rehearsal(backend.description(), ranks);
   program(rehearsal);
   Traffic planned;
@@ -271,25 +341,28 @@ void context_overlaps(Communicator& communicator) {
 }
 
 // Rank 0 sends rank 1 one byte more than rank 1 receives; whoever else there is waits for rank 1.
-void wrong_size(Communicator& communicator) {
+void wrong_size(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
-  std::vector<float> values(16);
+  Values<float> values(under_test, std::vector<float>(16));
   std::vector<Send> sends;
   std::vector<Receive> receives;
-  if (rank == 0) sends.push_back({1, bytes_of(values).first(13)});
-  if (rank == 1) receives.push_back({0, bytes_of(values).first(12)});
-  communicator.wait(communicator.start(sends, receives, {"ring step", 3}, {}));
+  if (rank == 0) sends.push_back({1, values.bytes().first(13)});
+  if (rank == 1) receives.push_back({0, values.bytes().first(12)});
+  communicator.wait(communicator.start(sends, receives, {"ring step", 3}, stream_of(under_test)));
   communicator.barrier();
 }
 
 // The last rank fails while the others wait for it.
-void failing_rank(Communicator& communicator) {
+void failing_rank(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   if (rank == count - 1) communicator.abort("the last rank is gone");
   communicator.barrier();
 }
 
-void wrong_peer(Communicator& communicator) {
+void wrong_peer(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
   for (const int peer : {-1, rank, count}) {
     const std::array sends = {Send{peer, {}}};

@@ -10,9 +10,15 @@
 
 namespace headroom {
 
+// A rank, and the device in whose memory its messages are. Without one they are in ordinary memory.
+struct RankUnderTest {
+  Communicator& communicator;
+  Backend* backend = nullptr;
+};
+
 struct ConformanceCase {
   std::string_view name;
-  std::function<void(Communicator&)> run;
+  std::function<void(const RankUnderTest&)> run;
 };
 
 // Cases in which every rank does what it should; the communicator can be used after each.
@@ -22,7 +28,7 @@ struct ConformanceCase {
 struct FaultCase {
   std::string_view name;
   std::string_view text;
-  std::function<void(Communicator&)> run;
+  std::function<void(const RankUnderTest&)> run;
 };
 [[nodiscard]] std::vector<FaultCase> fault_cases();
 

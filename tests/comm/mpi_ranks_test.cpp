@@ -19,7 +19,7 @@ Communicator* communicator = nullptr;
 class MpiConformance : public testing::Test {
  public:
   explicit MpiConformance(ConformanceCase one) : case_(std::move(one)) {}
-  void TestBody() override { case_.run(*communicator); }
+  void TestBody() override { case_.run({*communicator}); }
 
  private:
   ConformanceCase case_;
@@ -45,7 +45,7 @@ void fail_as(std::string_view fault) {
   for (const FaultCase& one : fault_cases()) {
     if (one.name != fault) continue;
     MpiRanks ranks(Seconds(10));
-    one.run(ranks.communicator());
+    one.run({ranks.communicator()});
   }
 }
 

@@ -40,7 +40,7 @@ TEST_P(ThreadConformance, EveryCase) {
   for (const ConformanceCase& one : conformance_cases()) {
     SCOPED_TRACE(one.name);
     ThreadRanks ranks(GetParam(), kLong);
-    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run(ranks.communicator(rank)); }), testing::Each(""))
+    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run({ranks.communicator(rank)}); }), testing::Each(""))
         << one.name;
   }
 }
@@ -49,7 +49,7 @@ TEST_P(ThreadConformance, EveryFaultEndsEveryRank) {
   if (GetParam() == 1) return;
   for (const FaultCase& one : fault_cases()) {
     ThreadRanks ranks(GetParam(), kLong);
-    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run(ranks.communicator(rank)); }),
+    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run({ranks.communicator(rank)}); }),
                 testing::Each(one.text))
         << one.name;
   }
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ThreadConformance, testing::Values(1, 2, 3, 4, 5
 TEST(ThreadRanks, ALinkDelaysAndChangesNothing) {
   for (const ConformanceCase& one : conformance_cases()) {
     ThreadRanks ranks(3, kLong, {.latency = Seconds(100e-6), .bytes_per_second = 5e9});
-    EXPECT_THAT(on_ranks(3, [&](int rank) { one.run(ranks.communicator(rank)); }), testing::Each(""));
+    EXPECT_THAT(on_ranks(3, [&](int rank) { one.run({ranks.communicator(rank)}); }), testing::Each(""));
   }
 }
 

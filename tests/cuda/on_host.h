@@ -60,9 +60,10 @@ namespace headroom::cuda {
 struct Index {
   unsigned x = 0;
 };
-inline Index threadIdx;
-inline Index blockIdx;
-inline float4* shared_memory = nullptr;
+// Ranks that are threads launch at the same time.
+inline thread_local Index threadIdx;
+inline thread_local Index blockIdx;
+inline thread_local float4* shared_memory = nullptr;
 
 // The fibers of one block.
 class Block {
@@ -71,7 +72,7 @@ class Block {
   static constexpr std::size_t kStackBytes = 128 << 10;
 
   static Block& current() {
-    static Block block;
+    static thread_local Block block;
     return block;
   }
 

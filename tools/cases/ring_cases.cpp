@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ring_run.h"
-
 namespace headroom {
 namespace {
 
@@ -128,7 +126,7 @@ std::vector<RingCase> ring_cases() {
   return cases;
 }
 
-AttentionErrors run_ring_case(const RingCase& c, std::string_view pinned) {
+AttentionErrors run_ring_case(const RingCase& c, const MakeBackend& backend_of, std::string_view pinned) {
   return run_attention_case(
       c.attention,
       [&](const AttentionBackward& whole) {
@@ -136,20 +134,21 @@ AttentionErrors run_ring_case(const RingCase& c, std::string_view pinned) {
         const RingSchedule schedule(problem, whole.forward,
                                     make_partition(c.partition, c.ranks, problem, whole.forward));
         on_thread_ranks(c.ranks, {}, [&](Communicator& communicator) {
-          run_ring_rank(schedule, c.way, whole, communicator, 1, pinned);
+          run_ring_rank(schedule, c.way, whole, communicator, *backend_of(communicator.ranks().rank), pinned);
         });
       },
       1);
 }
 
-AttentionErrors run_ring_case(const RingCase& c, Communicator& communicator, std::string_view pinned) {
+AttentionErrors run_ring_case(const RingCase& c, Communicator& communicator, Backend& backend,
+                              std::string_view pinned) {
   return run_attention_case(
       c.attention,
       [&](const AttentionBackward& whole) {
         const AttentionProblem& problem = c.attention.problem;
         const RingSchedule schedule(problem, whole.forward,
                                     make_partition(c.partition, c.ranks, problem, whole.forward));
-        run_ring_rank(schedule, c.way, whole, communicator, 1, pinned);
+        run_ring_rank(schedule, c.way, whole, communicator, backend, pinned);
       },
       1, Writes::its_part);
 }

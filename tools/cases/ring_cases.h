@@ -5,6 +5,7 @@
 #include "attention_cases.h"
 #include "headroom/comm.h"
 #include "headroom/parallel.h"
+#include "ring_run.h"
 
 namespace headroom {
 
@@ -21,8 +22,10 @@ struct RingCase {
 
 // Forward and backward of a case, held to the same bounds as attention on one rank: over threads of this
 // process, or as one of the ranks, which have to be as many as the case's. `pinned` is a row of attention.
-[[nodiscard]] AttentionErrors run_ring_case(const RingCase& ring_case, std::string_view pinned = {});
-[[nodiscard]] AttentionErrors run_ring_case(const RingCase& ring_case, Communicator& communicator,
+[[nodiscard]] AttentionErrors run_ring_case(const RingCase& ring_case,
+                                            const MakeBackend& backend_of = cpu_of_each_rank(),
                                             std::string_view pinned = {});
+[[nodiscard]] AttentionErrors run_ring_case(const RingCase& ring_case, Communicator& communicator,
+                                            Backend& backend, std::string_view pinned = {});
 
 }  // namespace headroom

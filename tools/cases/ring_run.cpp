@@ -219,8 +219,7 @@ void on_thread_ranks(int count, const LinkModel& link, const std::function<void(
 }
 
 void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
-                   Communicator& communicator, int threads, std::string_view pinned) {
-  CpuBackend backend(threads);
+                   Communicator& communicator, Backend& backend, std::string_view pinned) {
   Context context(backend,
                   rehearse_ring(schedule, way, whole, backend.description(), communicator.ranks(), pinned),
                   &communicator);
@@ -228,6 +227,10 @@ void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const Attenti
   run.forward();
   run.backward();
   run.store();
+}
+
+MakeBackend cpu_of_each_rank() {
+  return [](int) { return std::make_unique<CpuBackend>(1); };
 }
 
 }  // namespace headroom

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,8 +48,13 @@ class RingRun {
 // Runs body(communicator) for every rank, each on a thread of its own, and throws the first error again.
 void on_thread_ranks(int count, const LinkModel& link, const std::function<void(Communicator&)>& body);
 
-// Forward and backward as one rank, on so many threads, and the rank's results.
+// Forward and backward as one rank, and the rank's results.
 void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
-                   Communicator& communicator, int threads, std::string_view pinned = {});
+                   Communicator& communicator, Backend& backend, std::string_view pinned = {});
+
+// Makes the backend of a rank. It is called on the rank's thread.
+using MakeBackend = std::function<std::unique_ptr<Backend>(int rank)>;
+// One thread each, on the CPU.
+[[nodiscard]] MakeBackend cpu_of_each_rank();
 
 }  // namespace headroom

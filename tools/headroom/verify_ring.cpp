@@ -36,7 +36,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
       const double worst =
-          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator()).worst(), mpi->communicator())
+          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend).worst(), mpi->communicator())
               : run_ring_case(c).worst();
       verification.ran(name(c.way), c.attention.group, c.name(), worst);
     }

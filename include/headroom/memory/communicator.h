@@ -88,7 +88,7 @@ class Communicator {
   virtual void abort(std::string_view reason) noexcept = 0;
 
   // values <- their sum over all ranks, element by element, added in the order of the ranks. The values are
-  // f32, f64 or bf16 (added in f32 and rounded once), dense, and in memory that the host reaches.
+  // f32, f64 or bf16 (added in f32 and rounded once), and dense.
   void all_reduce(const TensorView& values, std::span<std::byte> workspace, const Stream& stream,
                   const StepLabel& step = {"all-reduce"});
   // The values are slices of counts[rank] elements, one after another. This rank's slice <- its sum over all
@@ -138,6 +138,15 @@ class Communicator {
   // Makes progress with every message as far as it goes. Where there is none, sleeps until something may have
   // changed, and never beyond the deadline by much.
   virtual void progress_or_sleep(std::chrono::steady_clock::time_point deadline) = 0;
+  // Called before wait() returns. A transport whose messages move on streams of a device makes the group's
+  // stream wait for them here.
+  virtual void settle(MessageGroup) {}
+  // What the host does with memory that it reaches, for a device's memory and in the order of the stream:
+  // own <- the parts of all ranks, added in their order, of which those of the others follow each other; and
+  // a copy.
+  virtual void add_on_device(DType dtype, std::span<std::byte> own, const std::byte* others,
+                             const Stream& stream);
+  virtual void copy_on_device(std::span<std::byte> to, std::span<const std::byte> from, const Stream& stream);
   // The rank that `peer` itself waits for at last, where that is known.
   [[nodiscard]] virtual int blocked_by(int peer) const { return peer; }
 
