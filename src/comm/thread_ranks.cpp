@@ -256,20 +256,22 @@ bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point
   return false;
 }
 
-// An end of the ranks is seen as copy() sees it.
+// An end of the ranks is seen as copy() sees it. Then the message never arrives: nobody may wait for its
+// copy.
 void ThreadRanks::Group::copy_on_gpu(Transfer& transfer, int from, int to) {
   copying.fetch_add(1);
   try {
-    if (!aborted.load() && transfer.bytes() > 0) {
-      member(to).messages().copy(transfer.target, transfer.source, member(from).messages(),
-                                 transfer.source_ready, transfer.target_ready, transfer.done);
+    if (!aborted.load()) {
+      if (transfer.bytes() > 0) {
+        member(to).messages().copy(transfer.target, transfer.source, member(from).messages(),
+                                   transfer.source_ready, transfer.target_ready, transfer.done);
+      }
+      transfer.copied.store(transfer.bytes(), std::memory_order_release);
     }
   } catch (...) {
     copying.fetch_sub(1);
     throw;
   }
-  // After the moment `done` was recorded: who sees this may wait for it.
-  transfer.copied.store(transfer.bytes(), std::memory_order_release);
   copying.fetch_sub(1);
 }
 

@@ -13,8 +13,8 @@ void divide_on_cpu(const BlockListPart& part) {
   const std::int64_t tiles = whole.extent(2);
   const std::int64_t length = whole.extent(3);
   for (std::int64_t item = 0; item < whole.extent(0) * heads * tiles; ++item) {
-    const std::int32_t* from = whole.data<std::int32_t>() +
-                               whole.offset(item / (heads * tiles), item / tiles % heads, item % tiles);
+    const std::int32_t* from =
+        whole.data<std::int32_t>() + whole.offset(item / (heads * tiles), item / tiles % heads, item % tiles);
     std::int32_t* to = part.to.data<std::int32_t>() + item * length;
     std::int64_t count = 0;
     for (std::int64_t i = 0; i < length && from[i] >= 0; ++i) {

@@ -144,8 +144,7 @@ class RingRank {
     }
     const std::int64_t begin = pair.keys.begin / mask.block_columns;
     const std::int64_t end = divide_up(pair.keys.end, mask.block_columns);
-    divide_block_lists(
-        context_, {views_.inputs.blocks.slice(2, first_tile, tiles), lists, begin, end});
+    divide_block_lists(context_, {views_.inputs.blocks.slice(2, first_tile, tiles), lists, begin, end});
     return lists;
   }
 

@@ -118,16 +118,20 @@ TEST_P(DeviceRanks, ALinkModelIsForCpus) {
   EXPECT_THROW(ranks.communicator(0).start(sends, {}, {"test"}, backend->stream(StreamId::main)), Error);
 }
 
-// A slice of the list of cases; `headroom verify ring --device cuda:0` runs all of it.
+// A slice of the list of cases, and long chains of chunks, over which errors of f32 must not add up;
+// `headroom verify ring --device cuda:0` runs all of it.
 TEST_P(DeviceRanks, RingAttentionWithinThePlainComputation) {
   const std::vector<RingCase> cases = ring_cases();
   int ran = 0;
-  for (std::size_t i = 0; i < cases.size(); i += 3) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
     const RingCase& c = cases[i];
-    if (c.way == AttentionWay::heads || c.ranks > 5) continue;
+    const std::string& group = c.attention.group;
+    const bool long_chain =
+        c.ranks == 16 && c.attention.problem.dtype == DType::f32 && (group == "full" || group == "documents");
+    if (c.way == AttentionWay::heads || (!long_chain && (i % 3 != 0 || c.ranks > 5))) continue;
     ++ran;
     EXPECT_LE(run_ring_case(c, [](int) { return backend_under_test(1); }).worst(), 1)
-        << c.attention.group << ": " << c.name();
+        << group << ": " << c.name();
   }
   EXPECT_GT(ran, 40);
 }

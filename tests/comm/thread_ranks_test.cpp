@@ -40,7 +40,8 @@ TEST_P(ThreadConformance, EveryCase) {
   for (const ConformanceCase& one : conformance_cases()) {
     SCOPED_TRACE(one.name);
     ThreadRanks ranks(GetParam(), kLong);
-    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run({ranks.communicator(rank)}); }), testing::Each(""))
+    EXPECT_THAT(on_ranks(GetParam(), [&](int rank) { one.run({ranks.communicator(rank)}); }),
+                testing::Each(""))
         << one.name;
   }
 }

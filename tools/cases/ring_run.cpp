@@ -209,8 +209,11 @@ void on_thread_ranks(int count, const LinkModel& link, const std::function<void(
         try {
           body(ranks.communicator(rank));
         } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
+          {
+            const std::lock_guard lock(mutex);
+            if (!first) first = std::current_exception();
+          }
+          ranks.communicator(rank).abort(fmt::format("rank {} ended with an error", rank));
         }
       });
     }

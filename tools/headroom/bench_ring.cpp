@@ -1,5 +1,6 @@
 // headroom bench ring: attention over ranks beside attention on one: time, waiting, bytes sent and bytes
-// held. The ranks are threads of this process; under mpirun they are its processes.
+// held. The ranks are threads of this process, on the CPU or as streams of one GPU; under mpirun they are its
+// processes.
 #include <fmt/ostream.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "headroom/core/elements.h"
 #include "headroom/core/text.h"
 #include "headroom/cpu.h"
+#include "headroom/device.h"
 #include "headroom/parallel.h"
 #include "ring_page.h"
 #include "ring_run.h"
@@ -58,6 +60,7 @@ struct Row {
   double forward_ms = 0;
   double backward_ms = 0;
   double single_forward_ms = 0;
+  double single_backward_ms = 0;
   std::int64_t sent_bytes = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t single_bytes = 0;
@@ -132,10 +135,21 @@ double sampled_error(const RingSchedule& schedule, int rank, const AttentionForw
   return worst;
 }
 
+// The share of a step in which main has work. On a GPU the host does not wait for messages; main does.
+double busy_share(Context& context, RingRun& run) {
+  context.measure_work();
+  const double before = context.work_seconds();
+  const double wall = seconds_of([&] {
+    run.forward();
+    run.backward();
+    context.synchronize();
+  });
+  return (context.work_seconds() - before) / wall;
+}
+
 // One rank's part. All ranks come to the same row.
 Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBackward& whole,
-                 const Options& options, Communicator& communicator, int threads) {
-  CpuBackend backend(threads);
+                 const Options& options, Communicator& communicator, Backend& backend) {
   const Ranks ranks = communicator.ranks();
   const Layout layout = rehearse_ring(schedule, c.way, whole, backend.description(), ranks);
   Context context(backend, layout, &communicator);
@@ -154,7 +168,10 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
   for (int i = 0; i < options.bench.steps && spent <= options.bench.max_seconds; ++i) {
     const auto timed = [&](const auto& pass) {
       communicator.barrier();
-      const double own = seconds_of(pass);
+      const double own = seconds_of([&] {
+        pass();
+        context.synchronize();
+      });
       communicator.barrier();
       return largest(own, communicator);
     };
@@ -178,6 +195,10 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
           counted_bytes);
     row.sent_bytes = largest(bytes, communicator);
   }
+  if (!backend.description().host_accessible()) {
+    communicator.barrier();
+    overlap = {-largest(-busy_share(context, run), communicator)};
+  }
   run.store();
   communicator.barrier();
   row.forward_ms = median(forward) * 1e3;
@@ -188,19 +209,26 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
   return row;
 }
 
-// The same attention on one rank with all threads.
-void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, int threads,
+// The same attention on one rank with the whole device.
+void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, Backend& backend,
                     Row& row) {
   const RingSchedule schedule(c.problem, whole.forward,
                               make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
-  CpuBackend backend(threads);
   const Layout layout = rehearse_ring(schedule, AttentionWay::ring, whole, backend.description(), {});
   Context context(backend, layout);
   RingRun run(context, schedule, AttentionWay::ring, whole);
-  for (int i = 0; i < options.bench.warmup; ++i) run.forward();
-  std::vector<double> forward;
-  repeat(options.bench, [&] { forward.push_back(seconds_of([&] { run.forward(); })); });
-  row.single_forward_ms = median(forward) * 1e3;
+  const auto median_ms = [&](const auto& pass) {
+    const auto whole_pass = [&] {
+      pass();
+      context.synchronize();
+    };
+    for (int i = 0; i < options.bench.warmup; ++i) whole_pass();
+    std::vector<double> seconds;
+    repeat(options.bench, [&] { seconds.push_back(seconds_of(whole_pass)); });
+    return median(seconds) * 1e3;
+  };
+  row.single_forward_ms = median_ms([&] { run.forward(); });
+  row.single_backward_ms = median_ms([&] { run.backward(); });
   row.single_bytes = layout.reserved(Space::device);
 }
 
@@ -244,11 +272,16 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
     row.reason = support.reason();
     return row;
   }
+  if (c.way == AttentionWay::heads && device.listed.device.kind == DeviceKind::cuda) {
+    row.reason = "heads are divided over ranks on the CPU only so far";
+    return row;
+  }
   const int threads = options.bench.threads == 0 ? usable_cores() : options.bench.threads;
   const int each = mpi != nullptr ? threads : std::max(1, threads / c.ranks);
   std::int64_t bytes = 0;  // of all ranks of this process
+  const Device where = device.listed.device;
   DeviceDescription description = device.listed.description;
-  description.cores = each;
+  if (where.kind == DeviceKind::cpu) description.cores = each;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const std::int64_t one =
         rehearse_ring(schedule, c.way, views, description, {rank, c.ranks}).reserved(Space::device);
@@ -259,17 +292,18 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
     return row;
   }
   if (mpi != nullptr) {
-    row = measure_rank(c, schedule, views, options, mpi->communicator(), each);
+    row = measure_rank(c, schedule, views, options, mpi->communicator(), *open_backend(where, each));
   } else {
     LinkModel link;
     if (options.link_rate) link.bytes_per_second = static_cast<double>(*options.link_rate);
     on_thread_ranks(c.ranks, link, [&](Communicator& communicator) {
-      const Row measured = measure_rank(c, schedule, views, options, communicator, each);
+      const Row measured =
+          measure_rank(c, schedule, views, options, communicator, *open_backend(where, each));
       if (communicator.ranks().rank == 0) row = measured;
     });
   }
   if (mpi == nullptr || mpi->communicator().ranks().rank == 0) {
-    measure_single(c, views, options, threads, row);
+    measure_single(c, views, options, *open_backend(where, threads), row);
   }
   if (mpi != nullptr) mpi->communicator().barrier();
   return row;
@@ -289,6 +323,7 @@ nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
   json.update({{"forward_ms", row.forward_ms},
                {"backward_ms", row.backward_ms},
                {"single_forward_ms", row.single_forward_ms},
+               {"single_backward_ms", row.single_backward_ms},
                {"sent_bytes_per_rank", row.sent_bytes},
                {"peak_bytes_per_rank", row.peak_bytes},
                {"single_bytes", row.single_bytes},
@@ -299,20 +334,21 @@ nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
 
 Table to_table(const std::vector<Row>& rows) {
   Table table({"way", "ranks", "partition", "mask", "seq", "forward", "backward", "single forward",
-               "sent per rank", "peak per rank", "single", "overlap", "error"});
+               "single backward", "sent per rank", "peak per rank", "single", "overlap", "error"});
   for (const Row& row : rows) {
     const std::vector<Cell> first = {std::string(name(row.c.way)), std::to_string(row.c.ranks),
                                      std::string(name(row.c.partition)), row.c.mask,
                                      format_count(row.c.problem.seq_k)};
     std::vector<Cell> cells = first;
     if (!row.reason.empty()) {
-      cells.insert(cells.end(), {row.reason, "", "", "", "", "", "", ""});
+      cells.insert(cells.end(), {row.reason, "", "", "", "", "", "", "", ""});
     } else {
-      cells.insert(cells.end(),
-                   {fmt::format("{:.2f} ms", row.forward_ms), fmt::format("{:.2f} ms", row.backward_ms),
-                    fmt::format("{:.2f} ms", row.single_forward_ms), bytes_cell(row.sent_bytes),
-                    bytes_cell(row.peak_bytes), bytes_cell(row.single_bytes),
-                    fmt::format("{:.3f}", row.overlap), fmt::format("{:.1e}", row.error)});
+      cells.insert(
+          cells.end(),
+          {fmt::format("{:.2f} ms", row.forward_ms), fmt::format("{:.2f} ms", row.backward_ms),
+           fmt::format("{:.2f} ms", row.single_forward_ms), fmt::format("{:.2f} ms", row.single_backward_ms),
+           bytes_cell(row.sent_bytes), bytes_cell(row.peak_bytes), bytes_cell(row.single_bytes),
+           fmt::format("{:.3f}", row.overlap), fmt::format("{:.1e}", row.error)});
     }
     table.add(cells);
   }
@@ -351,8 +387,6 @@ void print_choices(const std::vector<Row>& rows, const Options& options, std::os
 }
 
 void run(const Options& options, std::ostream& given) {
-  check(options.bench.device == "cpu", "ranks run on the CPU so far: --device {} is not possible",
-        quote(options.bench.device));
   const BenchDevice device = bench_device(options.bench);
   std::optional<MpiRanks> mpi;
   if (MpiRanks::launched()) mpi.emplace();

@@ -1,5 +1,8 @@
 // headroom verify ring: attention over ranks against the fp64 reference, on the shared list of cases. The
-// ranks are threads; under mpirun they are its processes, and cases of as many ranks run.
+// ranks are threads, on the CPU or on GPUs; under mpirun they are its processes, and cases of as many ranks
+// run.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -8,6 +11,7 @@
 #include "cli.h"
 #include "headroom/comm.h"
 #include "progress.h"
+#include "rank_devices.h"
 #include "ring_cases.h"
 #include "verify.h"
 
@@ -22,39 +26,74 @@ double worst_of_ranks(double worst, Communicator& communicator) {
   return worst;
 }
 
-int run(const VerifyOptions& options, std::ostream& out) {
+struct Options {
+  VerifyOptions verify;
+  std::vector<std::string> devices = {"cpu"};
+  std::vector<std::int64_t> ranks;  // none: all of the list
+};
+
+std::vector<RingCase> chosen_cases(const Options& options, const Ranks& launched) {
+  std::vector<RingCase> cases = ring_cases();
+  std::erase_if(cases, [&](const RingCase& c) {
+    const bool wanted =
+        options.ranks.empty() || std::ranges::find(options.ranks, c.ranks) != options.ranks.end();
+    return !wanted || (launched.count > 1 && c.ranks != launched.count);
+  });
+  check(!cases.empty(), "no case is for so many ranks; use 1, 2, 3, 4, 5, 8 or 16");
+  return cases;
+}
+
+// Why a case does not run on the devices.
+Support runs_on(const RingCase& c, const std::vector<Device>& devices) {
+  if (c.way == AttentionWay::heads && devices[0].kind == DeviceKind::cuda) {
+    return Support::no("heads are divided over ranks on the CPU only so far");
+  }
+  return Support::yes();
+}
+
+int run(const Options& options, std::ostream& out) {
   std::optional<MpiRanks> mpi;
   if (MpiRanks::launched()) mpi.emplace();
   const Ranks ranks = mpi ? mpi->communicator().ranks() : Ranks{};
-  std::vector<RingCase> cases = ring_cases();
-  if (mpi) std::erase_if(cases, [&](const RingCase& c) { return c.ranks != ranks.count; });
-  check(!cases.empty(), "no case is for {} ranks; use 1, 2, 3, 4, 5, 8 or 16", ranks.count);
+  const std::vector<Device> devices = devices_of_ranks(options.devices);
+  const MakeBackend backend_of = backends_of_ranks(devices);
+  const std::vector<RingCase> cases = chosen_cases(options, ranks);
   Verification verification("ring", cases.size());
   {
     Progress progress("ring: case");
-    for (std::size_t i = 0; i < cases.size(); i += options.every) {
+    for (std::size_t i = 0; i < cases.size(); i += options.verify.every) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
+      if (const Support support = runs_on(c, devices); !support) {
+        verification.refused(name(c.way), support.reason());
+        continue;
+      }
       const double worst =
-          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend).worst(), mpi->communicator())
-              : run_ring_case(c).worst();
+          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend_of(ranks.rank)).worst(),
+                               mpi->communicator())
+              : run_ring_case(c, backend_of).worst();
       verification.ran(name(c.way), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);
-  return verification.report(options, {{"transport", mpi ? "mpi" : "threads"}},
+  VerifyOptions reported = options.verify;
+  reported.device = fmt::format("{}", fmt::join(options.devices, ","));
+  return verification.report(reported, {{"transport", mpi ? "mpi" : "threads"}},
                              ranks.rank == 0 ? out : nowhere);
 }
 
 }  // namespace
 
 void add_verify_ring(Command app, std::ostream& out, int& exit_code) {
-  auto options = std::make_shared<VerifyOptions>();
-  app.add_whole("--every", options->every, 1, 1000, "Only every n-th case, for a quick look");
-  app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
+  auto options = std::make_shared<Options>();
+  app.add_list("--device", options->devices,
+               "Devices that the ranks take in turn: cpu, cuda:0, cuda:0,cuda:1");
+  app.add_list("--ranks", options->ranks, 1, 1024, "Only cases of so many ranks (default: all)");
+  app.add_whole("--every", options->verify.every, 1, 1000, "Only every n-th case, for a quick look");
+  app.add_flag("--json", options->verify.json, "For machines; keys in docs/cli.md");
   app.footer(
       "Examples:\n  headroom verify ring\n  headroom verify ring --every 10 --json\n"
-      "  mpirun -n 4 headroom verify ring");
+      "  headroom verify ring --device cuda:0 --ranks 1,4\n  mpirun -n 4 headroom verify ring");
   app.callback([options, &out, &exit_code] { exit_code = run(*options, out); });
 }
 

@@ -65,8 +65,8 @@ __global__ void divide_lists_kernel(const std::int32_t* from, std::int64_t batch
                                     std::int64_t length, std::int64_t begin, std::int64_t end) {
   const std::int64_t list = static_cast<std::int64_t>(blockIdx.x) * kMoveThreads + threadIdx.x;
   if (list >= lists) return;
-  from += list / (heads * tiles) * batch_stride + list / tiles % heads * head_stride +
-          list % tiles * list_stride;
+  from +=
+      list / (heads * tiles) * batch_stride + list / tiles % heads * head_stride + list % tiles * list_stride;
   to += list * length;
   std::int64_t count = 0;
   for (std::int64_t i = 0; i < length && from[i] >= 0; ++i) {
@@ -94,9 +94,8 @@ void move_rows(RowMove move, const TensorView& tensor, const TensorView& packed,
     units.before[n + 1] = units.before[n] + block.rows * block.heads * units.per_row;
   }
   const auto start = [&](void (*kernel)(Units, RowBlocks)) {
-    launch("move_rows_kernel", kernel,
-           divide_up(units.before[blocks.count], std::int64_t{kMoveThreads}), kMoveThreads, 0, stream, units,
-           in_units(blocks, kUnitBytes / element));
+    launch("move_rows_kernel", kernel, divide_up(units.before[blocks.count], std::int64_t{kMoveThreads}),
+           kMoveThreads, 0, stream, units, in_units(blocks, kUnitBytes / element));
   };
   switch (move) {
     case RowMove::pack: return start(move_rows_kernel<RowMove::pack>);

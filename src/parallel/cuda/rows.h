@@ -30,8 +30,8 @@ struct RowBlocks {
 };
 
 enum class RowMove : std::uint8_t { pack, unpack, add };
-// pack: packed <- the rows; unpack: the rows <- packed; add: the rows <- the rows + packed, in f32. The tensor
-// is [batch, rows, heads, head_dim], and rows of both start at multiples of 16 bytes.
+// pack: packed <- the rows; unpack: the rows <- packed; add: the rows <- the rows + packed, in f32. The
+// tensor is [batch, rows, heads, head_dim], and rows of both start at multiples of 16 bytes.
 void move_rows(RowMove move, const TensorView& tensor, const TensorView& packed, const RowBlocks& blocks,
                const Stream& stream);
 

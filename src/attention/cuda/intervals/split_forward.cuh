@@ -104,12 +104,13 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
 }
 
 template <int D>
-__device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int consumer, int thread) {
+__device__ void consume(const AttentionCall& call, float* row_sums, SplitForward<D>& shared, int consumer,
+                        int thread) {
   const QueryBlock& block = shared.block;
   const int lane = thread % kWarp;
   const int first_row = consumer * 64 + thread / kWarp * 16 + lane / 4;  // of two, eight apart
   const ListHead& head = block.head;
-  float* lse = call.lse + call.statistics(head.b, head.head);
+  const std::int64_t statistics = call.statistics(head.b, head.head);
   float* output_data = static_cast<float*>(call.output.data) + head.b * call.output.batch_stride +
                        head.head * call.output.head_stride;
   // Where a thread's pair of columns of row r of two lies, or null.
@@ -122,21 +123,25 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
   // The softmax so far: nothing, the sink, or an earlier result.
   Softmax softmax;
   float output[D / 2] = {};
+  float resumed[2] = {};  // sums of the rows, before
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int32_t i = block.rows.begin + first_row + 8 * r;
     if (i < block.rows.end && call.resume) {
-      softmax.maximum[r] = lse[head.row(i)] * kLog2E;
+      const RowSoftmax before = RowSoftmax::load(call, row_sums, statistics + head.row(i));
+      softmax.maximum[r] = before.base;
+      resumed[r] = before.sum;
     } else if (i < block.rows.end && call.sinks != nullptr) {
       softmax.maximum[r] = call.sinks[head.head] * kLog2E;
+      resumed[r] = 1;
     }
-    softmax.sum[r] = softmax.maximum[r] == -kInfinity || lane % 4 != 0 ? 0.0F : 1.0F;
+    softmax.sum[r] = lane % 4 != 0 ? 0.0F : resumed[r];
   }
   if (call.resume) {
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) {
       const float* at = output_at(i % 4 / 2, i / 4 * 8 + lane % 4 * 2 + i % 2);
-      if (at != nullptr) output[i] = *at;
+      if (at != nullptr) output[i] = *at * resumed[i % 4 / 2];
     }
   }
 
@@ -193,16 +198,16 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
     float sum = softmax.sum[r];
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-    const float inverse = sum > 0 ? 1.0F / sum : 0.0F;
+    const RowInverse inverse = RowInverse::of(sum, row_sums != nullptr);
     const std::int32_t i = block.rows.begin + first_row + 8 * r;
     if (i < block.rows.end && lane % 4 == 0) {
-      lse[head.row(i)] = sum > 0 ? softmax.maximum[r] * kLn2 + logf(sum) : -kInfinity;
+      RowSoftmax{softmax.maximum[r], sum}.store(call, row_sums, statistics + head.row(i));
     }
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
       float* to = output_at(r, j * 8 + lane % 4 * 2);
       if (to == nullptr) continue;
-      const float2 pair = make_float2(output[4 * j + 2 * r] * inverse, output[4 * j + 2 * r + 1] * inverse);
+      const float2 pair = make_float2(inverse * output[4 * j + 2 * r], inverse * output[4 * j + 2 * r + 1]);
       if (call.output.aligned) {
         *reinterpret_cast<float2*>(to) = pair;
       } else {
@@ -215,7 +220,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
 
 template <int D>
 __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
-    split_forward_kernel(const __grid_constant__ AttentionCall call,
+    split_forward_kernel(const __grid_constant__ AttentionCall call, float* row_sums,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
   extern __shared__ float4 raw[];
   auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
@@ -243,17 +248,17 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
     split_inputs(call, shared, thread);
   } else {
     ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
-    consume(call, shared, group - 1, thread);
+    consume(call, row_sums, shared, group - 1, thread);
   }
 }
 
 template <int D>
-void launch_split_forward(const AttentionCall& call, const Stream& stream) {
+void launch_split_forward(const AttentionCall& call, float* row_sums, const Stream& stream) {
   static_assert(sizeof(SplitForward<D>) <= kHopperSharedBytes);
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitForward<D>::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,
-         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);
+         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, row_sums, tiling, tiles);
 }
 
 }  // namespace headroom::cuda
