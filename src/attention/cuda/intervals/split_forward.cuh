@@ -77,7 +77,7 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
     if (tile < 0) break;
     if (thread < kWarp) {
       const TileMask mask = TileMask::of(block.intervals, block.list, tile * kTileKeys, thread);
-      if (thread == 0) shared.key_tile[at.stage] = {tile * kTileKeys, mask};
+      if (thread == 0) shared.key_tile[at.stage()] = {tile * kTileKeys, mask};
     }
     const std::int32_t following = key_tiles.next();
     const auto split = [&](SplitTile<64, D>& to, auto& ring, const TypedHeadsView& next,
@@ -93,13 +93,13 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
       ptx::async_proxy_fence();
       ring.publish(at);
     };
-    split(shared.key[at.stage], shared.key_ring, call.value, tile);
+    split(shared.key[at.stage()], shared.key_ring, call.value, tile);
     shared.value_ring.wait_empty(at);
-    split(shared.value[at.stage], shared.value_ring, call.key, following);
+    split(shared.value[at.stage()], shared.value_ring, call.key, following);
     at.advance();
     tile = following;
   }
-  if (thread == 0) shared.key_tile[at.stage].first_key = -1;
+  if (thread == 0) shared.key_tile[at.stage()].first_key = -1;
   shared.key_ring.publish(at);
 }
 
@@ -146,10 +146,10 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
   while (true) {
     float scores[32];
     shared.key_ring.wait_full(at);
-    const std::int32_t first_key = shared.key_tile[at.stage].first_key;
-    const TileMask mask = shared.key_tile[at.stage].mask;
+    const std::int32_t first_key = shared.key_tile[at.stage()].first_key;
+    const TileMask mask = shared.key_tile[at.stage()].mask;
     if (first_key < 0) break;
-    multiply_scores(scores, shared.query, consumer * 64, shared.key[at.stage]);
+    multiply_scores(scores, shared.query, consumer * 64, shared.key[at.stage()]);
     shared.key_ring.release(at);
     if (rule.cap != 0) {
 #pragma unroll
@@ -177,7 +177,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
     float sums[D / 2];
     shared.value_ring.wait_full(at);
     ptx::wgmma_fence();
-    multiply_rows<D>(sums, probabilities, shared.value[at.stage], 0);
+    multiply_rows<D>(sums, probabilities, shared.value[at.stage()], 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(sums);
