@@ -7,10 +7,8 @@ namespace {
 
 class GatherRank {
  public:
-  GatherRank(Context& context, const RingSchedule& schedule, const RingForward& views)
+  GatherRank(Context& context, const ParallelSchedule& schedule, const RingForward& views)
       : context_(context), views_(views), whole_(schedule.problem()), problem_(whole_) {
-    const Support support = gather_supports(schedule);
-    check(bool{support}, "K and V cannot be gathered: {}", support.reason());
     const int rank = context.ranks().rank;
     for (int r = 0; r < schedule.ranks(); ++r) {
       counts_.push_back(schedule.partition().tokens(r) * whole_.heads_kv * whole_.head_dim);
@@ -97,33 +95,31 @@ class GatherRank {
 
 }  // namespace
 
-Support gather_supports(const RingSchedule& schedule) {
-  const AttentionProblem& problem = schedule.problem();
-  if (schedule.partition().kind != PartitionKind::contiguous || problem.batch != 1) {
+Support gather_supports(const AttentionProblem& whole, const Partition& partition) {
+  if (partition.kind != PartitionKind::contiguous || whole.batch != 1) {
     return Support::no("it takes one contiguous piece per rank and one sequence");
   }
-  if (problem.mask.block_rows > 0 || problem.sinks)
-    return Support::no("it takes no block lists and no sinks");
+  if (whole.mask.block_rows > 0 || whole.sinks) return Support::no("it takes no block lists and no sinks");
   return Support::yes();
 }
 
-void gather_attention_forward(Context& context, const RingSchedule& schedule, const RingForward& views,
+void gather_attention_forward(Context& context, const ParallelSchedule& schedule, const RingForward& views,
                               std::string_view pinned) {
   GatherRank(context, schedule, views).forward(pinned);
 }
 
-void gather_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,
+void gather_attention_backward(Context& context, const ParallelSchedule& schedule, const RingBackward& views,
                                std::string_view pinned) {
   GatherRank(context, schedule, views.forward).backward(views, pinned);
 }
 
-std::int64_t gather_sent_bytes(const RingSchedule& schedule, int rank, Pass pass) {
-  const AttentionProblem& problem = schedule.problem();
-  const std::int64_t row = 2 * problem.heads_kv * problem.head_dim;
-  const std::int64_t own = schedule.partition().tokens(rank);
-  const std::int64_t gathered = (schedule.ranks() - 1) * own * row * size_bytes(problem.dtype);
+std::int64_t gather_sent_bytes(const AttentionProblem& whole, const Partition& partition, int rank,
+                               Pass pass) {
+  const std::int64_t row = 2 * whole.heads_kv * whole.head_dim;
+  const std::int64_t own = partition.tokens(rank);
+  const std::int64_t gathered = (partition.ranks() - 1) * own * row * size_bytes(whole.dtype);
   if (pass == Pass::forward) return gathered;
-  return gathered + (problem.seq_k - own) * row * size_bytes(problem.dtype_of_sums());
+  return gathered + (whole.seq_k - own) * row * size_bytes(whole.dtype_of_sums());
 }
 
 }  // namespace headroom

@@ -170,9 +170,6 @@ std::int64_t RingSchedule::pairs(int rank) const {
 
 std::int64_t RingSchedule::sent_bytes(int rank, Pass pass) const {
   std::int64_t bytes = 0;
-  if (problem_.sinks && pass == Pass::backward) {
-    bytes += all_reduce_traffic({rank, ranks()}, problem_.heads_q * size_bytes(DType::f32)).sent_bytes;
-  }
   for (const Transfer& transfer : transfers_) {
     const std::int64_t elements = checked_multiply(2 * transfer.row_count, problem_.head_dim);
     if (transfer.owner == rank) bytes += elements * size_bytes(problem_.dtype);

@@ -52,13 +52,15 @@ AttentionProblem sized(std::int64_t seq, std::int64_t heads_q, std::int64_t head
   return problem;
 }
 
-RingSchedule schedule_of(const AttentionProblem& problem, int ranks, PartitionKind kind) {
-  return {problem, {}, make_partition(kind, ranks, problem, {})};
+ParallelSchedule schedule_of(const AttentionProblem& problem, int ranks, PartitionKind kind,
+                             AttentionWay way = AttentionWay::ring, int group = 0) {
+  return {way, problem, {}, make_partition(kind, ranks, problem, {}), group};
 }
 
-void run_ranks(const RingSchedule& schedule, const AttentionBackward& whole, std::string_view pinned = {}) {
+void run_ranks(const ParallelSchedule& schedule, const AttentionBackward& whole,
+               std::string_view pinned = {}) {
   on_thread_ranks(schedule.ranks(), {}, [&](Communicator& communicator) {
-    run_ring_rank(schedule, AttentionWay::ring, whole, communicator, 1, pinned);
+    run_ring_rank(schedule, whole, communicator, 1, pinned);
   });
 }
 
@@ -73,13 +75,16 @@ TEST(RingAttention, EqualsOneRankOnTheListOfCases) {
 
 TEST(RingAttention, SameBitsEveryTime) {
   const AttentionProblem problem = sized(97, 4, 2, DType::bf16, true);
-  const RingSchedule schedule = schedule_of(problem, 5, PartitionKind::zigzag);
-  const Whole first(problem);
-  const Whole second(problem);
-  run_ranks(schedule, first.views());
-  run_ranks(schedule, second.views());
-  for (std::size_t i = 0; i < first.results.size(); ++i) {
-    EXPECT_EQ(first.results[i].values(), second.results[i].values()) << i;
+  for (const ParallelSchedule& schedule :
+       {schedule_of(problem, 5, PartitionKind::zigzag),
+        schedule_of(problem, 6, PartitionKind::zigzag, AttentionWay::product, 2)}) {
+    const Whole first(problem);
+    const Whole second(problem);
+    run_ranks(schedule, first.views());
+    run_ranks(schedule, second.views());
+    for (std::size_t i = 0; i < first.results.size(); ++i) {
+      EXPECT_EQ(first.results[i].values(), second.results[i].values()) << i;
+    }
   }
 }
 
@@ -97,13 +102,10 @@ TEST(RingAttention, ErrorDoesNotGrowWithRanks) {
   }
 }
 
-// What three ranks compute as gradients is what a change of each input does to sum(O * dO), in fp64: the
-// reference row runs every chunk, and sums travel in f64.
-TEST(RingAttention, FiniteDifferencesThroughThreeRanks) {
-  AttentionProblem problem = sized(11, 2, 1, DType::f64, true);
-  problem.head_dim = 8;
-  const RingSchedule schedule = schedule_of(problem, 3, PartitionKind::zigzag);
-  const Whole whole(problem);
+// What ranks compute as gradients is what a change of each input does to sum(O * dO), in fp64: the reference
+// row runs every chunk, and sums travel in f64.
+void check_finite_differences(const ParallelSchedule& schedule) {
+  const Whole whole(schedule.problem());
   const AttentionBackward views = whole.views();
   run_ranks(schedule, views, "reference");
   const std::vector<std::vector<double>> gradients = {whole.results[1].values(), whole.results[2].values(),
@@ -132,24 +134,34 @@ TEST(RingAttention, FiniteDifferencesThroughThreeRanks) {
   }
 }
 
+TEST(RingAttention, FiniteDifferencesThroughThreeRanks) {
+  AttentionProblem problem = sized(11, 2, 1, DType::f64, true);
+  problem.head_dim = 8;
+  check_finite_differences(schedule_of(problem, 3, PartitionKind::zigzag));
+}
+
+TEST(RingAttention, FiniteDifferencesThroughTwoGroupsOfTwoRanks) {
+  AttentionProblem problem = sized(9, 4, 2, DType::f64, true);
+  problem.head_dim = 8;
+  check_finite_differences(schedule_of(problem, 4, PartitionKind::zigzag, AttentionWay::product, 2));
+}
+
 // Every message that the transport counted is in the schedule, and the other way round.
 TEST(RingAttention, SendsWhatTheScheduleCounts) {
   for (const RingCase& c : ring_cases()) {
-    if (c.ranks != (c.way == AttentionWay::heads ? 4 : 3)) continue;
-    if (c.attention.lse_gradient && c.way == AttentionWay::heads) continue;  // it is not counted
+    const bool divides_heads = c.way == AttentionWay::heads || c.way == AttentionWay::product;
+    if (c.ranks != (divides_heads ? 4 : 3)) continue;
+    if (c.attention.lse_gradient && divides_heads) continue;  // it is not counted
     SCOPED_TRACE(c.attention.group + ": " + c.name());
     const AttentionErrors errors = run_attention_case(
         c.attention,
         [&](const AttentionBackward& whole) {
-          const AttentionProblem& problem = c.attention.problem;
-          const RingSchedule schedule(problem, whole.forward,
-                                      make_partition(c.partition, c.ranks, problem, whole.forward));
+          const ParallelSchedule schedule = c.schedule(whole.forward);
           on_thread_ranks(c.ranks, {}, [&](Communicator& communicator) {
-            run_ring_rank(schedule, c.way, whole, communicator, 1);
+            run_ring_rank(schedule, whole, communicator, 1);
             const int rank = communicator.ranks().rank;
             EXPECT_EQ(communicator.traffic().sent_bytes,
-                      sent_bytes(c.way, schedule, rank, Pass::forward) +
-                          sent_bytes(c.way, schedule, rank, Pass::backward));
+                      schedule.sent_bytes(rank, Pass::forward) + schedule.sent_bytes(rank, Pass::backward));
           });
         },
         1);
@@ -167,10 +179,10 @@ AttentionBackward shapes_of(const AttentionProblem& p) {
   return shapes;
 }
 
-Layout rehearsed(const RingSchedule& schedule, AttentionWay way, int rank) {
+Layout rehearsed(const ParallelSchedule& schedule, int rank) {
   DeviceDescription device = describe_cpu();
   device.cores = 1;
-  return rehearse_ring(schedule, way, shapes_of(schedule.problem()), device, {rank, schedule.ranks()});
+  return rehearse_ring(schedule, shapes_of(schedule.problem()), device, {rank, schedule.ranks()});
 }
 
 // At most 1.1 x (single / ranks), two chunks of K and V and one f32 chunk of O; backward also one of dQ and
@@ -180,10 +192,10 @@ TEST(RingAttention, MemoryOfARankIsAShare) {
     for (const std::int64_t heads_kv : {8, 2}) {
       for (const PartitionKind kind : {PartitionKind::contiguous, PartitionKind::zigzag}) {
         const AttentionProblem problem = sized(8192, 8, heads_kv, dtype, true);
-        const double single = static_cast<double>(
-            rehearsed(schedule_of(problem, 1, kind), AttentionWay::ring, 0).reserved(Space::device));
+        const double single =
+            static_cast<double>(rehearsed(schedule_of(problem, 1, kind), 0).reserved(Space::device));
         for (const int ranks : {2, 4, 8, 16}) {
-          const RingSchedule schedule = schedule_of(problem, ranks, kind);
+          const ParallelSchedule schedule = schedule_of(problem, ranks, kind);
           const double tokens = static_cast<double>(schedule.partition().most_tokens());
           const double key_rows = tokens * static_cast<double>(2 * heads_kv * problem.head_dim);
           const double query_rows = tokens * static_cast<double>(problem.heads_q * problem.head_dim);
@@ -191,9 +203,7 @@ TEST(RingAttention, MemoryOfARankIsAShare) {
                                  2 * key_rows * static_cast<double>(size_bytes(dtype)) + 4 * query_rows +
                                  4 * query_rows + 3 * 4 * key_rows;
           for (int rank = 0; rank < ranks; ++rank) {
-            EXPECT_LE(
-                static_cast<double>(rehearsed(schedule, AttentionWay::ring, rank).reserved(Space::device)),
-                allowed)
+            EXPECT_LE(static_cast<double>(rehearsed(schedule, rank).reserved(Space::device)), allowed)
                 << name(dtype) << " heads_kv " << heads_kv << " " << name(kind) << " rank " << rank << " of "
                 << ranks;
           }
@@ -208,11 +218,13 @@ TEST(RingAttention, NeedsLessThanOneRankAndThanGathering) {
   AttentionProblem problem = sized(8192, 8, 8, DType::f16, false);
   problem.mask.dilations[0] = {2048, 2};
   problem.mask.dilation_count = 1;
-  const RingSchedule one = schedule_of(problem, 1, PartitionKind::contiguous);
-  const RingSchedule two = schedule_of(problem, 2, PartitionKind::contiguous);
-  const std::int64_t single = rehearsed(one, AttentionWay::ring, 0).reserved(Space::device);
-  const std::int64_t ring = rehearsed(two, AttentionWay::ring, 0).reserved(Space::device);
-  const std::int64_t gather = rehearsed(two, AttentionWay::gather, 0).reserved(Space::device);
+  const auto bytes = [&](int ranks, AttentionWay way) {
+    const ParallelSchedule schedule = schedule_of(problem, ranks, PartitionKind::contiguous, way);
+    return rehearsed(schedule, 0).reserved(Space::device);
+  };
+  const std::int64_t single = bytes(1, AttentionWay::ring);
+  const std::int64_t ring = bytes(2, AttentionWay::ring);
+  const std::int64_t gather = bytes(2, AttentionWay::gather);
   EXPECT_LT(ring, single);
   EXPECT_LT(ring, gather);
 }
@@ -220,10 +232,11 @@ TEST(RingAttention, NeedsLessThanOneRankAndThanGathering) {
 // Buffers are taken before the loops: the allocations of a pass do not depend on the number of tokens.
 TEST(RingAttention, EventsDoNotDependOnTokens) {
   const auto events = [](std::int64_t seq) {
-    const RingSchedule schedule = schedule_of(sized(seq, 4, 2, DType::bf16, true), 4, PartitionKind::zigzag);
+    const ParallelSchedule schedule =
+        schedule_of(sized(seq, 4, 2, DType::bf16, true), 4, PartitionKind::zigzag);
     const AttentionBackward shapes = shapes_of(schedule.problem());
     Context context(describe_cpu(), {1, 4});
-    RingRun run(context, schedule, AttentionWay::ring, shapes);
+    RingRun run(context, schedule, shapes);
     run.forward();
     run.backward();
     std::map<Phase, std::size_t> counts;
@@ -236,21 +249,24 @@ TEST(RingAttention, EventsDoNotDependOnTokens) {
 }
 
 TEST(RingAttention, RefusesAnotherNumberOfRanks) {
-  const AttentionProblem problem = sized(32, 2, 1, DType::f32, true);
-  const RingSchedule schedule = schedule_of(problem, 3, PartitionKind::zigzag);
-  EXPECT_THROW(static_cast<void>(rehearse_ring(schedule, AttentionWay::ring, Whole(problem).views(),
-                                               describe_cpu(), {0, 2})),
-               Error);
+  const AttentionProblem problem = sized(32, 4, 2, DType::f32, true);
+  const auto rehearse = [&](const ParallelSchedule& schedule, int ranks) {
+    return rehearse_ring(schedule, Whole(problem).views(), describe_cpu(), {0, ranks});
+  };
+  EXPECT_THROW(static_cast<void>(rehearse(schedule_of(problem, 3, PartitionKind::zigzag), 2)), Error);
+  EXPECT_THROW(static_cast<void>(rehearse(schedule_of(problem, 3, PartitionKind::zigzag), 6)), Error);
+  const ParallelSchedule product = schedule_of(problem, 4, PartitionKind::zigzag, AttentionWay::product, 2);
+  EXPECT_THROW(static_cast<void>(rehearse(product, 2)), Error);
 }
 
 // A GPU's rows do not add to gradients yet: that is said, and not computed otherwise.
 TEST(RingAttention, BackwardOnAGpuIsRefused) {
   const AttentionProblem problem = sized(256, 2, 1, DType::bf16, true);
-  const RingSchedule schedule = schedule_of(problem, 2, PartitionKind::zigzag);
+  const ParallelSchedule schedule = schedule_of(problem, 2, PartitionKind::zigzag);
   DeviceDescription gpu{.kind = DeviceKind::cuda, .name = "made up"};
   gpu.compute_major = 9;
   try {
-    static_cast<void>(rehearse_ring(schedule, AttentionWay::ring, Whole(problem).views(), gpu, {0, 2}));
+    static_cast<void>(rehearse_ring(schedule, Whole(problem).views(), gpu, {0, 2}));
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("gradients"));

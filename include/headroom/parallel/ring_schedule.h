@@ -1,5 +1,5 @@
 // The schedule of a ring: a pure function of ranks, partition, mask and lists. It is what runs, what a
-// rehearsal records, what is charged and what is drawn.
+// rehearsal records, what is charged and what is drawn. A rank here is a member of the ring.
 //
 // Q stays where it is. In step s, rank r reads keys of rank r - s, modulo the number of ranks: exactly the
 // rows that one of its queries sees, in transfers of at most half the largest chunk. A transfer that nobody
@@ -61,8 +61,7 @@ class RingSchedule {
 
   // (query, key) pairs that a rank computes.
   [[nodiscard]] std::int64_t pairs(int rank) const;
-  // Bytes that a rank sends in a pass: K and V, and in backward also the gradients of what it read, and
-  // its part of the sum of dSink.
+  // Bytes of K and V that a rank sends in a pass, and in backward also of the gradients of what it read.
   [[nodiscard]] std::int64_t sent_bytes(int rank, Pass pass) const;
   // Rows of the largest transfer's interval, and the most rows that one transfer sends, over all ranks.
   [[nodiscard]] std::int64_t most_keys() const { return most_keys_; }
