@@ -1,5 +1,6 @@
-// The way to compare with: every rank gathers all K and V, as attention over ranks was first built in many
-// places. Its memory grows with the whole sequence. It takes one contiguous piece per rank and one sequence.
+// The way to compare with: every rank gathers Q, K and V of the whole sequence, computes all of it and keeps
+// its own rows. Rings were built so in several places; memory and work per rank then do not fall with the
+// number of ranks. It takes one contiguous piece per rank and one sequence.
 #pragma once
 
 #include "headroom/parallel/parallel_schedule.h"
@@ -12,6 +13,7 @@ void gather_attention_forward(Context& context, const ParallelSchedule& schedule
                               std::string_view pinned);
 void gather_attention_backward(Context& context, const ParallelSchedule& schedule, const RingBackward& views,
                                std::string_view pinned);
+// A gradient of lse adds its own.
 [[nodiscard]] std::int64_t gather_sent_bytes(const AttentionProblem& whole, const Partition& partition,
                                              int rank, Pass pass);
 

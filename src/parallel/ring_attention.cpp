@@ -50,18 +50,17 @@ class RingRank {
 
   // A ring of one member has one pair: the sequence with itself. Nothing is added to its results.
   [[nodiscard]] bool alone() const { return schedule_.ranks() == 1; }
-  // The first pair of a piece is the piece with itself: it has the sinks, and nothing to resume from.
-  [[nodiscard]] static bool is_first(const ChunkPair& pair) { return pair.queries == pair.keys; }
+  // The first pair of a piece has the sinks, and nothing to resume from.
   [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
     AttentionProblem part = problem_;
     part.seq_q = pair.queries.size();
     part.seq_k = pair.keys.size();
     part.chunk = {.query_start = pair.queries.begin, .key_start = pair.keys.begin};
-    part.sinks = problem_.sinks && is_first(pair);
+    part.sinks = problem_.sinks && pair.first;
     if (alone()) return part;
     if (pass == Pass::forward) {
       part.output_dtype = problem_.dtype_of_sums();
-      part.resume = !is_first(pair);
+      part.resume = !pair.first;
     } else {
       part.gradient_dtype = problem_.dtype_of_sums();
       part.add_gradients = true;

@@ -135,8 +135,10 @@ std::vector<RingCase> ring_cases() {
     }
   }
   for (const int ranks : {2, 3}) {
-    add({"allgather", causal(sized(131, 4, 2))}, DType::f32, ranks, AttentionWay::gather,
-        PartitionKind::contiguous);
+    AttentionCase gathered = causal(sized(131, 4, 2));
+    gathered.problem.sinks = true;
+    gathered.lse_gradient = ranks == 2;
+    add({"allgather", gathered}, DType::f32, ranks, AttentionWay::gather, PartitionKind::contiguous);
   }
   return cases;
 }

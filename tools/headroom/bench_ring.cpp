@@ -409,7 +409,7 @@ void add_bench_ring(Command app, std::ostream& out) {
   app.add_list(
       "--impl", options->implementation,
       "ring, heads (all-to-all), product:N (N ranks in a row divide heads, their groups are a ring), "
-      "allgather (every rank gathers all K and V, to compare with)");
+      "allgather (every rank gathers all of Q, K and V, to compare with)");
   app.add_budget("--link-rate", options->link_rate,
                  "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
   add_bench_options(app, options->bench);

@@ -17,7 +17,7 @@ enum class AttentionWay : std::uint8_t {
   ring,     // groups of one rank
   heads,    // one group
   product,  // groups of more than one rank, more than one of them
-  gather,   // every rank gathers all K and V: to compare with, it needs memory for the whole sequence
+  gather,   // every rank gathers the whole sequence and computes all of it: to compare with
 };
 // Returns ring, heads, allgather, or product:2 with groups of two ranks.
 [[nodiscard]] std::string name(AttentionWay way, int group);

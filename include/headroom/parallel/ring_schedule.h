@@ -17,6 +17,7 @@ struct ChunkPair {
   Piece queries;
   Piece keys;
   std::int64_t pairs = 0;  // (query, key) pairs that attend, over all heads and sequences
+  bool first = false;      // of its queries, whatever the mask leaves of it
 };
 
 // Positions begin, begin + stride, ... (count of them).
@@ -53,8 +54,8 @@ class RingSchedule {
   // What a rank receives or sends in a slot; null: nothing.
   [[nodiscard]] const Transfer* received(int rank, std::int64_t slot) const;
   [[nodiscard]] const Transfer* sent(int rank, std::int64_t slot) const;
-  // A rank's queries with its own keys. The first pair of each piece is the piece with itself, whatever the
-  // mask leaves of it.
+  // A rank's queries with its own keys, in parts as long as transfers at most; of a ring of one member the
+  // whole sequence at once.
   [[nodiscard]] std::span<const ChunkPair> local(int rank) const {
     return local_[static_cast<std::size_t>(rank)];
   }
@@ -70,6 +71,7 @@ class RingSchedule {
   [[nodiscard]] bool packs() const { return packs_; }
 
  private:
+  void add_local(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts, int rank);
   void add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
                 std::int64_t step);
   void index_transfers();
