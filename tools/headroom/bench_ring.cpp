@@ -42,11 +42,21 @@ struct Options {
 struct Case {
   AttentionProblem problem;
   std::string mask;
+  std::vector<std::int32_t> document_starts;
   int ranks = 1;
   PartitionKind partition = PartitionKind::zigzag;
   AttentionWay way = AttentionWay::ring;
   int group = 0;  // ranks that divide heads, in the product
 };
+
+// The lists of the whole sequence, in host memory.
+AttentionForward lists_of(const Case& c) {
+  AttentionForward lists;
+  if (c.document_starts.empty()) return lists;
+  lists.document_starts = TensorView(const_cast<std::int32_t*>(c.document_starts.data()), DType::i32,
+                                     {1, std::ssize(c.document_starts)});
+  return lists;
+}
 
 void set_way(Case& c, std::string_view text) {
   constexpr std::string_view kProduct = "product:";
@@ -81,7 +91,9 @@ struct Row {
 // Inputs and results of the whole sequence, in host memory.
 class Whole {
  public:
-  explicit Whole(const AttentionProblem& problem) {
+  explicit Whole(const Case& c) {
+    const AttentionProblem& problem = c.problem;
+    views_.forward = lists_of(c);
     const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
     const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
     const DType dtype = problem.dtype;
@@ -201,18 +213,25 @@ Row measure_rank(const Case& c, const ParallelSchedule& schedule, const Attentio
   return row;
 }
 
-// The same attention on one rank with all threads.
+// The same attention on one rank with all threads. after_step() is called after each step.
+template <class AfterStep>
 void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, int threads,
-                    Row& row) {
+                    Row& row, const AfterStep& after_step) {
   const ParallelSchedule schedule(AttentionWay::ring, c.problem, whole.forward,
                                   make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
   CpuBackend backend(threads);
   const Layout layout = rehearse_ring(schedule, whole, backend.description(), {});
   Context context(backend, layout);
   RingRun run(context, schedule, whole);
-  for (int i = 0; i < options.bench.warmup; ++i) run.forward();
+  for (int i = 0; i < options.bench.warmup; ++i) {
+    run.forward();
+    after_step();
+  }
   std::vector<double> forward;
-  repeat(options.bench, [&] { forward.push_back(seconds_of([&] { run.forward(); })); });
+  repeat(options.bench, [&] {
+    forward.push_back(seconds_of([&] { run.forward(); }));
+    after_step();
+  });
   row.single_forward_ms = median(forward) * 1e3;
   row.single_bytes = layout.reserved(Space::device);
 }
@@ -229,11 +248,12 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
                                .heads_q = options.heads,
                                .heads_kv = options.kv_heads == 0 ? options.heads : options.kv_heads,
                                .head_dim = options.head_dim,
-                               .dtype = parse_dtype(options.dtype),
-                               .mask = parse_mask(mask)},
+                               .dtype = parse_dtype(options.dtype)},
                    .mask = mask,
+                   .document_starts = {},
                    .ranks = static_cast<int>(ranks),
                    .partition = parse_partition(partition)};
+            c.document_starts = apply_mask(c.problem, mask);
             set_way(c, way);
             if (c.way == AttentionWay::gather) c.partition = PartitionKind::contiguous;
             validate(c.problem);
@@ -247,7 +267,7 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
 }
 
 Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDevice& device) {
-  const Whole whole(c.problem);
+  const Whole whole(c);
   const AttentionBackward& views = whole.views();
   const Partition partition = make_partition(c.partition, c.ranks, c.problem, views.forward);
   Row row;
@@ -281,10 +301,20 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
       if (communicator.ranks().rank == 0) row = measured;
     });
   }
-  if (mpi == nullptr || mpi->communicator().ranks().rank == 0) {
-    measure_single(c, views, options, threads, row);
+  if (mpi == nullptr) {
+    measure_single(c, views, options, threads, row, [] {});
+    return row;
   }
-  if (mpi != nullptr) mpi->communicator().barrier();
+  // The other ranks wait while the first one measures, step by step: all steps together may take longer than
+  // the timeout. The sum is 1 where another step follows.
+  Communicator& communicator = mpi->communicator();
+  if (communicator.ranks().rank == 0) {
+    measure_single(c, views, options, threads, row, [&] { static_cast<void>(communicator.all_reduce(1.0)); });
+    static_cast<void>(communicator.all_reduce(0.0));
+  } else {
+    while (communicator.all_reduce(0.0) > 0) {
+    }
+  }
   return row;
 }
 
@@ -339,8 +369,9 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
   page.sections.emplace_back(TableSection{.title = "Measured", .table = table});
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
-    const RingSchedule schedule(row.c.problem, {},
-                                make_partition(row.c.partition, row.c.ranks, row.c.problem, {}));
+    const AttentionForward lists = lists_of(row.c);
+    const RingSchedule schedule(row.c.problem, lists,
+                                make_partition(row.c.partition, row.c.ranks, row.c.problem, lists));
     page.sections.emplace_back(
         schedule_chart(schedule, fmt::format("{} over {} ranks, {}, {} tokens", row.c.mask, row.c.ranks,
                                              name(row.c.partition), format_count(row.c.problem.seq_k))));
@@ -353,9 +384,13 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
 void print_choices(const std::vector<Row>& rows, const Options& options, std::ostream& out) {
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
-    const double flops_per_second = flops(row.c.problem, Pass::forward) / (row.single_forward_ms / 1e3);
+    const AttentionForward lists = lists_of(row.c);
+    const Piece all{0, row.c.problem.seq_k};
+    const double flops = 4.0 * static_cast<double>(row.c.problem.head_dim) *
+                         static_cast<double>(count_pairs(row.c.problem, lists, all, all));
+    const double flops_per_second = flops / (row.single_forward_ms / 1e3);
     const WayChoice choice =
-        choose_way(row.c.problem, {}, make_partition(row.c.partition, row.c.ranks, row.c.problem, {}),
+        choose_way(row.c.problem, lists, make_partition(row.c.partition, row.c.ranks, row.c.problem, lists),
                    {.flops_per_second = flops_per_second / row.c.ranks,
                     .link_bytes_per_second = static_cast<double>(*options.link_rate)});
     fmt::print(out, "{} over {} ranks: {} is best; {}\n", row.c.mask, row.c.ranks,
@@ -404,7 +439,8 @@ void add_bench_ring(Command app, std::ostream& out) {
                 "Key and value heads (default: as many as query heads)");
   app.add_whole("--head-dim", options->head_dim, 1, kMostTokens, "Head size");
   app.add_text("--dtype", options->dtype, "f32, bf16 or f16");
-  app.add_list("--mask", options->mask, "full, causal, window:N, dilated:SEGMENT/RATE; joined by +");
+  app.add_list("--mask", options->mask,
+               "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
   app.add_list("--partition", options->partition, "contiguous, zigzag, balanced");
   app.add_list(
       "--impl", options->implementation,
