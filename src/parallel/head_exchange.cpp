@@ -76,7 +76,8 @@ void HeadExchange::exchange(const Tensor& to, std::span<const std::int64_t> to_c
 }
 
 const std::vector<Piece>& HeadExchange::pieces_of_member(int member) const {
-  return schedule_.partition().pieces[static_cast<std::size_t>(first_ + member)];
+  const int rank = first_ + member;
+  return schedule_.partition().pieces[static_cast<std::size_t>(rank)];
 }
 
 std::int64_t HeadExchange::heads_of(const HeadTensor& tensor) const {

@@ -58,7 +58,7 @@ std::string name(AttentionWay way, int group) {
 }
 
 Support supports_way(AttentionWay way, const AttentionProblem& whole, const Partition& partition, int group) {
-  if (const Support support = ring_supports(whole); !support) return support;
+  if (Support support = ring_supports(whole); !support) return support;
   const int ranks = partition.ranks();
   switch (way) {
     case AttentionWay::ring: return Support::yes();
