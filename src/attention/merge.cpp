@@ -1,5 +1,7 @@
 #include "attention/merge.h"
 
+#include <cmath>
+
 #include "attention/cuda/sequence.h"
 #include "headroom/cpu/thread_pool.h"
 
@@ -46,6 +48,15 @@ void merge_on_cpu(const AttentionPartial& into, const AttentionPartial& from, co
   });
 }
 
+void close_row(float* output, std::int64_t elements, float& lse, double row_sum) {
+  constexpr double kLn2 = 0.6931471805599453;
+  lse = static_cast<float>(kLn2 * double{lse} + std::log(row_sum));
+  const double inverse = 1 / row_sum;
+  for (std::int64_t c = 0; c < elements; ++c) {
+    output[c] = static_cast<float>(double{output[c]} * inverse);
+  }
+}
+
 }  // namespace
 
 void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from) {
@@ -62,6 +73,31 @@ void merge_attention(Context& context, const AttentionPartial& into, const Atten
               [&](const Stream& stream) {
                 on_cpu ? merge_on_cpu(into, from, stream)
                        : cuda::merge_partials(cuda::merge_call(into, from), stream);
+              });
+}
+
+void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum) {
+  const TensorView& output = partial.output;
+  const Shape& rows = output.shape();
+  check(rows.rank() == 4, "a partial output has shape {}, not [batch, seq_q, heads_q, head_dim]", rows);
+  check_partial(partial, rows, "last");
+  check(row_sum.shape() == partial.lse.shape() && row_sum.dtype() == DType::f64,
+        "the row sums of {} are {} of {}; they have to be f64 of the same shape", partial.lse.shape(),
+        row_sum.shape(), name(row_sum.dtype()));
+  const auto elements = static_cast<double>(output.elements());
+  context.run({.kernel = "attention close", .flops = elements, .bytes = 4 * 2 * elements},
+              [&](const Stream& stream) {
+                check(stream.device->kind == DeviceKind::cpu, "rows are open on the CPU only");
+                parallel_for(stream, rows[0] * rows[1], [&](std::int64_t item) {
+                  const std::int64_t b = item / rows[1];
+                  const std::int64_t q = item % rows[1];
+                  for (std::int64_t h = 0; h < rows[2]; ++h) {
+                    const double sum = row_sum.data<double>()[row_sum.offset(b, h, q)];
+                    if (sum == 0) continue;
+                    close_row(output.data<float>() + output.offset(b, q, h), rows[3],
+                              partial.lse.data<float>()[partial.lse.offset(b, h, q)], sum);
+                  }
+                });
               });
 }
 

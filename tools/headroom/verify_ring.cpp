@@ -38,7 +38,7 @@ int run(const VerifyOptions& options, std::ostream& out) {
       const double worst =
           mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator()).worst(), mpi->communicator())
               : run_ring_case(c).worst();
-      verification.ran(name(c.way), c.attention.group, c.name(), worst);
+      verification.ran(name(c.way, c.group), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);
