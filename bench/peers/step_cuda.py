@@ -23,6 +23,8 @@ from side import run_headroom
 SHAPE = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 1 << 21,
          "rope_theta": 1e6}
+SIDES = ("checkpointing", "plain", "compiled", "compiled_checkpointing")
+LONG = 65536  # tokens from which a step is measured once
 PEAK = 989e12  # FLOP/s of bf16 on the data sheet
 
 
@@ -88,6 +90,7 @@ def main():
     parser.add_argument("--headroom", default="build/cuda/headroom", help="the program")
     parser.add_argument("--context", type=sizes, default=[8192, 32768, 131072])
     parser.add_argument("--more-sides", type=int, default=8192, help="the longest context that runs all sides")
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=list(SIDES), help="those that it runs")
     parser.add_argument("--seconds", type=float, default=5, help="of Headroom, after a warm-up")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -95,15 +98,16 @@ def main():
         return print(json.dumps(measure(json.loads(options.side))))
     rows = []
     for context in options.context:
+        long = context > LONG
         bench, ours = run_headroom([options.headroom, "bench", "step", "--model", "qwen3-4b", "--context", str(context), "--dtype", "bf16",
-                                    "--device", "cuda:0", "--max-seconds", str(options.seconds), "--json"])
+                                    "--device", "cuda:0", "--max-seconds", str(options.seconds), "--json"]
+                                   + (["--warmup", "0", "--steps", "1"] if long else []))
         row = {"context": context, "headroom": ours}
         # 6 FLOP for each parameter and token, and causal attention's products forward and backward.
         flops = 6 * 4.022e9 * context + 3.5 * 36 * 2 * 4096 * float(context) ** 2
         ours["mfu"] = flops / (ours["milliseconds"] / 1e3) / PEAK
         print(context, "headroom", {k: ours[k] for k in ("milliseconds", "mfu", "planned_bytes", "strategy")}, file=sys.stderr, flush=True)
-        long = context > 65536
-        sides = ["checkpointing", "plain", "compiled", "compiled_checkpointing"] if context <= options.more_sides else ["checkpointing"]
+        sides = options.sides if context <= options.more_sides else ["checkpointing"]
         request = {"sides": sides, "context": context, "warmup": 2, "warm_context": 8192 if long else context, "steps": 1 if long else 5}
         child = subprocess.run([sys.executable, __file__, "--side", json.dumps(request)], stdout=subprocess.PIPE, text=True)
         if child.returncode != 0:

@@ -78,8 +78,12 @@ struct AttentionForward {
   TensorView output;  // [batch, seq_q, heads_q, head_dim] in the output's dtype
   TensorView lse;     // [batch, heads_q, seq_q] f32; -inf where a row sees nothing, and its output is 0
   TensorView saved;   // [saved_bytes] u8: what the implementation keeps for its backward
-  TensorView lse_low{};  // as lse, or empty: what f32 leaves of lse. Given to every chunk of a long chain
-                         // that resumes, the error does not grow with the chain; rows may leave it alone
+  // [batch, heads_q, seq_q] f64, or empty. Given to every chunk of a chain that resumes, zeros at first, it
+  // lets the softmax of a row stay open between chunks, so that nothing is rounded there and the error does
+  // not grow with the chain. Where it is above 0 the row is open: the output is not divided by it yet, and
+  // lse is the exponent of 2 that the sum is relative to. Rows of the family may leave it alone.
+  // close_attention ends the chain.
+  TensorView row_sum{};
 };
 
 struct AttentionBackward {
@@ -135,6 +139,9 @@ struct AttentionPartial {
 // into <- attention over the keys of both, which have none in common. A row that has seen nothing in either
 // gets an output of 0.
 void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from);
+
+// Of every row that is open: output <- output / row_sum, lse <- ln(2) * lse + ln(row_sum).
+void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum);
 
 // The mask of one head of one sequence; with mixed dilation, of one of its patterns.
 [[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views,

@@ -84,8 +84,8 @@ void check_views(const AttentionProblem& problem, const AttentionForward& views)
   check_rows(views.value, key_shape(problem), problem.dtype, "value");
   check_result(views.output, query_shape(problem), problem.dtype_of_output(), "output");
   check_dense(views.lse, statistics_shape(problem), problem.dtype_of_sums(), "lse");
-  if (views.lse_low.elements() > 0) {
-    check_dense(views.lse_low, statistics_shape(problem), problem.dtype_of_sums(), "lse_low");
+  if (views.row_sum.elements() > 0) {
+    check_dense(views.row_sum, statistics_shape(problem), DType::f64, "row_sum");
   }
   const Mask& mask = problem.mask;
   if (problem.sinks) check_dense(views.sinks, {problem.heads_q}, DType::f32, "sinks");

@@ -46,6 +46,24 @@ void merge_on_cpu(const AttentionPartial& into, const AttentionPartial& from, co
   });
 }
 
+void close_on_cpu(const AttentionPartial& partial, const TensorView& row_sum, const Stream& stream) {
+  const TensorView& output = partial.output;
+  const Shape& rows = output.shape();
+  parallel_for(stream, rows[0] * rows[1], [&](std::int64_t item) {
+    const std::int64_t b = item / rows[1];
+    const std::int64_t q = item % rows[1];
+    for (std::int64_t h = 0; h < rows[2]; ++h) {
+      const double sum = row_sum.data<double>()[row_sum.offset(b, h, q)];
+      if (sum == 0) continue;
+      float& lse = partial.lse.data<float>()[partial.lse.offset(b, h, q)];
+      const ClosedRow row = ClosedRow::of(lse, sum);
+      lse = row.lse;
+      float* to = output.data<float>() + output.offset(b, q, h);
+      for (std::int64_t c = 0; c < rows[3]; ++c) to[c] = row.divided(to[c]);
+    }
+  });
+}
+
 }  // namespace
 
 void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from) {
@@ -62,6 +80,23 @@ void merge_attention(Context& context, const AttentionPartial& into, const Atten
               [&](const Stream& stream) {
                 on_cpu ? merge_on_cpu(into, from, stream)
                        : cuda::merge_partials(cuda::merge_call(into, from), stream);
+              });
+}
+
+void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum) {
+  const TensorView& output = partial.output;
+  const Shape& rows = output.shape();
+  check(rows.rank() == 4, "a partial output has shape {}, not [batch, seq_q, heads_q, head_dim]", rows);
+  check_partial(partial, rows, "last");
+  check(row_sum.shape() == partial.lse.shape() && row_sum.dtype() == DType::f64,
+        "the row sums of {} are {} of {}; they have to be f64 of the same shape", partial.lse.shape(),
+        row_sum.shape(), name(row_sum.dtype()));
+  const bool on_cpu = context.description().kind == DeviceKind::cpu;
+  const auto elements = static_cast<double>(output.elements());
+  context.run({.kernel = "attention close", .flops = elements, .bytes = 4 * 2 * elements},
+              [&](const Stream& stream) {
+                on_cpu ? close_on_cpu(partial, row_sum, stream)
+                       : cuda::close_partial(cuda::close_call(partial, row_sum), stream);
               });
 }
 

@@ -1,4 +1,4 @@
-// What two partial results weigh in their merge, on host and device.
+// What two partial results weigh in their merge, and what closes an open one, on host and device.
 #pragma once
 
 #include <cmath>
@@ -29,6 +29,20 @@ struct MergeWeights {
   float merged(float output_into, float output_from) const {
     return (into == 0 ? 0 : into * output_into) + (from == 0 ? 0 : from * output_from);
   }
+};
+
+// A row that was open (headroom/attention.h), with its sum above 0.
+struct ClosedRow {
+  double inverse = 1;
+  float lse = 0;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  static ClosedRow of(float base, double row_sum) {
+    constexpr double kLn2 = 0.6931471805599453;
+    return {1 / row_sum, static_cast<float>(kLn2 * double{base} + std::log(row_sum))};
+  }
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  float divided(float output) const { return static_cast<float>(double{output} * inverse); }
 };
 
 }  // namespace headroom

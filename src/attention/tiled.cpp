@@ -99,7 +99,7 @@ cpu::AttentionForwardCall interval_call(const AttentionProblem& problem, const A
           .sinks = problem.sinks ? views.sinks.data<float>() : nullptr,
           .resume = problem.resume,
           .lse = statistics_view(views.lse),
-          .lse_low = statistics_view(views.lse_low)};
+          .row_sum = statistics_view<double>(views.row_sum)};
 }
 
 std::int64_t workspace_bytes(const AttentionProblem& problem, const DeviceDescription& device, Pass pass) {
@@ -177,11 +177,6 @@ std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, Pass pass) {
 
 cpu::HeadsView heads_view(const TensorView& view) {
   return {view.raw(), view.stride(0), view.stride(1), view.stride(2)};
-}
-
-cpu::StatisticsView statistics_view(const TensorView& view) {
-  if (view.elements() == 0) return {};
-  return {view.data<float>(), view.stride(0), view.stride(1)};
 }
 
 const AttentionImplementation& tiled_attention() {

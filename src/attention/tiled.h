@@ -11,7 +11,11 @@ namespace headroom {
                                                const DeviceDescription& device);
 [[nodiscard]] std::int64_t kernel_bytes(const cpu::AttentionSizes& sizes, Pass pass);
 [[nodiscard]] cpu::HeadsView heads_view(const TensorView& view);
-[[nodiscard]] cpu::StatisticsView statistics_view(const TensorView& view);
+template <class T = float>
+[[nodiscard]] cpu::StatisticsView<T> statistics_view(const TensorView& view) {
+  if (view.elements() == 0) return {};
+  return {view.data<T>(), view.stride(0), view.stride(1)};
+}
 
 [[nodiscard]] std::int64_t dilated_workspace_bytes(const AttentionProblem& problem,
                                                    const DeviceDescription& device, Pass pass);

@@ -132,9 +132,10 @@ cpu::HeadsView part_heads(const AttentionProblem& problem, const TensorView& vie
   return heads;
 }
 
-cpu::StatisticsView part_statistics(const AttentionProblem& problem, const TensorView& view,
-                                    const Part& part) {
-  cpu::StatisticsView statistics = statistics_view(view);
+template <class T = float>
+cpu::StatisticsView<T> part_statistics(const AttentionProblem& problem, const TensorView& view,
+                                       const Part& part) {
+  cpu::StatisticsView<T> statistics = statistics_view<T>(view);
   if (statistics.data == nullptr) return {};
   statistics.data += part.member * statistics.head_stride;
   statistics.head_stride *= group_size(problem);
@@ -166,7 +167,7 @@ cpu::AttentionForwardCall part_call(const AttentionProblem& problem, const Atten
                                  .output = part_heads(problem, output, part),
                                  .resume = true,
                                  .lse = part_statistics(problem, views.lse, part),
-                                 .lse_low = part_statistics(problem, views.lse_low, part)};
+                                 .row_sum = part_statistics<double>(problem, views.row_sum, part)};
   call.sizes.output_dtype = output.dtype();
   return call;
 }
@@ -229,7 +230,7 @@ cpu::AttentionForwardCall pattern_alone(const AttentionProblem& problem, const D
       heads_view(TensorView(memory.pattern_output, DType::f32,
                             Shape{problem.batch, problem.seq_q, problem.heads_kv, problem.head_dim}));
   call.lse = {memory.pattern_lse, problem.heads_kv * problem.seq_q, problem.seq_q};
-  call.lse_low = {};
+  call.row_sum = {};
   call.resume = false;
   return call;
 }
@@ -253,9 +254,9 @@ void dilated_forward(const AttentionProblem& problem, const AttentionForward& vi
       const std::int64_t head = item % problem.heads_q;
       std::fill_n(views.lse.data<float>() + views.lse.offset(item / problem.heads_q, head), problem.seq_q,
                   problem.sinks ? views.sinks.data<float>()[head] : -kInfinity);
-      if (views.lse_low.elements() == 0) return;
-      std::fill_n(views.lse_low.data<float>() + views.lse_low.offset(item / problem.heads_q, head),
-                  problem.seq_q, 0.0F);
+      if (views.row_sum.elements() == 0) return;
+      std::fill_n(views.row_sum.data<double>() + views.row_sum.offset(item / problem.heads_q, head),
+                  problem.seq_q, 0.0);
     });
   }
   for_each_part(problem, [&](const Part& part) {

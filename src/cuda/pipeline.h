@@ -5,21 +5,20 @@
 
 namespace headroom {
 
-// Which stage of a ring is next, and the parity of its phase.
+// How many steps a ring has gone; which stage is next, and the parity of its phase. One register.
 template <int kStages>
 struct RingPosition {
-  int stage = 0;
-  std::uint32_t parity = 0;
+  std::uint32_t step = 0;
 
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  [[nodiscard]] __device__ __forceinline__ int stage() const { return static_cast<int>(step % kStages); }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t parity() const { return step / kStages % 2; }
+  [[nodiscard]] __device__ __forceinline__ RingPosition before() const { return {step - 1}; }
+  __device__ __forceinline__ void advance() { ++step; }
 };
 
-// In shared memory: `full` once a stage's bytes have arrived, `empty` once every consumer has read them.
+// In shared memory: `full` once a stage's bytes have arrived, `empty` once every consumer has read them. A
+// producer or consumer is one thread, or a warp, which arrives once for all of its threads: 32 arrivals would
+// be counted one after the other.
 template <int kStages>
 struct Ring {
   std::uint64_t full[kStages];
@@ -33,13 +32,25 @@ struct Ring {
   }
   // Producer: a stage to fill, which starts out free.
   __device__ __forceinline__ void wait_empty(RingPosition<kStages> at) {
-    ptx::mbarrier_wait(empty[at.stage], at.parity ^ 1);
+    ptx::mbarrier_wait(empty[at.stage()], at.parity() ^ 1);
   }
   __device__ __forceinline__ void wait_full(RingPosition<kStages> at) {
-    ptx::mbarrier_wait(full[at.stage], at.parity);
+    ptx::mbarrier_wait(full[at.stage()], at.parity());
   }
-  __device__ __forceinline__ void publish(RingPosition<kStages> at) { ptx::mbarrier_arrive(full[at.stage]); }
-  __device__ __forceinline__ void release(RingPosition<kStages> at) { ptx::mbarrier_arrive(empty[at.stage]); }
+  __device__ __forceinline__ void publish(RingPosition<kStages> at) {
+    ptx::mbarrier_arrive(full[at.stage()]);
+  }
+  __device__ __forceinline__ void release(RingPosition<kStages> at) {
+    ptx::mbarrier_arrive(empty[at.stage()]);
+  }
+  __device__ __forceinline__ void publish_warp(RingPosition<kStages> at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) publish(at);
+  }
+  __device__ __forceinline__ void release_warp(RingPosition<kStages> at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) release(at);
+  }
 };
 
 }  // namespace headroom

@@ -19,14 +19,16 @@ void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::s
 // What both passes of a rank are made of.
 class RingRank {
  public:
-  RingRank(Context& context, const RingSchedule& schedule, const RingForward& views, std::string_view pinned)
+  RingRank(Context& context, const RingSchedule& schedule, const RingForward& views, std::string_view pinned,
+           int rings)
       : context_(context),
         schedule_(schedule),
         problem_(schedule.problem()),
         views_(views),
         pinned_(pinned),
-        rank_(context.ranks().rank),
-        pieces_(check_ranks(context, schedule).pieces[static_cast<std::size_t>(rank_)]),
+        place_(place_of(context, schedule, rings)),
+        rank_(place_.member),
+        pieces_(schedule.partition().pieces[static_cast<std::size_t>(rank_)]),
         tokens_(schedule.partition().tokens(rank_)) {
     check_dense(views.inputs.query, rows(problem_.heads_q), problem_.dtype, "query");
     check_dense(views.inputs.key, rows(problem_.heads_kv), problem_.dtype, "key");
@@ -47,22 +49,34 @@ class RingRank {
     return tensor.slice(1, local_row(schedule_.partition(), rank_, piece.begin), piece.size());
   }
 
-  // The first pair of a piece is the piece with itself: it has the sinks, and nothing to resume from.
-  [[nodiscard]] static bool is_first(const ChunkPair& pair) { return pair.queries == pair.keys; }
+  // A ring of one member has one pair: the sequence with itself. Nothing is added to its results.
+  [[nodiscard]] bool alone() const { return schedule_.ranks() == 1; }
+  // The first pair of a piece has the sinks, and nothing to resume from.
   [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
     AttentionProblem part = problem_;
     part.seq_q = pair.queries.size();
     part.seq_k = pair.keys.size();
     part.chunk = {.query_start = pair.queries.begin, .key_start = pair.keys.begin};
-    part.sinks = problem_.sinks && is_first(pair);
+    part.sinks = problem_.sinks && pair.first;
+    if (alone()) return part;
     if (pass == Pass::forward) {
       part.output_dtype = problem_.dtype_of_sums();
-      part.resume = !is_first(pair);
+      part.resume = !pair.first;
     } else {
       part.gradient_dtype = problem_.dtype_of_sums();
       part.add_gradients = true;
+      part.most_backward_bytes = std::min(problem_.most_backward_bytes, chunk_bytes());
     }
     return part;
+  }
+
+  // An f32 chunk of O and a chunk of K and V, of the member with most tokens. The workspace of backward is
+  // held to that where heads can run one after the other: it would not shrink with the chunks by itself, as
+  // smaller chunks have more heads under way at a time.
+  [[nodiscard]] std::int64_t chunk_bytes() const {
+    const std::int64_t row = problem_.heads_q * size_bytes(problem_.dtype_of_sums()) +
+                             2 * problem_.heads_kv * size_bytes(problem_.dtype);
+    return checked_multiply(problem_.batch * schedule_.partition().most_tokens(), row * problem_.head_dim);
   }
 
   // body(pair), over everything that the rank computes.
@@ -120,16 +134,18 @@ class RingRank {
   const AttentionProblem& problem_;
   const RingForward& views_;
   std::string_view pinned_;
-  int rank_;
+  RingPlace place_;
+  int rank_;  // the member of the ring
   const std::vector<Piece>& pieces_;
   std::int64_t tokens_;
   Tensor workspace_;
 
  private:
-  static const Partition& check_ranks(const Context& context, const RingSchedule& schedule) {
-    check(context.ranks().count == schedule.ranks(), "the schedule is for {} ranks, and there are {}",
-          schedule.ranks(), context.ranks().count);
-    return schedule.partition();
+  static RingPlace place_of(const Context& context, const RingSchedule& schedule, int rings) {
+    const Ranks ranks = context.ranks();
+    check(rings > 0 && ranks.count == checked_multiply(schedule.ranks(), rings),
+          "the schedule is for {} x {} ranks, and there are {}", schedule.ranks(), rings, ranks.count);
+    return {.member = ranks.rank / rings, .ring = ranks.rank % rings, .rings = rings};
   }
 
   // The lists of the pair's queries, with its own key tiles alone, counted from its first.
@@ -157,13 +173,16 @@ class RingForwardRank : private RingRank {
 
   void run() {
     // The output is summed up in f32, in place where it is f32.
-    const bool narrows = problem_.dtype_of_output() != problem_.dtype_of_sums();
+    const bool narrows = !alone() && problem_.dtype_of_output() != problem_.dtype_of_sums();
     if (narrows) {
       sum_ = take("ring output", Category::attention, problem_.dtype_of_sums(), rows(problem_.heads_q));
     }
     const TensorView& output = narrows ? sum_.view() : views_.output;
-    lse_low_ = take("ring lse, low part", Category::attention, problem_.dtype_of_sums(), views_.lse.shape());
-    KeyExchange keys(context_, schedule_, views_.inputs.key, views_.inputs.value);
+    if (stays_open()) {
+      row_sum_ = take("ring row sums", Category::attention, DType::f64, views_.lse.shape());
+      zero(context_, row_sum_);
+    }
+    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
     take_workspace(Pass::forward);
 
     keys.start(0);
@@ -180,6 +199,7 @@ class RingForwardRank : private RingRank {
         compute(pair, keys_of(pair, received, transfer->keys.begin), output);
       }
     }
+    if (stays_open()) close(output);
     if (narrows) convert(context_, output, views_.output);
     keys.finish();
   }
@@ -188,19 +208,31 @@ class RingForwardRank : private RingRank {
   void compute(const ChunkPair& pair, const KeyValueViews& keys, const TensorView& output) {
     AttentionForward forward = inputs_of(pair, keys);
     forward.output = own_rows(output, pair.queries);
-    forward.lse_low = lse_of_piece(schedule_, rank_, lse_low_, pair.query_piece);
+    if (stays_open()) forward.row_sum = lse_of_piece(schedule_, rank_, row_sum_, pair.query_piece);
     attention_forward(context_, problem_of(pair, Pass::forward), forward, workspace_, pinned_);
   }
 
+  // The softmax stays open between chunks, so that the error does not grow with the number of ranks. The
+  // reference in f64 divides after each chunk.
+  [[nodiscard]] bool stays_open() const { return !alone() && problem_.dtype_of_sums() == DType::f32; }
+  void close(const TensorView& output) {
+    for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
+      close_attention(context_,
+                      {.output = own_rows(output, pieces_[static_cast<std::size_t>(piece)]),
+                       .lse = lse_of_piece(schedule_, rank_, views_.lse, piece)},
+                      lse_of_piece(schedule_, rank_, row_sum_, piece));
+    }
+  }
+
   Tensor sum_;
-  Tensor lse_low_;  // so that the error does not grow with the number of ranks
+  Tensor row_sum_;
 };
 
 class RingBackwardRank : private RingRank {
  public:
   RingBackwardRank(Context& context, const RingSchedule& schedule, const RingBackward& views,
-                   std::string_view pinned)
-      : RingRank(context, schedule, views.forward, pinned), backward_(views) {
+                   std::string_view pinned, int rings)
+      : RingRank(context, schedule, views.forward, pinned, rings), backward_(views) {
     check_dense(views.output_gradient, rows(problem_.heads_q), problem_.dtype_of_output(), "output_gradient");
     check_dense(views.query_gradient, rows(problem_.heads_q), problem_.dtype_of_gradients(),
                 "query_gradient");
@@ -214,7 +246,7 @@ class RingBackwardRank : private RingRank {
   }
 
   void run() {
-    const bool narrows = problem_.dtype_of_gradients() != problem_.dtype_of_sums();
+    const bool narrows = !alone() && problem_.dtype_of_gradients() != problem_.dtype_of_sums();
     const auto sums_of = [&](Tensor& own, std::string_view name, const TensorView& result) {
       if (narrows) own = take(name, Category::gradients, problem_.dtype_of_sums(), result.shape());
       return narrows ? own.view() : result;
@@ -222,13 +254,15 @@ class RingBackwardRank : private RingRank {
     const TensorView query = sums_of(query_sum_, "ring dQ", backward_.query_gradient);
     const KeyValueViews sums{sums_of(key_sum_, "ring dK", backward_.key_gradient),
                              sums_of(value_sum_, "ring dV", backward_.value_gradient)};
-    KeyExchange keys(context_, schedule_, views_.inputs.key, views_.inputs.value);
-    GradientExchange gradients(context_, schedule_, sums);
+    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
+    GradientExchange gradients(context_, schedule_, place_, sums);
     take_workspace(Pass::backward);
     take_sinks();
 
     keys.start(0);
-    for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, *view);
+    if (!alone()) {
+      for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, *view);
+    }
     for (const ChunkPair& pair : schedule_.local(rank_)) {
       compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), query,
               own_keys(pair, sums.key, sums.value));
@@ -274,18 +308,19 @@ class RingBackwardRank : private RingRank {
     attention_backward(context_, problem_of(pair, Pass::backward), backward, workspace_, pinned_);
   }
 
-  // dSink of every piece, after their sum.
+  // dSink of every piece, after their sum; then that of all rings.
   void take_sinks() {
     if (!problem_.sinks) return;
     sinks_ = take("ring dSink of pieces", Category::gradients, DType::f32,
                   {std::ssize(pieces_) + 1, problem_.heads_q});
-    sinks_sum_ = take("ring dSink", Category::gradients, DType::f32, {problem_.heads_q});
+    sinks_sum_ = take("ring dSink", Category::gradients, DType::f32, {problem_.heads_q * place_.rings});
   }
   void add_sinks() {
     if (!problem_.sinks) return;
-    zero(context_, sinks_sum_);
+    zero(context_, sinks_sum_);  // also for the heads of other rings
+    const TensorView own = sinks_sum_.view().slice(0, place_.ring * problem_.heads_q, problem_.heads_q);
     for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
-      add(context_, sinks_sum_, sinks_.view().select(0, piece + 1), sinks_sum_);
+      add(context_, own, sinks_.view().select(0, piece + 1), own);
     }
     context_.all_reduce(sinks_sum_);
     convert(context_, sinks_sum_, backward_.sinks_gradient);
@@ -307,13 +342,13 @@ TensorView lse_of_piece(const RingSchedule& schedule, int rank, const TensorView
 }
 
 void ring_attention_forward(Context& context, const RingSchedule& schedule, const RingForward& views,
-                            std::string_view pinned) {
-  RingForwardRank(context, schedule, views, pinned).run();
+                            std::string_view pinned, int rings) {
+  RingForwardRank(context, schedule, views, pinned, rings).run();
 }
 
 void ring_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,
-                             std::string_view pinned) {
-  RingBackwardRank(context, schedule, views, pinned).run();
+                             std::string_view pinned, int rings) {
+  RingBackwardRank(context, schedule, views, pinned, rings).run();
 }
 
 }  // namespace headroom

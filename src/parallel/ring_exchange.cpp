@@ -58,9 +58,9 @@ KeyValueViews TransferBuffer::packed(const AttentionProblem& problem, const Tran
   return {all.slice(0, 0, elements), all.slice(0, elements, elements)};
 }
 
-KeyExchange::KeyExchange(Context& context, const RingSchedule& schedule, const Tensor& key,
-                         const Tensor& value)
-    : context_(context), schedule_(schedule), rank_(context.ranks().rank), key_(key), value_(value) {
+KeyExchange::KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place,
+                         const Tensor& key, const Tensor& value)
+    : context_(context), schedule_(schedule), place_(place), key_(key), value_(value) {
   const DType dtype = schedule.problem().dtype;
   const std::int64_t dense = dense_elements(schedule);
   const std::int64_t packed = packed_elements(schedule);
@@ -78,25 +78,25 @@ void KeyExchange::start(std::int64_t slot) {
   if (slot >= schedule_.slots()) return;
   const AttentionProblem& problem = schedule_.problem();
   // The receive first: to wait for it is to wait for what was started before it, and not for this send.
-  if (const Transfer* transfer = schedule_.received(rank_, slot)) {
+  if (const Transfer* transfer = schedule_.received(place_.member, slot)) {
     std::vector<Parcel> receives;
     if (schedule_.packs()) {
-      receives.push_back({transfer->owner, whole_message(schedule_, *transfer, buffers_[1])});
+      receives.push_back({place_.rank_of(transfer->owner), whole_message(schedule_, *transfer, buffers_[1])});
     } else {
       const std::int64_t elements = transfer->keys.size() * problem.heads_kv * problem.head_dim;
       for (std::int64_t i = 0; i < 2 * problem.batch; ++i) {
-        receives.push_back(
-            {transfer->owner, buffers_[static_cast<std::size_t>(slot % 2)].part(elements, i * elements)});
+        receives.push_back({place_.rank_of(transfer->owner),
+                            buffers_[static_cast<std::size_t>(slot % 2)].part(elements, i * elements)});
       }
     }
     arriving_ = context_.exchange({}, receives, step_of(*transfer));
   }
-  if (const Transfer* transfer = schedule_.sent(rank_, slot)) send(*transfer);
+  if (const Transfer* transfer = schedule_.sent(place_.member, slot)) send(*transfer);
 }
 
 void KeyExchange::send(const Transfer& transfer) {
   const AttentionProblem& problem = schedule_.problem();
-  const std::int64_t row = local_row(schedule_.partition(), rank_, transfer.keys.begin);
+  const std::int64_t row = local_row(schedule_.partition(), place_.member, transfer.keys.begin);
   std::vector<Parcel> sends;
   if (schedule_.packs()) {
     wait_for(context_, sending_);
@@ -104,13 +104,14 @@ void KeyExchange::send(const Transfer& transfer) {
     const std::int64_t first = transfer.keys.begin - row;
     pack_rows(context_, transfer, packed.key, {key_, first});
     pack_rows(context_, transfer, packed.value, {value_, first});
-    sends.push_back({transfer.reader, whole_message(schedule_, transfer, buffers_[2])});
+    sends.push_back({place_.rank_of(transfer.reader), whole_message(schedule_, transfer, buffers_[2])});
   } else {
     const std::int64_t row_elements = problem.heads_kv * problem.head_dim;
     for (const Tensor* tensor : {&key_, &value_}) {
       for (std::int64_t b = 0; b < problem.batch; ++b) {
         const std::int64_t begin = (b * tensor->view().extent(1) + row) * row_elements;
-        sends.push_back({transfer.reader, {*tensor, begin, transfer.keys.size() * row_elements}});
+        sends.push_back(
+            {place_.rank_of(transfer.reader), {*tensor, begin, transfer.keys.size() * row_elements}});
       }
     }
   }
@@ -134,8 +135,9 @@ void KeyExchange::finish() {
   wait_for(context_, sending_);
 }
 
-GradientExchange::GradientExchange(Context& context, const RingSchedule& schedule, const KeyValueViews& sums)
-    : context_(context), schedule_(schedule), rank_(context.ranks().rank), sums_(sums) {
+GradientExchange::GradientExchange(Context& context, const RingSchedule& schedule, const RingPlace& place,
+                                   const KeyValueViews& sums)
+    : context_(context), schedule_(schedule), place_(place), sums_(sums) {
   const DType dtype = schedule.problem().dtype_of_sums();
   const std::int64_t dense = dense_elements(schedule);
   const std::int64_t packed = packed_elements(schedule);
@@ -164,16 +166,16 @@ void GradientExchange::send(const Transfer& transfer) {
     pack_rows(context_, transfer, packed.key, {views.key, transfer.keys.begin});
     pack_rows(context_, transfer, packed.value, {views.value, transfer.keys.begin});
   }
-  const Parcel parcel{transfer.owner, whole_message(schedule_, transfer, buffers_[turn])};
+  const Parcel parcel{place_.rank_of(transfer.owner), whole_message(schedule_, transfer, buffers_[turn])};
   sending_[turn] = context_.exchange({&parcel, 1}, {}, step_of(transfer));
 }
 
 void GradientExchange::end(std::int64_t slot) {
-  if (const Transfer* transfer = schedule_.received(rank_, slot)) send(*transfer);
+  if (const Transfer* transfer = schedule_.received(place_.member, slot)) send(*transfer);
   add_arrived();
-  arrives_ = schedule_.sent(rank_, slot);
+  arrives_ = schedule_.sent(place_.member, slot);
   if (arrives_ == nullptr) return;
-  const Parcel parcel{arrives_->reader, whole_message(schedule_, *arrives_, buffers_[2])};
+  const Parcel parcel{place_.rank_of(arrives_->reader), whole_message(schedule_, *arrives_, buffers_[2])};
   arriving_ = context_.exchange({}, {&parcel, 1}, step_of(*arrives_));
 }
 
@@ -182,7 +184,7 @@ void GradientExchange::add_arrived() {
   wait_for(context_, arriving_);
   const KeyValueViews packed = buffers_[2].packed(schedule_.problem(), *arrives_);
   const std::int64_t first =
-      arrives_->keys.begin - local_row(schedule_.partition(), rank_, arrives_->keys.begin);
+      arrives_->keys.begin - local_row(schedule_.partition(), place_.member, arrives_->keys.begin);
   add_packed_rows(context_, *arrives_, {sums_.key, first}, packed.key);
   add_packed_rows(context_, *arrives_, {sums_.value, first}, packed.value);
   arrives_ = nullptr;

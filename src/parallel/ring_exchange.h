@@ -17,6 +17,16 @@ struct KeyValueViews {
   TensorView value;
 };
 
+// The place of a Context's rank in one of several rings that run side by side.
+struct RingPlace {
+  int member = 0;  // of the ring
+  int ring = 0;
+  int rings = 1;
+
+  // The Context's rank of a member.
+  [[nodiscard]] int rank_of(int other) const { return other * rings + ring; }
+};
+
 // Where a rank's tensors have the rows of a transfer, all of which are in one of its pieces.
 [[nodiscard]] std::int64_t local_row(const Partition& partition, int rank, std::int64_t position);
 
@@ -39,7 +49,8 @@ class TransferBuffer {
 
 class KeyExchange {
  public:
-  KeyExchange(Context& context, const RingSchedule& schedule, const Tensor& key, const Tensor& value);
+  KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, const Tensor& key,
+              const Tensor& value);
 
   // Starts what the rank sends and receives for a slot.
   void start(std::int64_t slot);
@@ -54,7 +65,7 @@ class KeyExchange {
 
   Context& context_;
   const RingSchedule& schedule_;
-  int rank_;
+  RingPlace place_;
   const Tensor& key_;
   const Tensor& value_;
   // Without packing, two buffers that K and V arrive in by turns. With packing, one that they are unpacked
@@ -67,7 +78,8 @@ class KeyExchange {
 class GradientExchange {
  public:
   // Sums are the rank's own dK and dV, to which what others send is added.
-  GradientExchange(Context& context, const RingSchedule& schedule, const KeyValueViews& sums);
+  GradientExchange(Context& context, const RingSchedule& schedule, const RingPlace& place,
+                   const KeyValueViews& sums);
 
   // Returns zeros, to which the reader adds the gradients of a transfer.
   [[nodiscard]] KeyValueViews begin(const Transfer& transfer);
@@ -83,7 +95,7 @@ class GradientExchange {
 
   Context& context_;
   const RingSchedule& schedule_;
-  int rank_;
+  RingPlace place_;
   KeyValueViews sums_;
   // Without packing, two that gradients are computed in and sent from by turns, and one that arrives. With
   // packing, one that they are computed in, one that is sent and one that arrives.

@@ -62,28 +62,37 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   validate(whole);
   const Support support = ring_supports(whole);
   check(bool{support}, "a ring cannot run this attention: {}", support.reason());
-  for (std::size_t rank = 0; rank < local_.size(); ++rank) {
-    const std::vector<Piece>& pieces = partition_.pieces[rank];
-    for (std::size_t q = 0; q < pieces.size(); ++q) {
-      const auto add = [&](Piece keys, bool always) {
-        const std::int64_t pairs = count_pairs(whole, lists, pieces[q], keys);
-        if (always || pairs > 0) {
-          local_[rank].push_back({static_cast<std::int64_t>(q), pieces[q], keys, pairs});
-        }
-      };
-      add(pieces[q], true);
-      for (std::size_t k = 0; k < pieces.size(); ++k) {
-        if (k == q) continue;
-        for (const Piece& keys : intervals_read(whole, lists, pieces[q], pieces[k])) add(keys, false);
-      }
-    }
-  }
   std::vector<std::vector<Piece>> parts;  // [owner]
   for (const std::vector<Piece>& pieces : partition_.pieces) {
-    parts.push_back(cut_for_transfers(pieces, partition_.most_tokens(), whole.mask));
+    parts.push_back(ranks() == 1 ? pieces : cut_for_transfers(pieces, partition_.most_tokens(), whole.mask));
   }
+  for (int rank = 0; rank < ranks(); ++rank) add_local(lists, parts, rank);
   for (std::int64_t step = 1; step < ranks(); ++step) add_step(lists, parts, step);
   index_transfers();
+}
+
+void RingSchedule::add_local(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
+                             int rank) {
+  const std::vector<Piece>& pieces = partition_.pieces[static_cast<std::size_t>(rank)];
+  std::vector<ChunkPair>& local = local_[static_cast<std::size_t>(rank)];
+  for (std::size_t q = 0; q < pieces.size(); ++q) {
+    bool first = true;
+    const auto add = [&](Piece keys) {
+      const std::int64_t pairs = count_pairs(problem_, lists, pieces[q], keys);
+      if (first || pairs > 0) local.push_back({static_cast<std::int64_t>(q), pieces[q], keys, pairs, first});
+      first = false;
+    };
+    const auto is_own = [&](Piece part) {
+      return part.begin >= pieces[q].begin && part.end <= pieces[q].end;
+    };
+    for (const Piece& part : parts[static_cast<std::size_t>(rank)]) {
+      if (is_own(part)) add(part);
+    }
+    for (const Piece& part : parts[static_cast<std::size_t>(rank)]) {
+      if (is_own(part)) continue;
+      for (const Piece& keys : intervals_read(problem_, lists, pieces[q], part)) add(keys);
+    }
+  }
 }
 
 void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
@@ -100,7 +109,7 @@ void RingSchedule::add_step(const AttentionForward& lists, const std::vector<std
         for (const Piece& interval : intervals_read(problem_, lists, queries[q], keys)) {
           const std::int64_t count = count_pairs(problem_, lists, queries[q], interval);
           if (count == 0) continue;
-          pairs.push_back({static_cast<std::int64_t>(q), queries[q], interval, count});
+          pairs.push_back({static_cast<std::int64_t>(q), queries[q], interval, count, false});
           read.push_back(interval);
         }
       }
@@ -170,9 +179,6 @@ std::int64_t RingSchedule::pairs(int rank) const {
 
 std::int64_t RingSchedule::sent_bytes(int rank, Pass pass) const {
   std::int64_t bytes = 0;
-  if (problem_.sinks && pass == Pass::backward) {
-    bytes += all_reduce_traffic({rank, ranks()}, problem_.heads_q * size_bytes(DType::f32)).sent_bytes;
-  }
   for (const Transfer& transfer : transfers_) {
     const std::int64_t elements = checked_multiply(2 * transfer.row_count, problem_.head_dim);
     if (transfer.owner == rank) bytes += elements * size_bytes(problem_.dtype);

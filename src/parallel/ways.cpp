@@ -2,88 +2,101 @@
 
 #include <algorithm>
 
-#include "headroom/core/bytes.h"
 #include "parallel/gather_attention.h"
+#include "parallel/head_groups.h"
 
 namespace headroom {
 namespace {
+
+AttentionWay way_of(int group, int ranks) {
+  if (group == 1) return AttentionWay::ring;
+  return group == ranks ? AttentionWay::heads : AttentionWay::product;
+}
 
 double flops_per_pair(const AttentionProblem& problem) {
   return (4.0 + 10.0) * static_cast<double>(problem.head_dim);
 }
 
+// Forward and backward of the slowest rank.
+double seconds_of(const ParallelSchedule& schedule, const WayRates& rates) {
+  const auto of_both = [&](const auto& bytes) {
+    return static_cast<double>(bytes(Pass::forward) + bytes(Pass::backward)) / rates.link_bytes_per_second;
+  };
+  double slowest = 0;
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    const double compute = static_cast<double>(schedule.pairs(rank)) * flops_per_pair(schedule.problem()) /
+                           rates.flops_per_second;
+    const double ring =
+        of_both([&](Pass pass) { return schedule.ring().sent_bytes(rank / schedule.group(), pass); });
+    const double heads = of_both([&](Pass pass) { return group_sent_bytes(schedule, rank, pass); });
+    slowest = std::max(slowest, std::max(compute, ring) + heads);
+  }
+  return slowest;
+}
+
+WayEstimate estimate(int group, const AttentionProblem& whole, const AttentionForward& lists,
+                     const Partition& partition, const WayRates& rates) {
+  WayEstimate result;
+  result.group = group;
+  const AttentionWay way = way_of(group, partition.ranks());
+  if (const Support support = supports_way(way, whole, partition, group); !support) {
+    result.refused = support.reason();
+  } else {
+    result.seconds = seconds_of({way, whole, lists, partition, group}, rates);
+  }
+  return result;
+}
+
+std::string text(const WayEstimate& estimate, int ranks) {
+  const std::string way = name(way_of(estimate.group, ranks), estimate.group);
+  return estimate.refused.empty() ? fmt::format("{} takes {:.3g} ms", way, estimate.seconds * 1e3)
+                                  : fmt::format("{} is not possible ({})", way, estimate.refused);
+}
+
 }  // namespace
 
-std::string_view name(AttentionWay way) {
-  constexpr std::string_view kNames[] = {"ring", "heads", "allgather"};
-  return kNames[static_cast<std::size_t>(way)];
-}
-
-Support supports_way(AttentionWay way, const RingSchedule& schedule) {
-  switch (way) {
-    case AttentionWay::heads: return head_parallel_supports(schedule);
-    case AttentionWay::gather: return gather_supports(schedule);
-    case AttentionWay::ring: break;
-  }
-  return ring_supports(schedule.problem());
-}
-
-void parallel_attention_forward(Context& context, AttentionWay way, const RingSchedule& schedule,
-                                const RingForward& views, std::string_view pinned) {
-  switch (way) {
-    case AttentionWay::heads: return head_parallel_forward(context, schedule, views, pinned);
+void parallel_attention_forward(Context& context, const ParallelSchedule& schedule, const RingForward& views,
+                                std::string_view pinned) {
+  switch (schedule.way()) {
+    case AttentionWay::ring: return ring_attention_forward(context, schedule.ring(), views, pinned);
+    case AttentionWay::heads:
+    case AttentionWay::product: return head_groups_forward(context, schedule, views, pinned);
     case AttentionWay::gather: return gather_attention_forward(context, schedule, views, pinned);
-    case AttentionWay::ring: return ring_attention_forward(context, schedule, views, pinned);
   }
 }
 
-void parallel_attention_backward(Context& context, AttentionWay way, const RingSchedule& schedule,
+void parallel_attention_backward(Context& context, const ParallelSchedule& schedule,
                                  const RingBackward& views, std::string_view pinned) {
-  switch (way) {
-    case AttentionWay::heads: return head_parallel_backward(context, schedule, views, pinned);
+  switch (schedule.way()) {
+    case AttentionWay::ring: return ring_attention_backward(context, schedule.ring(), views, pinned);
+    case AttentionWay::heads:
+    case AttentionWay::product: return head_groups_backward(context, schedule, views, pinned);
     case AttentionWay::gather: return gather_attention_backward(context, schedule, views, pinned);
-    case AttentionWay::ring: return ring_attention_backward(context, schedule, views, pinned);
   }
 }
 
-std::int64_t sent_bytes(AttentionWay way, const RingSchedule& schedule, int rank, Pass pass) {
-  switch (way) {
-    case AttentionWay::heads: return head_parallel_sent_bytes(schedule, rank, pass);
-    case AttentionWay::gather: return gather_sent_bytes(schedule, rank, pass);
-    case AttentionWay::ring: break;
-  }
-  return schedule.sent_bytes(rank, pass);
-}
-
-WayChoice choose_way(const RingSchedule& schedule, const WayRates& rates) {
+WayChoice choose_way(const AttentionProblem& whole, const AttentionForward& lists, const Partition& partition,
+                     const WayRates& rates) {
   check(rates.flops_per_second > 0 && rates.link_bytes_per_second > 0,
         "rates of {} operations and {} bytes per second: both have to be above zero", rates.flops_per_second,
         rates.link_bytes_per_second);
+  const int ranks = partition.ranks();
   WayChoice choice;
-  double all_pairs = 0;
-  for (int rank = 0; rank < schedule.ranks(); ++rank) {
-    const auto pairs = static_cast<double>(schedule.pairs(rank));
-    all_pairs += pairs;
-    const double compute = pairs * flops_per_pair(schedule.problem()) / rates.flops_per_second;
-    const auto bytes = static_cast<double>(schedule.sent_bytes(rank, Pass::forward) +
-                                           schedule.sent_bytes(rank, Pass::backward));
-    choice.ring_seconds = std::max({choice.ring_seconds, compute, bytes / rates.link_bytes_per_second});
+  for (int group = 1; group <= ranks; ++group) {
+    if (ranks % group == 0) choice.estimates.push_back(estimate(group, whole, lists, partition, rates));
   }
-  if (const Support support = head_parallel_supports(schedule); !support) {
-    choice.reason = fmt::format("ring: {}", support.reason());
-    return choice;
+  // Infinite where refused, so that an equal ring, which comes first, is kept.
+  const auto seconds = [](const WayEstimate& of) {
+    return of.refused.empty() ? of.seconds : std::numeric_limits<double>::infinity();
+  };
+  const auto best = std::ranges::min_element(choice.estimates, {}, seconds);
+  check(best->refused.empty(), "attention cannot be divided over {} ranks: {}", ranks, best->refused);
+  choice.group = best->group;
+  choice.way = way_of(best->group, ranks);
+  choice.reason = fmt::format("forward and backward of the slowest rank: {}", text(*best, ranks));
+  for (const WayEstimate& other : choice.estimates) {
+    if (&other != &*best) choice.reason += fmt::format("; {}", text(other, ranks));
   }
-  const double compute =
-      all_pairs / schedule.ranks() * flops_per_pair(schedule.problem()) / rates.flops_per_second;
-  for (int rank = 0; rank < schedule.ranks(); ++rank) {
-    const auto bytes = static_cast<double>(head_parallel_sent_bytes(schedule, rank, Pass::forward) +
-                                           head_parallel_sent_bytes(schedule, rank, Pass::backward));
-    choice.heads_seconds = std::max(choice.heads_seconds, compute + bytes / rates.link_bytes_per_second);
-  }
-  if (choice.heads_seconds < choice.ring_seconds) choice.way = AttentionWay::heads;
-  choice.reason =
-      fmt::format("{}: the slowest rank takes {:.3g} ms in a ring and {:.3g} ms with heads divided",
-                  name(choice.way), choice.ring_seconds * 1e3, choice.heads_seconds * 1e3);
   return choice;
 }
 

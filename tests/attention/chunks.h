@@ -26,6 +26,7 @@ struct ChunkRunner {
   std::function<void(const AttentionProblem&, const AttentionForward&)> forward;
   std::function<void(const AttentionProblem&, const AttentionBackward&)> backward;
   std::function<void(const AttentionPartial& into, const AttentionPartial& from)> merge;
+  std::function<void(const AttentionPartial& partial, const TensorView& row_sum)> close;
 };
 
 // Each call in a context of its own, rehearsed and run.
@@ -53,6 +54,10 @@ inline ChunkRunner on_cpu(std::string_view name) {
           .merge =
               [](const AttentionPartial& into, const AttentionPartial& from) {
                 in_context([&](Context& context) { merge_attention(context, into, from); });
+              },
+          .close =
+              [](const AttentionPartial& partial, const TensorView& row_sum) {
+                in_context([&](Context& context) { close_attention(context, partial, row_sum); });
               }};
 }
 
@@ -246,8 +251,8 @@ inline Guarded zeros(const TensorView& like) {
   return result;
 }
 
-// One draw on a runner: forward of every chunk, merged or resumed in a drawn order, then backward of every
-// chunk with the output and lse of the whole. Whether the runner serves it.
+// One draw on a runner: forward of every chunk, merged, resumed or left open in a drawn order, then backward
+// of every chunk with the output and lse of the whole. Whether the runner serves it.
 inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeSequence& whole, Draw& draw) {
   const AttentionProblem& problem = whole.problem;
   const std::vector<KeyRange> query_chunks = draw.cut(problem.seq_q, draw.below(3));
@@ -278,18 +283,22 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
     merged_lse.for_each([&](std::int64_t offset) {
       merged_lse.view().data<float>()[offset] = -std::numeric_limits<float>::infinity();
     });
+    const bool open = resumes && draw.coin();  // from chunk to chunk
+    const Guarded row_sum(DType::f64, statistics, false);
+    row_sum.for_each([&](std::int64_t offset) { row_sum.view().data<double>()[offset] = 0; });
     std::vector<AttentionProblem> problems;
     std::vector<Scratch> saved;
     for (std::size_t i = 0; i < key_chunks.size(); ++i) {
       const AttentionProblem part =
-          whole.chunk(queries, key_chunks[i], i == 0, resumes && i > 0 && draw.coin());
+          whole.chunk(queries, key_chunks[i], i == 0, resumes && i > 0 && (open || draw.coin()));
       saved.emplace_back(runner.saved_bytes(part));
       problems.push_back(part);
       AttentionForward views = whole.inputs(queries, key_chunks[i]);
       views.saved = saved.back().view();
-      if (part.resume) {
+      if (part.resume || open) {
         views.output = merged.view();
         views.lse = merged_lse.view();
+        if (open) views.row_sum = row_sum.view();
         runner.forward(part, views);
         continue;
       }
@@ -301,7 +310,9 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
       runner.merge({merged.view(), merged_lse.view()}, {own.view(), own_lse.view()});
       alive(own);
     }
+    if (open) runner.close({merged.view(), merged_lse.view()}, row_sum.view());
     alive(merged);
+    alive(row_sum);
     add_rows(output, merged.view(), 1, queries.begin);
     add_rows(lse, merged_lse.view(), 2, queries.begin);
     Guarded own_lse_gradient(DType::f32, statistics, false);

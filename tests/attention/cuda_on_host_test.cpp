@@ -83,7 +83,7 @@ TEST(CudaOnHost, Chunks) {
   EXPECT_GE(seen, 100);
 }
 
-// Chunks merged by the GPU's own kernel, or resumed.
+// Chunks merged by the GPU's own kernel, resumed, or open and closed by it.
 TEST(CudaOnHost, ChunksMakeTheWhole) {
   const AttentionImplementation row = on_host<kPortable>("portable");
   const DeviceDescription gpu{
@@ -105,7 +105,9 @@ TEST(CudaOnHost, ChunksMakeTheWhole) {
             EXPECT_TRUE(workspace.canaries_alive());
           },
       .merge = [&](const AttentionPartial& into,
-                   const AttentionPartial& from) { launch_merge(merge_call(into, from), stream); }};
+                   const AttentionPartial& from) { launch_merge(merge_call(into, from), stream); },
+      .close = [&](const AttentionPartial& partial,
+                   const TensorView& row_sum) { launch_close(close_call(partial, row_sum), stream); }};
   EXPECT_EQ(run_chunk_draws(runner, 1, 20), 20);
 }
 

@@ -441,6 +441,7 @@ void add_outputs(Files& files) {
       {"profile", "--model", "demo", "--context", "64", "--steps", "1", "--trace"},
       {"bench", "attention", "--seq", "16", "--steps", "1", "--html"},
       {"bench", "loss", "--tokens", "16", "--vocab", "32", "--steps", "1", "--html"},
+      {"bench", "ring", "--ranks", "2", "--seq", "16", "--steps", "1", "--html"},
       {"bench", "step", "--context", "16", "--steps", "1", "--html"},
       files.train_new({"--html", ""})};
   for (const Line& command : lines) {

@@ -47,6 +47,9 @@ Line bench_loss() {
   return {"bench",   "loss", "--tokens", "16", "--hidden", "16",
           "--vocab", "32",   "--steps",  "1",  "--warmup", "0"};
 }
+Line bench_ring() {
+  return {"bench", "ring", "--ranks", "2", "--seq", "16", "--heads", "2", "--steps", "1", "--warmup", "0"};
+}
 Line bench_step() {
   return {"bench", "step", "--context", "16", "--steps", "1", "--warmup", "0"};
 }
@@ -55,6 +58,9 @@ Line verify_attention() {
 }
 Line verify_loss() {
   return {"verify", "loss", "--every", "1000", "--impl", "fused"};
+}
+Line verify_ring() {
+  return {"verify", "ring", "--every", "1000"};
 }
 Line verify_memory() {
   return {"verify", "memory", "--steps", "1"};
@@ -392,7 +398,7 @@ void add_bench(Table& table) {
   table.whole(bench_memory(), "--blocks", 1, 1'000'000);
   table.whole(bench_memory(), "--large-events", 2, 10'000'000);
   table.flag(bench_memory(), "--json");
-  for (const Line& line : {bench_attention(), bench_loss(), bench_step()}) {
+  for (const Line& line : {bench_attention(), bench_loss(), bench_ring(), bench_step()}) {
     table.whole(line, "--warmup", 0, 1000);
     table.whole(line, "--steps", 1, 100'000);
     table.whole(line, "--threads", 1, 4096);
@@ -400,13 +406,15 @@ void add_bench(Table& table) {
     table.value(line, "--max-seconds", "inf");
     table.value(line, "--max-seconds", "1e7");
     table.size(line, "--budget");
-    table.names(line, "--dtype", "f64");
     table.add(with(line, {"--json", "--csv"}), "--csv");
     table.add(with(line, {"--json", "--markdown"}), "--markdown");
     table.add(with(line, {"--csv", "--markdown"}), "--markdown");
     table.flag(line, "--json");
     table.flag(line, "--csv");
   }
+  for (const Line& line : {bench_attention(), bench_loss(), bench_step()})
+    table.names(line, "--dtype", "f64");
+  table.name(bench_ring(), "--dtype", "f64");
   for (const char* option : {"--seq", "--head-dim", "--batch", "--heads"})
     table.numbers(bench_attention(), option, 1);
   table.whole(bench_attention(), "--kv-heads", 1, 2'147'483'647);
@@ -425,6 +433,21 @@ void add_bench(Table& table) {
   for (const char* option : {"--tokens", "--hidden", "--vocab"}) table.numbers(bench_loss(), option, 1);
   for (const char* option : {"--chunk-tokens", "--chunk-vocab"}) table.numbers(bench_loss(), option, 0);
   table.names(bench_loss(), "--impl", "fastest");
+  for (const char* option : {"--ranks", "--seq"}) table.numbers(bench_ring(), option, 1);
+  table.add(with(bench_ring(), "--ranks", "1025"), "--ranks");
+  for (const char* option : {"--heads", "--kv-heads", "--head-dim"}) {
+    table.whole(bench_ring(), option, 1, 2'147'483'647);
+  }
+  table.add(with(bench_ring(), "--kv-heads", "3"), "heads_kv 3");
+  table.mask(bench_ring(), "--mask", true);
+  table.names(bench_ring(), "--partition", "round-robin");
+  table.names(bench_ring(), "--impl", "fastest");
+  for (const char* bad :
+       {"product", "product:", "product:0", "product:1", "product:02", "product:x", "product:1025"}) {
+    table.add(with(bench_ring(), "--impl", bad), "product");
+  }
+  table.size(bench_ring(), "--link-rate");
+  table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);
   for (const char* option : {"--batch", "--accumulation"})
     table.whole(bench_step(), option, 1, 2'147'483'647);
@@ -445,6 +468,11 @@ void add_verify(Table& table) {
     table.name(line, "--device", "cuda:77");
     table.flag(line, "--json");
   }
+  table.whole(verify_ring(), "--every", 1, 1000);
+  table.flag(verify_ring(), "--json");
+  table.numbers(verify_ring(), "--ranks", 1);
+  table.add(with(verify_ring(), "--ranks", "7"), "ranks");
+  table.names(verify_ring(), "--device", "cuda:77");
   table.whole(verify_memory(), "--steps", 1, 1'000'000);
   table.whole(verify_memory(), "--threads", 1, 4096);
   table.size(verify_memory(), "--budget");
@@ -505,6 +533,7 @@ void add_hostile_text(Table& table, const fs::path& folder) {
     table.add(with(train(folder), "--data", text), "data");
     table.add(with(bench_attention(), "--mask", text), "mask");
     table.add(with(bench_attention(), "--mask", "documents:" + text), "");
+    table.add(with(bench_ring(), "--mask", "documents:" + text), "");
     table.add(with(bench_loss(), "--impl", text), "");
     table.add(with(plan(), "--html", (folder / "no" / text).string()), "");
   }

@@ -20,8 +20,10 @@ TEST(Commands, HelpHasExamplesEverywhere) {
                                              {"bench", "memory", "--help"},
                                              {"bench", "attention", "--help"},
                                              {"bench", "loss", "--help"},
+                                             {"bench", "ring", "--help"},
                                              {"verify", "attention", "--help"},
                                              {"verify", "loss", "--help"},
+                                             {"verify", "ring", "--help"},
                                              {"verify", "memory", "--help"}}) {
     const CliResult result = run_command(arguments);
     EXPECT_EQ(result.code, 0);

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 import chromium
-from page_checks import check, check_page, check_quiet, failures, figure, run, section, table
+from page_checks import check, check_page, check_quiet, data_of, failures, figure, run, section, table
 
 
 def check_train(browser, program, folder):
@@ -114,6 +114,23 @@ def check_bench_loss(browser, program, folder):
     check_page(browser, path)
 
 
+def check_bench_ring(browser, program, folder):
+    path = folder / "ring.html"
+    documents = folder / "lengths"
+    documents.write_text("100 7 90")
+    result = run(program, "bench", "ring", "--ranks", 4, "--seq", 256, "--heads", 4, "--head-dim", 16, "--mask",
+                 f"causal,causal+documents:{documents}", "--impl", "ring,heads,product:2,allgather", "--warmup", 0, "--steps", 1, "--html",
+                 path, "--json")
+    browser.open(path)
+    rows = table(browser, "Measured")
+    check([row[0] for row in rows] == [row["impl"] for row in result["rows"]], "ways")
+    for column, key in ((8, "sent_bytes_per_rank"), (9, "peak_bytes_per_rank"), (10, "single_bytes")):
+        check([row[column] for row in rows] == [row[key] for row in result["rows"]], key, rows)
+    rings = [row for row in result["rows"] if row["impl"] == "ring"]
+    check(len(data_of(browser)["sections"]) == 1 + 2 * len(rings), "each ring has its schedule as a picture and as a table")
+    check_page(browser, path)
+
+
 def check_bench_step(browser, program, folder):
     path = folder / "step.html"
     result = run(program, "bench", "step", "--context", "64,128", "--dtype", "f32,bf16", "--budget", "64MiB", "--warmup", 0, "--steps", 1,
@@ -133,7 +150,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder, chromium.Chromium(program) as browser:
         os.environ["HEADROOM_RATES"] = os.path.join(folder, "rates.json")  # those of this machine are none of our business
         browser.resize(1280, 900)
-        for check_command in (check_train, check_plan, check_profile, check_bench_attention, check_bench_loss, check_bench_step):
+        for check_command in (check_train, check_plan, check_profile, check_bench_attention, check_bench_loss, check_bench_ring,
+                              check_bench_step):
             check_command(browser, sys.argv[1], pathlib.Path(folder))
     if failures:
         sys.exit(f"{len(failures)} checks failed")

@@ -71,18 +71,18 @@ std::vector<Named> masks() {
   return list;
 }
 
-// With eight heads, which two and four ranks can divide.
+// With eight heads, which two and four ranks can divide: all of them, or those of a group.
 std::vector<Named> masks_over_heads() {
   std::vector<Named> list;
-  list.push_back({"heads, full", sized(131, 8, 4)});
-  list.push_back({"heads, causal", causal(sized(97, 8, 4), 50)});
+  list.push_back({"full", sized(131, 8, 4)});
+  list.push_back({"causal", causal(sized(97, 8, 4), 50)});
   AttentionCase documents = with_documents(causal(sized(151, 8, 8)), {40, 0, 1, 70});
   documents.problem.batch = 2;
   documents.problem.sinks = true;
   documents.lse_gradient = true;
-  list.push_back({"heads, documents", documents});
-  list.push_back({"heads, dilated", dilated(sized(157, 8, 4), {{64, 2}})});
-  list.push_back({"heads, mixed dilation", dilated(causal(sized(133, 8, 4)), {{32, 1}, {128, 2}}, true)});
+  list.push_back({"documents", documents});
+  list.push_back({"dilated", dilated(sized(157, 8, 4), {{64, 2}})});
+  list.push_back({"mixed dilation", dilated(causal(sized(133, 8, 4)), {{32, 1}, {128, 2}}, true)});
   return list;
 }
 
@@ -90,15 +90,22 @@ std::vector<Named> masks_over_heads() {
 
 std::string RingCase::name() const {
   const AttentionProblem& p = attention.problem;
-  return fmt::format("{} b{} {} h{}/{} d{} on {} ranks, {}", headroom::name(p.dtype), p.batch, p.seq_k,
-                     p.heads_q, p.heads_kv, p.head_dim, ranks, headroom::name(partition));
+  const std::string groups = group == 0 ? "" : fmt::format(" in groups of {}", group);
+  return fmt::format("{} b{} {} h{}/{} d{} on {} ranks{}, {}", headroom::name(p.dtype), p.batch, p.seq_k,
+                     p.heads_q, p.heads_kv, p.head_dim, ranks, groups, headroom::name(partition));
+}
+
+ParallelSchedule RingCase::schedule(const AttentionForward& whole) const {
+  const AttentionProblem& problem = attention.problem;
+  return {way, problem, whole, make_partition(partition, ranks, problem, whole), group};
 }
 
 std::vector<RingCase> ring_cases() {
   std::vector<RingCase> cases;
-  const auto add = [&](const Named& named, DType dtype, int ranks, AttentionWay way,
-                       PartitionKind partition) {
-    RingCase added{.attention = named.attention, .ranks = ranks, .partition = partition, .way = way};
+  const auto add = [&](const Named& named, DType dtype, int ranks, AttentionWay way, PartitionKind partition,
+                       int group = 0) {
+    RingCase added{
+        .attention = named.attention, .ranks = ranks, .partition = partition, .way = way, .group = group};
     added.attention.problem.dtype = dtype;
     added.attention.group = named.group;
     added.attention.name = added.name();
@@ -115,13 +122,21 @@ std::vector<RingCase> ring_cases() {
   for (const Named& named : masks_over_heads()) {
     for (const int ranks : {2, 4}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        add(named, dtype, ranks, AttentionWay::heads, next_partition());
+        add({"heads, " + named.group, named.attention}, dtype, ranks, AttentionWay::heads, next_partition());
+      }
+    }
+    for (const auto& [ranks, group] : {std::pair(4, 2), std::pair(8, 2), std::pair(8, 4), std::pair(16, 4)}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        add({"product, " + named.group, named.attention}, dtype, ranks, AttentionWay::product,
+            next_partition(), group);
       }
     }
   }
   for (const int ranks : {2, 3}) {
-    add({"allgather", causal(sized(131, 4, 2))}, DType::f32, ranks, AttentionWay::gather,
-        PartitionKind::contiguous);
+    AttentionCase gathered = causal(sized(131, 4, 2));
+    gathered.problem.sinks = true;
+    gathered.lse_gradient = ranks == 2;
+    add({"allgather", gathered}, DType::f32, ranks, AttentionWay::gather, PartitionKind::contiguous);
   }
   return cases;
 }
@@ -130,11 +145,9 @@ AttentionErrors run_ring_case(const RingCase& c, const MakeBackend& backend_of, 
   return run_attention_case(
       c.attention,
       [&](const AttentionBackward& whole) {
-        const AttentionProblem& problem = c.attention.problem;
-        const RingSchedule schedule(problem, whole.forward,
-                                    make_partition(c.partition, c.ranks, problem, whole.forward));
+        const ParallelSchedule schedule = c.schedule(whole.forward);
         on_thread_ranks(c.ranks, {}, [&](Communicator& communicator) {
-          run_ring_rank(schedule, c.way, whole, communicator, *backend_of(communicator.ranks().rank), pinned);
+          run_ring_rank(schedule, whole, communicator, *backend_of(communicator.ranks().rank), pinned);
         });
       },
       1);
@@ -145,10 +158,8 @@ AttentionErrors run_ring_case(const RingCase& c, Communicator& communicator, Bac
   return run_attention_case(
       c.attention,
       [&](const AttentionBackward& whole) {
-        const AttentionProblem& problem = c.attention.problem;
-        const RingSchedule schedule(problem, whole.forward,
-                                    make_partition(c.partition, c.ranks, problem, whole.forward));
-        run_ring_rank(schedule, c.way, whole, communicator, backend, pinned);
+        const ParallelSchedule schedule = c.schedule(whole.forward);
+        run_ring_rank(schedule, whole, communicator, backend, pinned);
       },
       1, Writes::its_part);
 }

@@ -14,8 +14,11 @@ struct RingCase {
   int ranks = 1;
   PartitionKind partition = PartitionKind::contiguous;
   AttentionWay way = AttentionWay::ring;
+  int group = 0;  // ranks that divide heads, in the product
 
   [[nodiscard]] std::string name() const;
+  // `whole` has the lists of the whole sequence in host memory.
+  [[nodiscard]] ParallelSchedule schedule(const AttentionForward& whole) const;
 };
 
 [[nodiscard]] std::vector<RingCase> ring_cases();

@@ -14,7 +14,7 @@ namespace {
 // body(row of the whole tensor, row of the rank's, dense, both in bytes; bytes): along `dimension`, a row is
 // what is contiguous behind it. Of lse, [batch, heads, tokens], the rank has its pieces one after another.
 template <class Body>
-void for_each_row(const RingSchedule& schedule, int rank, const TensorView& whole, int dimension,
+void for_each_row(const ParallelSchedule& schedule, int rank, const TensorView& whole, int dimension,
                   const Body& body) {
   const std::int64_t element = size_bytes(whole.dtype());
   const std::int64_t tokens = schedule.partition().tokens(rank);
@@ -43,14 +43,9 @@ void for_each_row(const RingSchedule& schedule, int rank, const TensorView& whol
 
 }  // namespace
 
-RingRun::RingRun(Context& context, const RingSchedule& schedule, AttentionWay way,
-                 const AttentionBackward& whole, std::string_view pinned)
-    : context_(context),
-      schedule_(schedule),
-      way_(way),
-      whole_(whole),
-      pinned_(pinned),
-      rank_(context.ranks().rank) {
+RingRun::RingRun(Context& context, const ParallelSchedule& schedule, const AttentionBackward& whole,
+                 std::string_view pinned)
+    : context_(context), schedule_(schedule), whole_(whole), pinned_(pinned), rank_(context.ranks().rank) {
   const AttentionProblem& problem = schedule.problem();
   const AttentionForward& forward = whole.forward;
   context.phase(Phase::load, [&] {
@@ -141,13 +136,12 @@ RingForward RingRun::views() const {
 }
 
 void RingRun::forward() {
-  context_.phase(Phase::forward,
-                 [&] { parallel_attention_forward(context_, way_, schedule_, views(), pinned_); });
+  context_.phase(Phase::forward, [&] { parallel_attention_forward(context_, schedule_, views(), pinned_); });
 }
 
 void RingRun::backward() {
   context_.phase(Phase::backward, [&] {
-    parallel_attention_backward(context_, way_, schedule_,
+    parallel_attention_backward(context_, schedule_,
                                 {.forward = views(),
                                  .output_gradient = output_gradient_,
                                  .lse_gradient = lse_gradient_,
@@ -186,11 +180,11 @@ void RingRun::store() {
   });
 }
 
-Layout rehearse_ring(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+Layout rehearse_ring(const ParallelSchedule& schedule, const AttentionBackward& whole,
                      const DeviceDescription& device, const Ranks& ranks, std::string_view pinned) {
   Context context(device, ranks);
   {
-    RingRun run(context, schedule, way, whole, pinned);
+    RingRun run(context, schedule, whole, pinned);
     run.forward();
     run.backward();
     run.store();
@@ -221,12 +215,12 @@ void on_thread_ranks(int count, const LinkModel& link, const std::function<void(
   if (first) std::rethrow_exception(first);
 }
 
-void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+void run_ring_rank(const ParallelSchedule& schedule, const AttentionBackward& whole,
                    Communicator& communicator, Backend& backend, std::string_view pinned) {
   Context context(backend,
-                  rehearse_ring(schedule, way, whole, backend.description(), communicator.ranks(), pinned),
+                  rehearse_ring(schedule, whole, backend.description(), communicator.ranks(), pinned),
                   &communicator);
-  RingRun run(context, schedule, way, whole, pinned);
+  RingRun run(context, schedule, whole, pinned);
   run.forward();
   run.backward();
   run.store();

@@ -15,7 +15,7 @@ namespace headroom {
 // The tensors of a rank for the run, loaded from those of the whole sequence in host memory.
 class RingRun {
  public:
-  RingRun(Context& context, const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+  RingRun(Context& context, const ParallelSchedule& schedule, const AttentionBackward& whole,
           std::string_view pinned = {});
 
   void forward();
@@ -31,8 +31,7 @@ class RingRun {
   [[nodiscard]] RingForward views() const;
 
   Context& context_;
-  const RingSchedule& schedule_;
-  AttentionWay way_;
+  const ParallelSchedule& schedule_;
   const AttentionBackward& whole_;
   std::string pinned_;
   int rank_;
@@ -41,15 +40,15 @@ class RingRun {
 };
 
 // The layout of one rank's forward and backward.
-[[nodiscard]] Layout rehearse_ring(const RingSchedule& schedule, AttentionWay way,
-                                   const AttentionBackward& whole, const DeviceDescription& device,
-                                   const Ranks& ranks, std::string_view pinned = {});
+[[nodiscard]] Layout rehearse_ring(const ParallelSchedule& schedule, const AttentionBackward& whole,
+                                   const DeviceDescription& device, const Ranks& ranks,
+                                   std::string_view pinned = {});
 
 // Runs body(communicator) for every rank, each on a thread of its own, and throws the first error again.
 void on_thread_ranks(int count, const LinkModel& link, const std::function<void(Communicator&)>& body);
 
 // Forward and backward as one rank, and the rank's results.
-void run_ring_rank(const RingSchedule& schedule, AttentionWay way, const AttentionBackward& whole,
+void run_ring_rank(const ParallelSchedule& schedule, const AttentionBackward& whole,
                    Communicator& communicator, Backend& backend, std::string_view pinned = {});
 
 // Makes the backend of a rank. It is called on the rank's thread.

@@ -4,12 +4,52 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "bench.h"
+#include "headroom/core/bytes.h"
 #include "headroom/core/elements.h"
+#include "headroom/core/files.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
 
 namespace headroom {
+namespace {
+
+std::vector<std::int32_t> read_documents(std::string_view path, std::int64_t seq) {
+  constexpr std::int64_t kMaxBytes = 64 * kMiB;
+  check(!path.empty(), "mask 'documents:' names no file");
+  std::istringstream lengths(read_small_file(path, kMaxBytes));
+  std::vector<std::int32_t> starts = {0};
+  std::int64_t start = 0;
+  for (std::string length; start < seq && lengths >> length;) {
+    start += std::min(parse_whole(fmt::format("{}: document length", path), length, 0), seq - start);
+    starts.push_back(static_cast<std::int32_t>(start));
+  }
+  if (start < seq) starts.push_back(static_cast<std::int32_t>(seq));
+  return starts;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> apply_mask(AttentionProblem& problem, std::string_view text) {
+  constexpr std::string_view kDocuments = "documents:";
+  std::vector<std::int32_t> starts;
+  std::string rules;
+  for (const std::string_view part : parse_list(fmt::format("mask {}", quote(text)), text, '+')) {
+    if (part.starts_with(kDocuments)) {
+      check(starts.empty(), "mask {} has 'documents' twice", quote(text));
+      starts = read_documents(part.substr(kDocuments.size()), problem.seq_k);
+    } else {
+      rules += fmt::format("{}{}", rules.empty() ? "" : "+", part);
+    }
+  }
+  problem.mask = parse_mask(rules.empty() ? "full" : rules);
+  problem.mask.max_documents = std::max<std::int64_t>(std::ssize(starts) - 1, 0);
+  return starts;
+}
+
 AttentionRun::AttentionRun(Context& context, const AttentionRunCase& c,
                            const AttentionImplementation& implementation, std::int64_t copies)
     : context_(context), case_(c), sets_(static_cast<std::size_t>(copies)) {

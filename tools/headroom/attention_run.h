@@ -18,6 +18,11 @@ struct AttentionRunCase {
   std::string implementation;
 };
 
+// Sets the mask of a problem: what parse_mask reads, and documents:FILE, joined by '+'. Returns where the
+// documents start and the last one ends, or nothing. The file has their lengths; what they leave of the
+// sequence is one more.
+[[nodiscard]] std::vector<std::int32_t> apply_mask(AttentionProblem& problem, std::string_view text);
+
 // How far one row of O is from fp64: the largest difference of its elements. The views are in host memory.
 [[nodiscard]] double output_row_error(const AttentionProblem& problem, const AttentionForward& on_host,
                                       std::int64_t batch, std::int64_t head, std::int64_t query);

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,7 +17,6 @@
 #include "cli.h"
 #include "headroom/attention.h"
 #include "headroom/core/bytes.h"
-#include "headroom/core/files.h"
 #include "headroom/core/text.h"
 #include "headroom/device.h"
 #include "headroom/report.h"
@@ -63,37 +61,6 @@ struct Row {
   std::vector<double> peak_gflops;  // measured beside the steps
 };
 
-// The lengths of a file as documents; what they leave of the sequence is one more.
-std::vector<std::int32_t> read_documents(std::string_view path, std::int64_t seq) {
-  constexpr std::int64_t kMaxBytes = 64 * kMiB;
-  check(!path.empty(), "mask 'documents:' names no file");
-  std::istringstream lengths(read_small_file(path, kMaxBytes));
-  std::vector<std::int32_t> starts = {0};
-  std::int64_t start = 0;
-  for (std::string length; start < seq && lengths >> length;) {
-    start += std::min(parse_whole(fmt::format("{}: document length", path), length, 0), seq - start);
-    starts.push_back(static_cast<std::int32_t>(start));
-  }
-  if (start < seq) starts.push_back(static_cast<std::int32_t>(seq));
-  return starts;
-}
-
-// What parse_mask reads, and documents:FILE, joined by '+'.
-void apply_mask(AttentionRunCase& c, std::string_view text) {
-  constexpr std::string_view kDocuments = "documents:";
-  std::string rules;
-  for (const std::string_view part : parse_list(fmt::format("mask {}", quote(text)), text, '+')) {
-    if (part.starts_with(kDocuments)) {
-      check(c.document_starts.empty(), "mask {} has 'documents' twice", quote(text));
-      c.document_starts = read_documents(part.substr(kDocuments.size()), c.problem.seq_k);
-    } else {
-      rules += fmt::format("{}{}", rules.empty() ? "" : "+", part);
-    }
-  }
-  c.problem.mask = parse_mask(rules.empty() ? "full" : rules);
-  c.problem.mask.max_documents = std::max<std::int64_t>(std::ssize(c.document_starts) - 1, 0);
-}
-
 std::vector<AttentionRunCase> make_cases(Options options) {
   if (options.preset) {
     options.seq = {256, 1024, 4096, 8192, 16384};
@@ -121,7 +88,7 @@ std::vector<AttentionRunCase> make_cases(Options options) {
                                    .mask = mask,
                                    .document_starts = {},
                                    .implementation = implementation};
-                apply_mask(c, mask);
+                c.document_starts = apply_mask(c.problem, mask);
                 validate(c.problem);
                 cases.push_back(std::move(c));
               }

@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/elements.h"
+#include "headroom/core/parse.h"
 #include "headroom/core/text.h"
 #include "headroom/cpu.h"
 #include "headroom/device.h"
@@ -23,6 +24,8 @@
 
 namespace headroom {
 namespace {
+
+constexpr std::int64_t kMostRanks = 1024;
 
 struct Options {
   BenchOptions bench;
@@ -38,20 +41,40 @@ struct Options {
   std::optional<std::int64_t> link_rate;
 };
 
-AttentionWay parse_way(std::string_view text) {
-  for (const AttentionWay way : {AttentionWay::ring, AttentionWay::heads, AttentionWay::gather}) {
-    if (name(way) == text) return way;
-  }
-  fail(ErrorKind::input, "implementation {} is unknown; use ring, heads or allgather", quote(text));
-}
-
 struct Case {
   AttentionProblem problem;
   std::string mask;
+  std::vector<std::int32_t> document_starts;
   int ranks = 1;
   PartitionKind partition = PartitionKind::zigzag;
   AttentionWay way = AttentionWay::ring;
+  int group = 0;  // ranks that divide heads, in the product
 };
+
+// The lists of the whole sequence, in host memory.
+AttentionForward lists_of(const Case& c) {
+  AttentionForward lists;
+  if (c.document_starts.empty()) return lists;
+  lists.document_starts = TensorView(const_cast<std::int32_t*>(c.document_starts.data()), DType::i32,
+                                     {1, std::ssize(c.document_starts)});
+  return lists;
+}
+
+void set_way(Case& c, std::string_view text) {
+  constexpr std::string_view kProduct = "product:";
+  if (text.starts_with(kProduct)) {
+    c.way = AttentionWay::product;
+    c.group = static_cast<int>(parse_whole("implementation 'product:' ranks of a group",
+                                           text.substr(kProduct.size()), 2, kMostRanks));
+    return;
+  }
+  for (const AttentionWay way : {AttentionWay::ring, AttentionWay::heads, AttentionWay::gather}) {
+    c.way = way;
+    if (name(way, 0) == text) return;
+  }
+  fail(ErrorKind::input, "implementation {} is unknown; use ring, heads, product:N or allgather",
+       quote(text));
+}
 
 // Seconds and bytes of the rank where they are largest.
 struct Row {
@@ -71,7 +94,9 @@ struct Row {
 // Inputs and results of the whole sequence, in host memory.
 class Whole {
  public:
-  explicit Whole(const AttentionProblem& problem) {
+  explicit Whole(const Case& c) {
+    const AttentionProblem& problem = c.problem;
+    views_.forward = lists_of(c);
     const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
     const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
     const DType dtype = problem.dtype;
@@ -119,7 +144,7 @@ double largest(double value, Communicator& communicator) {
 }
 
 // A few rows of the first and last head, those that the rank holds.
-double sampled_error(const RingSchedule& schedule, int rank, const AttentionForward& whole) {
+double sampled_error(const ParallelSchedule& schedule, int rank, const AttentionForward& whole) {
   constexpr int kSamples = 8;
   const AttentionProblem& problem = schedule.problem();
   double worst = 0;
@@ -148,12 +173,12 @@ double busy_share(Context& context, RingRun& run) {
 }
 
 // One rank's part. All ranks come to the same row.
-Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBackward& whole,
+Row measure_rank(const Case& c, const ParallelSchedule& schedule, const AttentionBackward& whole,
                  const Options& options, Communicator& communicator, Backend& backend) {
   const Ranks ranks = communicator.ranks();
-  const Layout layout = rehearse_ring(schedule, c.way, whole, backend.description(), ranks);
+  const Layout layout = rehearse_ring(schedule, whole, backend.description(), ranks);
   Context context(backend, layout, &communicator);
-  RingRun run(context, schedule, c.way, whole);
+  RingRun run(context, schedule, whole);
   for (int i = 0; i < options.bench.warmup; ++i) {
     run.forward();
     run.backward();
@@ -189,8 +214,8 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
     const double wall = forward.back() + backward.back();
     overlap.push_back(1 - largest(waiting, communicator) / wall);
     spent += wall;
-    const std::int64_t counted_bytes = sent_bytes(c.way, schedule, ranks.rank, Pass::forward) +
-                                       sent_bytes(c.way, schedule, ranks.rank, Pass::backward);
+    const std::int64_t counted_bytes =
+        schedule.sent_bytes(ranks.rank, Pass::forward) + schedule.sent_bytes(ranks.rank, Pass::backward);
     check(bytes == counted_bytes, "rank {} sent {} bytes, and the schedule counts {}", ranks.rank, bytes,
           counted_bytes);
     row.sent_bytes = largest(bytes, communicator);
@@ -209,22 +234,29 @@ Row measure_rank(const Case& c, const RingSchedule& schedule, const AttentionBac
   return row;
 }
 
-// The same attention on one rank with the whole device.
+// The same attention on one rank with the whole device. after_step() is called after each step.
+template <class AfterStep>
 void measure_single(const Case& c, const AttentionBackward& whole, const Options& options, Backend& backend,
-                    Row& row) {
-  const RingSchedule schedule(c.problem, whole.forward,
-                              make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
-  const Layout layout = rehearse_ring(schedule, AttentionWay::ring, whole, backend.description(), {});
+                    Row& row, const AfterStep& after_step) {
+  const ParallelSchedule schedule(AttentionWay::ring, c.problem, whole.forward,
+                                  make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
+  const Layout layout = rehearse_ring(schedule, whole, backend.description(), {});
   Context context(backend, layout);
-  RingRun run(context, schedule, AttentionWay::ring, whole);
+  RingRun run(context, schedule, whole);
   const auto median_ms = [&](const auto& pass) {
     const auto whole_pass = [&] {
       pass();
       context.synchronize();
     };
-    for (int i = 0; i < options.bench.warmup; ++i) whole_pass();
+    for (int i = 0; i < options.bench.warmup; ++i) {
+      whole_pass();
+      after_step();
+    }
     std::vector<double> seconds;
-    repeat(options.bench, [&] { seconds.push_back(seconds_of(whole_pass)); });
+    repeat(options.bench, [&] {
+      seconds.push_back(seconds_of(whole_pass));
+      after_step();
+    });
     return median(seconds) * 1e3;
   };
   row.single_forward_ms = median_ms([&] { run.forward(); });
@@ -244,12 +276,13 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
                                .heads_q = options.heads,
                                .heads_kv = options.kv_heads == 0 ? options.heads : options.kv_heads,
                                .head_dim = options.head_dim,
-                               .dtype = parse_dtype(options.dtype),
-                               .mask = parse_mask(mask)},
+                               .dtype = parse_dtype(options.dtype)},
                    .mask = mask,
+                   .document_starts = {},
                    .ranks = static_cast<int>(ranks),
-                   .partition = parse_partition(partition),
-                   .way = parse_way(way)};
+                   .partition = parse_partition(partition)};
+            c.document_starts = apply_mask(c.problem, mask);
+            set_way(c, way);
             if (c.way == AttentionWay::gather) c.partition = PartitionKind::contiguous;
             validate(c.problem);
             cases.push_back(std::move(c));
@@ -262,20 +295,20 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
 }
 
 Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDevice& device) {
-  const Whole whole(c.problem);
+  const Whole whole(c);
   const AttentionBackward& views = whole.views();
-  const RingSchedule schedule(c.problem, views.forward,
-                              make_partition(c.partition, c.ranks, c.problem, views.forward));
+  const Partition partition = make_partition(c.partition, c.ranks, c.problem, views.forward);
   Row row;
   row.c = c;
-  if (const Support support = supports_way(c.way, schedule); !support) {
+  if (const Support support = supports_way(c.way, c.problem, partition, c.group); !support) {
     row.reason = support.reason();
     return row;
   }
-  if (c.way == AttentionWay::heads && device.listed.device.kind == DeviceKind::cuda) {
-    row.reason = "heads are divided over ranks on the CPU only so far";
+  if (const Support support = runs_on(c.way, device.listed.device.kind); !support) {
+    row.reason = support.reason();
     return row;
   }
+  const ParallelSchedule schedule(c.way, c.problem, views.forward, partition, c.group);
   const int threads = options.bench.threads == 0 ? usable_cores() : options.bench.threads;
   const int each = mpi != nullptr ? threads : std::max(1, threads / c.ranks);
   std::int64_t bytes = 0;  // of all ranks of this process
@@ -284,7 +317,7 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
   if (where.kind == DeviceKind::cpu) description.cores = each;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const std::int64_t one =
-        rehearse_ring(schedule, c.way, views, description, {rank, c.ranks}).reserved(Space::device);
+        rehearse_ring(schedule, views, description, {rank, c.ranks}).reserved(Space::device);
     bytes = mpi != nullptr ? std::max(bytes, one) : bytes + one;
   }
   if (bytes > device.budget) {
@@ -302,16 +335,27 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
       if (communicator.ranks().rank == 0) row = measured;
     });
   }
-  if (mpi == nullptr || mpi->communicator().ranks().rank == 0) {
-    measure_single(c, views, options, *open_backend(where, threads), row);
+  if (mpi == nullptr) {
+    measure_single(c, views, options, *open_backend(where, threads), row, [] {});
+    return row;
   }
-  if (mpi != nullptr) mpi->communicator().barrier();
+  // The other ranks wait while the first one measures, step by step: all steps together may take longer than
+  // the timeout. The sum is 1 where another step follows.
+  Communicator& communicator = mpi->communicator();
+  if (communicator.ranks().rank == 0) {
+    measure_single(c, views, options, *open_backend(where, threads), row,
+                   [&] { static_cast<void>(communicator.all_reduce(1.0)); });
+    static_cast<void>(communicator.all_reduce(0.0));
+  } else {
+    while (communicator.all_reduce(0.0) > 0) {
+    }
+  }
   return row;
 }
 
 nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
   const AttentionProblem& p = row.c.problem;
-  nlohmann::ordered_json json = {{"transport", transport}, {"impl", name(row.c.way)},
+  nlohmann::ordered_json json = {{"transport", transport}, {"impl", name(row.c.way, row.c.group)},
                                  {"ranks", row.c.ranks},   {"partition", name(row.c.partition)},
                                  {"mask", row.c.mask},     {"seq", p.seq_k},
                                  {"heads_q", p.heads_q},   {"heads_kv", p.heads_kv},
@@ -336,7 +380,7 @@ Table to_table(const std::vector<Row>& rows) {
   Table table({"way", "ranks", "partition", "mask", "seq", "forward", "backward", "single forward",
                "single backward", "sent per rank", "peak per rank", "single", "overlap", "error"});
   for (const Row& row : rows) {
-    const std::vector<Cell> first = {std::string(name(row.c.way)), std::to_string(row.c.ranks),
+    const std::vector<Cell> first = {name(row.c.way, row.c.group), std::to_string(row.c.ranks),
                                      std::string(name(row.c.partition)), row.c.mask,
                                      format_count(row.c.problem.seq_k)};
     std::vector<Cell> cells = first;
@@ -362,8 +406,9 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
   page.sections.emplace_back(TableSection{.title = "Measured", .table = table});
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
-    const RingSchedule schedule(row.c.problem, {},
-                                make_partition(row.c.partition, row.c.ranks, row.c.problem, {}));
+    const AttentionForward lists = lists_of(row.c);
+    const RingSchedule schedule(row.c.problem, lists,
+                                make_partition(row.c.partition, row.c.ranks, row.c.problem, lists));
     page.sections.emplace_back(
         schedule_chart(schedule, fmt::format("{} over {} ranks, {}, {} tokens", row.c.mask, row.c.ranks,
                                              name(row.c.partition), format_count(row.c.problem.seq_k))));
@@ -376,13 +421,17 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
 void print_choices(const std::vector<Row>& rows, const Options& options, std::ostream& out) {
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
-    const RingSchedule schedule(row.c.problem, {},
-                                make_partition(row.c.partition, row.c.ranks, row.c.problem, {}));
-    const double flops_per_second = flops(row.c.problem, Pass::forward) / (row.single_forward_ms / 1e3);
+    const AttentionForward lists = lists_of(row.c);
+    const Piece all{0, row.c.problem.seq_k};
+    const double flops = 4.0 * static_cast<double>(row.c.problem.head_dim) *
+                         static_cast<double>(count_pairs(row.c.problem, lists, all, all));
+    const double flops_per_second = flops / (row.single_forward_ms / 1e3);
     const WayChoice choice =
-        choose_way(schedule, {.flops_per_second = flops_per_second / row.c.ranks,
-                              .link_bytes_per_second = static_cast<double>(*options.link_rate)});
-    fmt::print(out, "{} over {} ranks: {}\n", row.c.mask, row.c.ranks, choice.reason);
+        choose_way(row.c.problem, lists, make_partition(row.c.partition, row.c.ranks, row.c.problem, lists),
+                   {.flops_per_second = flops_per_second / row.c.ranks,
+                    .link_bytes_per_second = static_cast<double>(*options.link_rate)});
+    fmt::print(out, "{} over {} ranks: {} is best; {}\n", row.c.mask, row.c.ranks,
+               name(choice.way, choice.group), choice.reason);
   }
 }
 
@@ -417,17 +466,21 @@ void run(const Options& options, std::ostream& given) {
 
 void add_bench_ring(Command app, std::ostream& out) {
   auto options = std::make_shared<Options>();
-  app.add_list("--ranks", options->ranks, 1, 1024, "Numbers of ranks; under mpirun its own number counts");
+  app.add_list("--ranks", options->ranks, 1, kMostRanks,
+               "Numbers of ranks; under mpirun its own number counts");
   app.add_list("--seq", options->seq, 1, kMostTokens, "Sequence lengths");
   app.add_whole("--heads", options->heads, 1, kMostTokens, "Query heads");
   app.add_whole("--kv-heads", options->kv_heads, 1, kMostTokens,
                 "Key and value heads (default: as many as query heads)");
   app.add_whole("--head-dim", options->head_dim, 1, kMostTokens, "Head size");
   app.add_text("--dtype", options->dtype, "f32, bf16 or f16");
-  app.add_list("--mask", options->mask, "full, causal, window:N, dilated:SEGMENT/RATE; joined by +");
+  app.add_list("--mask", options->mask,
+               "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +");
   app.add_list("--partition", options->partition, "contiguous, zigzag, balanced");
-  app.add_list("--impl", options->implementation,
-               "ring, heads (all-to-all), allgather (every rank gathers all K and V, to compare with)");
+  app.add_list(
+      "--impl", options->implementation,
+      "ring, heads (all-to-all), product:N (N ranks in a row divide heads, their groups are a ring), "
+      "allgather (every rank gathers all of Q, K and V, to compare with)");
   app.add_budget("--link-rate", options->link_rate,
                  "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
   add_bench_options(app, options->bench);

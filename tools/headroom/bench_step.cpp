@@ -106,13 +106,19 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
   whole.clear();
   updates.clear();
   free_bytes.clear();
-  repeat(options.bench, step);
-  // Apart from the times of whole steps: measuring every kernel takes time of its own.
+  const bool once = options.bench.steps == 1;
+  if (!once) repeat(options.bench, step);
+  // Apart from the times of whole steps, as measuring every kernel takes time of its own; but where one step
+  // is all, it is a long one, in which that time is nothing.
   program.warmed_up();
   context.measure_work();
   const double measured = seconds_of([&] { program.micro_steps(); });
   const double in_kernels = context.work_seconds() / measured;
-  program.update();
+  const double update = seconds_of([&] { program.update(); });
+  if (once) {
+    whole = {1e3 * measured};
+    updates = {1e3 * update};
+  }
   row.work = program.work();
   row.reserved_bytes = device.backend->reserved_bytes(Space::device);
   row.live_peak_bytes = context.ledger().usage(Space::device).peak_bytes;

@@ -43,14 +43,6 @@ std::vector<RingCase> chosen_cases(const Options& options, const Ranks& launched
   return cases;
 }
 
-// Why a case does not run on the devices.
-Support runs_on(const RingCase& c, const std::vector<Device>& devices) {
-  if (c.way == AttentionWay::heads && devices[0].kind == DeviceKind::cuda) {
-    return Support::no("heads are divided over ranks on the CPU only so far");
-  }
-  return Support::yes();
-}
-
 int run(const Options& options, std::ostream& out) {
   std::optional<MpiRanks> mpi;
   if (MpiRanks::launched()) mpi.emplace();
@@ -64,15 +56,15 @@ int run(const Options& options, std::ostream& out) {
     for (std::size_t i = 0; i < cases.size(); i += options.verify.every) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
-      if (const Support support = runs_on(c, devices); !support) {
-        verification.refused(name(c.way), support.reason());
+      if (const Support support = runs_on(c.way, devices[0].kind); !support) {
+        verification.refused(name(c.way, c.group), support.reason());
         continue;
       }
       const double worst =
           mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend_of(ranks.rank)).worst(),
                                mpi->communicator())
               : run_ring_case(c, backend_of).worst();
-      verification.ran(name(c.way), c.attention.group, c.name(), worst);
+      verification.ran(name(c.way, c.group), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);

@@ -35,13 +35,18 @@ struct RingBackward {
   TensorView sinks_gradient;
 };
 
-// Runs a rank's part of the schedule, in a Context that is one of as many ranks. Every rank calls it. What it
-// needs it takes before it starts: two transfers of K and V and, unless the output is f32, an f32 output; in
-// backward f32 sums of dQ, dK and dV where those are not f32, and three transfers of f32 dK and dV.
+// Runs a rank's part of the schedule. Every rank calls it. What it needs it takes before it starts: two
+// transfers of K and V and, unless the output is f32, an f32 output; in backward f32 sums of dQ, dK and dV
+// where those are not f32, and three transfers of f32 dK and dV. A ring of one member is attention as on one
+// rank, and takes none of that.
+//
+// The Context is one of ranks x rings ranks. Rings run side by side, each with heads of its own: rank r is
+// member r / rings of ring r % rings. sinks_gradient then has the heads of all rings, one ring after the
+// other.
 void ring_attention_forward(Context& context, const RingSchedule& schedule, const RingForward& views,
-                            std::string_view pinned = {});
+                            std::string_view pinned = {}, int rings = 1);
 void ring_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,
-                             std::string_view pinned = {});
+                             std::string_view pinned = {}, int rings = 1);
 
 // The part of a rank's lse that belongs to one of its pieces: [batch, heads_q, tokens of the piece].
 [[nodiscard]] TensorView lse_of_piece(const RingSchedule& schedule, int rank, const TensorView& lse,

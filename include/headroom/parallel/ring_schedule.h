@@ -1,5 +1,5 @@
 // The schedule of a ring: a pure function of ranks, partition, mask and lists. It is what runs, what a
-// rehearsal records, what is charged and what is drawn.
+// rehearsal records, what is charged and what is drawn. A rank here is a member of the ring.
 //
 // Q stays where it is. In step s, rank r reads keys of rank r - s, modulo the number of ranks: exactly the
 // rows that one of its queries sees, in transfers of at most half the largest chunk. A transfer that nobody
@@ -17,6 +17,7 @@ struct ChunkPair {
   Piece queries;
   Piece keys;
   std::int64_t pairs = 0;  // (query, key) pairs that attend, over all heads and sequences
+  bool first = false;      // of its queries, whatever the mask leaves of it
 };
 
 // Positions begin, begin + stride, ... (count of them).
@@ -53,16 +54,15 @@ class RingSchedule {
   // What a rank receives or sends in a slot; null: nothing.
   [[nodiscard]] const Transfer* received(int rank, std::int64_t slot) const;
   [[nodiscard]] const Transfer* sent(int rank, std::int64_t slot) const;
-  // A rank's queries with its own keys. The first pair of each piece is the piece with itself, whatever the
-  // mask leaves of it.
+  // A rank's queries with its own keys, in parts as long as transfers at most; of a ring of one member the
+  // whole sequence at once.
   [[nodiscard]] std::span<const ChunkPair> local(int rank) const {
     return local_[static_cast<std::size_t>(rank)];
   }
 
   // (query, key) pairs that a rank computes.
   [[nodiscard]] std::int64_t pairs(int rank) const;
-  // Bytes that a rank sends in a pass: K and V, and in backward also the gradients of what it read, and
-  // its part of the sum of dSink.
+  // Bytes of K and V that a rank sends in a pass, and in backward also of the gradients of what it read.
   [[nodiscard]] std::int64_t sent_bytes(int rank, Pass pass) const;
   // Rows of the largest transfer's interval, and the most rows that one transfer sends, over all ranks.
   [[nodiscard]] std::int64_t most_keys() const { return most_keys_; }
@@ -71,6 +71,7 @@ class RingSchedule {
   [[nodiscard]] bool packs() const { return packs_; }
 
  private:
+  void add_local(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts, int rank);
   void add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
                 std::int64_t step);
   void index_transfers();

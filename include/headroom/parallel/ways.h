@@ -1,46 +1,42 @@
-// The ways to divide attention over ranks. Each rank has the tokens of its pieces before and after, so that
-// one way can take the place of another.
+// Attention over ranks, in any of the ways, and the choice between them.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "headroom/parallel/head_parallel.h"
+#include "headroom/parallel/parallel_schedule.h"
 #include "headroom/parallel/ring_attention.h"
 
 namespace headroom {
 
-enum class AttentionWay : std::uint8_t {
-  ring,    // K and V move between ranks, tokens are divided
-  heads,   // all-to-all: every rank gets all tokens of some heads (Ulysses)
-  gather,  // every rank gathers all K and V: to compare with, it needs memory for the whole sequence
-};
-[[nodiscard]] std::string_view name(AttentionWay way);
-
-// Whether a way can divide the problem as the partition has it.
-[[nodiscard]] Support supports_way(AttentionWay way, const RingSchedule& schedule);
-
-void parallel_attention_forward(Context& context, AttentionWay way, const RingSchedule& schedule,
-                                const RingForward& views, std::string_view pinned = {});
-void parallel_attention_backward(Context& context, AttentionWay way, const RingSchedule& schedule,
+// Runs a rank's part, in a Context that is one of as many ranks. Every rank calls it. The results are the
+// same in every way, but for the rounding of sums that are added in another order.
+void parallel_attention_forward(Context& context, const ParallelSchedule& schedule, const RingForward& views,
+                                std::string_view pinned = {});
+void parallel_attention_backward(Context& context, const ParallelSchedule& schedule,
                                  const RingBackward& views, std::string_view pinned = {});
-
-// Bytes that a rank sends in a pass.
-[[nodiscard]] std::int64_t sent_bytes(AttentionWay way, const RingSchedule& schedule, int rank, Pass pass);
 
 // How fast a rank computes and its link moves, for the choice below.
 struct WayRates {
   double flops_per_second = 0;
   double link_bytes_per_second = 0;
 };
+struct WayEstimate {
+  int group = 1;        // ranks that divide heads
+  double seconds = 0;   // forward and backward of the slowest rank
+  std::string refused;  // why it is not possible, or empty
+};
 struct WayChoice {
   AttentionWay way = AttentionWay::ring;
-  double ring_seconds = 0;   // forward and backward of the slowest rank
-  double heads_seconds = 0;  // 0 where heads cannot be divided
-  std::string reason;        // one sentence
+  int group = 1;
+  std::vector<WayEstimate> estimates;  // the ring first, heads alone last
+  std::string reason;                  // one sentence
 };
-// Picks ring or heads by the time of the slowest rank. A ring's messages move while it computes, so it takes
-// the longer of the two; the all-to-all comes before and after, so that its time is added. Ways differ in
-// balance too: with heads every rank has the same work. Latency is left out.
-[[nodiscard]] WayChoice choose_way(const RingSchedule& schedule, const WayRates& rates);
+// Picks the size of groups by the time of the slowest rank: one rank (a ring), all of them (heads), or any
+// divisor between (the product). A ring's messages move while it computes, so it takes the longer of the two;
+// the all-to-all comes before and after, so that its time is added. Ways differ in balance too: the ranks of
+// a group have the same work. Latency is left out.
+[[nodiscard]] WayChoice choose_way(const AttentionProblem& whole, const AttentionForward& lists,
+                                   const Partition& partition, const WayRates& rates);
 
 }  // namespace headroom

@@ -20,39 +20,30 @@ struct SoftmaxState {
   float factor;      // from scores to exponents
   float* shift;      // [kTileQ] minus the base, an exponent
   float* threshold;  // [kTileQ] the score that is kSlack over the base; -inf while a row has seen nothing
-  float* row_sum;    // [kTileQ][kLanes]
+  float* row_sum;    // [kTileQ][kLanes] of the keys of this call
+  double* carried;   // [kTileQ] the sum before them
   float* output;     // rows tile
   Columns columns;
 
-  // What a row has seen before its first key: nothing, a sink, or the result it goes on from. The last two
-  // are one member of the softmax each, with their logit or lse.
+  // What a row has seen before its first key: nothing, a sink, or the result it goes on from. A sink and a
+  // closed result are one member of the softmax each, with their logit or lse; an open one goes on exactly
+  // where it stopped.
   void start(const ForwardTile& tile) const {
     for (int r = 0; r < kTileQ; ++r) {
       float before = tile.sink == nullptr ? -kInfinity : *tile.sink;
-      if (tile.resume && r < tile.rows) before = tile.lse[tile.output.index(r)];
+      double open = 0;
+      if (tile.resume && r < tile.rows) {
+        const std::int64_t index = tile.output.index(r);
+        before = tile.lse[index];
+        if (tile.row_sum != nullptr) open = tile.row_sum[index];
+      }
       const bool nothing = before == -kInfinity;
-      shift[r] = nothing ? 0 : -before * kLog2E;
+      shift[r] = nothing ? 0 : open > 0 ? -before : -before * kLog2E;
       threshold[r] = nothing ? -kInfinity : (kSlack - shift[r]) / factor;
-      float* sums = row_sum + std::int64_t{r} * Vec::kLanes;
-      Vec::zero().store(sums);
-      sums[0] = nothing ? 0 : 1;
+      carried[r] = nothing ? 0 : open > 0 ? open : 1;
+      Vec::zero().store(row_sum + std::int64_t{r} * Vec::kLanes);
     }
     pack_rows<Vec>(tile.output, tile.resume ? tile.rows : 0, kTileQ, tile.head_dim, output);
-    if (tile.resume && tile.lse_low != nullptr) start_exactly(tile);
-  }
-
-  // The result that a row goes on from weighs 2^(log2(e) * lse - base), which is 1 but for the rounding of
-  // lse and of the base. Over many chunks those would add up.
-  void start_exactly(const ForwardTile& tile) const {
-    constexpr double kExactLog2E = 1.4426950408889634;
-    for (int r = 0; r < tile.rows; ++r) {
-      const std::int64_t index = tile.output.index(r);
-      if (tile.lse[index] == -kInfinity || sees_nothing(tile, r)) continue;
-      const double lse = double{tile.lse[index]} + double{tile.lse_low[index]};
-      const auto weight = static_cast<float>(__builtin_exp2(lse * kExactLog2E + double{shift[r]}));
-      row_sum[std::int64_t{r} * Vec::kLanes] = weight;
-      scale_output(r, Vec::all(weight));
-    }
   }
   // Such a row keeps what it goes on from, bit by bit.
   static bool sees_nothing(const ForwardTile& tile, int r) { return tile.first[r] >= tile.last[r]; }
@@ -79,6 +70,7 @@ struct SoftmaxState {
         const Vec decay = exp2(Vec::all(new_shift - shift[row]));
         float* sums = row_sum + row * Vec::kLanes;
         (Vec::load(sums) * decay).store(sums);
+        carried[row] *= __builtin_exp2(double{new_shift - shift[row]});
         scale_output(row, decay);
         float* p = block + std::int64_t{r} * kTileK;
         for (int j = 0; j < done; j += Vec::kLanes) (Vec::load(p + j) * decay).store(p + j);
@@ -98,7 +90,8 @@ void forward_columns(const ForwardTile& tile) {
   float* probabilities = output + std::int64_t{kTileQ} * columns.padded();  // [kTileQ][kTileK]
   float* row_sum = probabilities + kTileScores;
   float* shift = row_sum + kTileQ * Vec::kLanes;
-  const SoftmaxState<Vec> state{tile.rule.factor, shift, shift + kTileQ, row_sum, output, columns};
+  double carried[kTileQ];
+  const SoftmaxState<Vec> state{tile.rule.factor, shift, shift + kTileQ, row_sum, carried, output, columns};
   state.start(tile);
   pack_rows<Vec>(tile.query, tile.rows, kTileQ, tile.head_dim, query);
   StripBounds bounds[kStrips];
@@ -186,19 +179,20 @@ void forward_columns(const ForwardTile& tile) {
     }
   }
 
-  // O <- O / row_sum; lse <- ln(2) * base + ln(row_sum)
+  // O <- O / row_sum; lse <- ln(2) * base + ln(row_sum); or, where rows stay open, row_sum and base
   float inverse[kTileQ];
   for (int row = 0; row < tile.rows; ++row) {
-    const float total = sum(Vec::load(row_sum + row * Vec::kLanes));
-    inverse[row] = total == 0 ? 0 : 1 / total;
+    const double total = carried[row] + double{sum(Vec::load(row_sum + row * Vec::kLanes))};
+    const bool open = tile.row_sum != nullptr;
+    inverse[row] = open ? 1 : total == 0 ? 0 : 1 / static_cast<float>(total);
     if (tile.resume && state.sees_nothing(tile, row)) continue;
     const std::int64_t index = tile.output.index(row);
-    tile.lse[index] = total == 0 ? -kInfinity : __builtin_logf(total) - kLn2 * shift[row];
-    if (tile.lse_low == nullptr || total == 0) continue;
-    constexpr double kExactLn2 = 0.6931471805599453;
-    const double lse = __builtin_log(double{total}) - kExactLn2 * double{shift[row]};
-    tile.lse[index] = static_cast<float>(lse);
-    tile.lse_low[index] = static_cast<float>(lse - double{tile.lse[index]});
+    if (open) tile.row_sum[index] = total;
+    if (total == 0) {
+      tile.lse[index] = -kInfinity;
+    } else {
+      tile.lse[index] = open ? -shift[row] : __builtin_logf(static_cast<float>(total)) - kLn2 * shift[row];
+    }
   }
   store_rows<Vec>(output, tile.rows, kTileQ, tile.head_dim, inverse, 1, false, tile.output);
 }

@@ -50,8 +50,9 @@ RowsView rows_of(const HeadsView& view, DType dtype, const RowList& list, std::i
 }
 
 // Their statistics: that of row i stands at RowsView::index(i).
-float* statistics_of(const StatisticsView& view, const RowList& list, std::int64_t batch, std::int64_t head,
-                     std::int64_t row) {
+template <class T>
+T* statistics_of(const StatisticsView<T>& view, const RowList& list, std::int64_t batch, std::int64_t head,
+                 std::int64_t row) {
   if (view.data == nullptr) return nullptr;
   return view.data + batch * view.batch_stride + head * view.head_stride + (list.rows == nullptr ? row : 0);
 }
@@ -297,7 +298,7 @@ void attention_forward(const AttentionForwardCall& call, std::span<std::byte> wo
                .scratch = pieces.scratch + worker.slot * pieces.scratch_floats,
                .output = rows_of(call.output, sizes.output_dtype, call.mask.queries, batch, head_q, rows.row),
                .lse = statistics_of(call.lse, call.mask.queries, batch, head_q, rows.row),
-               .lse_low = statistics_of(call.lse_low, call.mask.queries, batch, head_q, rows.row)});
+               .row_sum = statistics_of(call.row_sum, call.mask.queries, batch, head_q, rows.row)});
         });
   }
 }

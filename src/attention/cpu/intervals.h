@@ -21,8 +21,9 @@ struct HeadsView {
 };
 
 // [batch, heads, rows] of f32, with unit stride along the rows.
+template <class T = float>
 struct StatisticsView {
-  float* data = nullptr;
+  T* data = nullptr;
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
 };
@@ -91,15 +92,15 @@ struct AttentionForwardCall {
   HeadsView value;
   HeadsView output;
   const float* sinks = nullptr;  // [heads_q] logits that join the softmax, or null
-  bool resume = false;           // the softmax goes on from the output and lse that are there
-  StatisticsView lse;
-  StatisticsView lse_low{};  // what lse leaves of itself in f32; without data: not kept
+  bool resume = false;           // the softmax goes on from the output, lse and row_sum that are there
+  StatisticsView<> lse;
+  StatisticsView<double> row_sum{};  // without data: rows are closed
 };
 
 struct AttentionBackwardCall {
   AttentionForwardCall forward;  // its inputs and its results
   HeadsView output_gradient;
-  StatisticsView lse_gradient;  // without data for zero
+  StatisticsView<> lse_gradient;  // without data for zero
   HeadsView query_gradient;
   HeadsView key_gradient;
   HeadsView value_gradient;

@@ -46,11 +46,11 @@ struct ForwardTile {
   std::int64_t range_count;
   ScoreRule rule;
   const float* sink;  // one logit, or null
-  bool resume;        // the softmax goes on from the output and lse that are there
+  bool resume;        // the softmax goes on from the output, lse and row_sum that are there
   float* scratch;     // forward_scratch floats
   RowsView output;    // [rows, head_dim]
   float* lse;         // of row i at output.index(i)
-  float* lse_low;     // what lse leaves of itself in f32, or null
+  double* row_sum;    // likewise, where rows stay open (headroom/attention.h); null: rows are closed
 };
 
 // One query tile against one key tile. `keys`, `keys_transposed` and `values_transposed` start at the key

@@ -34,6 +34,9 @@ const IntervalKernels& bf16x3_kernels() {
 void merge_partials(const MergeCall&, const Stream&) {
   absent();
 }
+void close_partial(const CloseCall&, const Stream&) {
+  absent();
+}
 
 namespace sm90 {
 

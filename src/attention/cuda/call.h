@@ -75,7 +75,8 @@ struct AttentionCall {
   TypedHeadsView output;
   float* lse = nullptr;          // [batch, heads_q, seq_q]
   const float* sinks = nullptr;  // [heads_q], or null
-  bool resume = false;           // the softmax goes on from the output and lse that are there
+  bool resume = false;           // the softmax goes on from the output, lse and row_sum that are there
+  double* row_sum = nullptr;     // [batch, heads_q, seq_q] where rows stay open, or null
 
   // Backward.
   TypedHeadsView output_gradient;

@@ -1,5 +1,5 @@
-// into <- the merge of two partial results. Included by a .cu file (or, for tests, by a .cpp after
-// tests/cuda/on_host.h).
+// into <- the merge of two partial results; and the end of an open one. Included by a .cu file (or, for
+// tests, by a .cpp after tests/cuda/on_host.h).
 #pragma once
 
 #include "attention/cuda/merge.h"
@@ -29,8 +29,32 @@ static __global__ void merge_kernel(MergeCall call) {
   for (int c = lane; c < call.head_dim; c += kWarp) to[c] = weights.merged(to[c], other[c]);
 }
 
+// One warp per row.
+static __global__ void close_kernel(CloseCall call) {
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
+  if (item >= call.batch * call.rows * call.heads) return;
+  const std::int64_t b = item / (call.rows * call.heads);
+  const std::int64_t q = item / call.heads % call.rows;
+  const std::int64_t head = item % call.heads;
+  const double sum = call.row_sum[b * call.batch_stride + head * call.head_stride + q * call.row_stride];
+  if (sum == 0) return;
+  float* lse = call.partial.lse + b * call.partial.batch_stride + head * call.partial.head_stride +
+               q * call.partial.row_stride;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const ClosedRow row = ClosedRow::of(*lse, sum);
+  __syncwarp();  // before it is written
+  if (lane == 0) *lse = row.lse;
+  float* to = call.partial.output.row<float>(b, head, q);
+  for (int c = lane; c < call.head_dim; c += kWarp) to[c] = row.divided(to[c]);
+}
+
 inline void launch_merge(const MergeCall& call, const Stream& stream) {
   launch("merge_kernel", merge_kernel, ceil_div(call.batch * call.rows * call.heads * kWarp, kRowThreads),
+         kRowThreads, 0, stream, call);
+}
+
+inline void launch_close(const CloseCall& call, const Stream& stream) {
+  launch("close_kernel", close_kernel, ceil_div(call.batch * call.rows * call.heads * kWarp, kRowThreads),
          kRowThreads, 0, stream, call);
 }
 

@@ -1,4 +1,4 @@
-// Merging partial results of attention on a GPU.
+// Merging and closing partial results of attention on a GPU.
 #pragma once
 
 #include "attention/cuda/call.h"
@@ -23,7 +23,21 @@ struct MergeCall {
   std::int32_t head_dim = 0;
 };
 
+// Rows that are open (headroom/attention.h).
+struct CloseCall {
+  MergeSide partial;
+  const double* row_sum = nullptr;
+  std::int64_t batch_stride = 0;  // of row_sum
+  std::int64_t head_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t batch = 0;
+  std::int64_t rows = 0;
+  std::int64_t heads = 0;
+  std::int32_t head_dim = 0;
+};
+
 // Compiled by nvcc; a build without CUDA has none.
 void merge_partials(const MergeCall& call, const Stream& stream);
+void close_partial(const CloseCall& call, const Stream& stream);
 
 }  // namespace headroom::cuda

@@ -89,17 +89,36 @@ AttentionCall attention_call(const AttentionProblem& problem, const AttentionFor
   call.lse = views.lse.data<float>();
   call.sinks = problem.sinks ? views.sinks.data<float>() : nullptr;
   call.resume = problem.resume;
+  if (views.row_sum.elements() > 0) call.row_sum = views.row_sum.data<double>();
   return call;
 }
 
+namespace {
+
+MergeSide merge_side(const AttentionPartial& partial) {
+  return {heads_view(partial.output), partial.lse.data<float>(), partial.lse.stride(0), partial.lse.stride(1),
+          partial.lse.stride(2)};
+}
+
+}  // namespace
+
 MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from) {
-  const auto side = [](const AttentionPartial& partial) {
-    return MergeSide{heads_view(partial.output), partial.lse.data<float>(), partial.lse.stride(0),
-                     partial.lse.stride(1), partial.lse.stride(2)};
-  };
   const TensorView& rows = into.output;
-  return {.into = side(into),
-          .from = side(from),
+  return {.into = merge_side(into),
+          .from = merge_side(from),
+          .batch = rows.extent(0),
+          .rows = rows.extent(1),
+          .heads = rows.extent(2),
+          .head_dim = static_cast<std::int32_t>(rows.extent(3))};
+}
+
+CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum) {
+  const TensorView& rows = partial.output;
+  return {.partial = merge_side(partial),
+          .row_sum = row_sum.data<double>(),
+          .batch_stride = row_sum.stride(0),
+          .head_stride = row_sum.stride(1),
+          .row_stride = row_sum.stride(2),
           .batch = rows.extent(0),
           .rows = rows.extent(1),
           .heads = rows.extent(2),

@@ -31,6 +31,7 @@ namespace headroom::cuda {
 [[nodiscard]] AttentionCall attention_call(const AttentionProblem& problem, const AttentionForward& views);
 
 [[nodiscard]] MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from);
+[[nodiscard]] CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum);
 
 [[nodiscard]] inline bool dilated(const AttentionProblem& problem) {
   return problem.mask.dilation_count > 0;

@@ -107,44 +107,12 @@ static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, Type
   }
 }
 
-// lse <- sink or -inf; one thread per row
+// lse <- sink or -inf, in a row that is not open; one thread per row
 static __global__ void start_lse_kernel(AttentionCall call) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
   if (i >= call.batch * call.heads_q * call.seq_q) return;
   call.lse[i] = call.sinks == nullptr ? -kInfinity : call.sinks[i / call.seq_q % call.heads_q];
-}
-
-// lse <- base = log2(e) lse, rounded; low <- sum = 2^(log2(e) (lse + low) - base), which is 1 but for what is
-// rounded; one thread per row
-static __global__ void split_lse_kernel(AttentionCall call, float* low, bool fresh) {
-  constexpr double kExactLog2E = 1.4426950408889634;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
-  if (i >= call.batch * call.heads_q * call.seq_q) return;
-  const float lse = call.lse[i];
-  if (lse == -kInfinity) {
-    low[i] = 0;
-    return;
-  }
-  const double exact = (static_cast<double>(lse) + (fresh ? 0.0 : static_cast<double>(low[i]))) * kExactLog2E;
-  const auto base = static_cast<float>(exact);
-  call.lse[i] = base;
-  low[i] = static_cast<float>(exp2(exact - static_cast<double>(base)));
-}
-
-// lse, low <- ln(2) base + ln(sum); one thread per row
-static __global__ void join_lse_kernel(AttentionCall call, float* low) {
-  constexpr double kExactLn2 = 0.6931471805599453;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
-  if (i >= call.batch * call.heads_q * call.seq_q) return;
-  const float sum = low[i];
-  low[i] = 0;
-  if (!(sum > 0)) {
-    call.lse[i] = -kInfinity;
-    return;
-  }
-  const double lse = static_cast<double>(call.lse[i]) * kExactLn2 + log(static_cast<double>(sum));
-  call.lse[i] = static_cast<float>(lse);
-  low[i] = static_cast<float>(lse - static_cast<double>(call.lse[i]));
+  if (call.row_sum != nullptr) call.row_sum[i] = 0;
 }
 
 // row_shift <- log2(e) lse; row_dot <- dO . O - dLSE; one warp per row
@@ -236,16 +204,6 @@ inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {
          kRowThreads, 0, stream, call);
 }
 
-inline void launch_split_lse(const AttentionCall& call, float* lse_low, bool fresh, const Stream& stream) {
-  launch("split_lse_kernel", split_lse_kernel, ceil_div(call.batch * call.heads_q * call.seq_q, kRowThreads),
-         kRowThreads, 0, stream, call, lse_low, fresh);
-}
-
-inline void launch_join_lse(const AttentionCall& call, float* lse_low, const Stream& stream) {
-  launch("join_lse_kernel", join_lse_kernel, ceil_div(call.batch * call.heads_q * call.seq_q, kRowThreads),
-         kRowThreads, 0, stream, call, lse_low);
-}
-
 inline void launch_row_statistics(const AttentionCall& call, const Stream& stream) {
   launch("row_statistics_kernel", row_statistics_kernel, blocks_of_rows(call, call.seq_q, call.heads_q),
          kRowThreads, 0, stream, call);
@@ -263,8 +221,6 @@ inline constexpr SharedLaunches kSharedLaunches{.write_lists = launch_lists,
                                                 .sinks_gradient = launch_sinks_gradient,
                                                 .zero_counters = launch_zero_counters,
                                                 .zero = launch_zero,
-                                                .narrow = launch_narrow,
-                                                .split_lse = launch_split_lse,
-                                                .join_lse = launch_join_lse};
+                                                .narrow = launch_narrow};
 
 }  // namespace headroom::cuda

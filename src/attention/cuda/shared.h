@@ -17,10 +17,6 @@ struct SharedLaunches {
                const Stream&);
   void (*narrow)(const AttentionCall&, const TypedHeadsView& to, const TypedHeadsView& from,
                  std::int64_t rows, std::int64_t heads, const Stream&);  // f32 to another dtype
-  // lse with its low part <-> lse in powers of two with the sums of rows (intervals/kernels.h), in place.
-  // `fresh`: there is no low part yet.
-  void (*split_lse)(const AttentionCall&, float* lse_low, bool fresh, const Stream&);
-  void (*join_lse)(const AttentionCall&, float* lse_low, const Stream&);
 };
 
 // Compiled by nvcc; a build without CUDA has none.

@@ -47,6 +47,13 @@ __device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_
                "r"(b), "r"(c), "r"(d)
                : "memory");
 }
+// Each tile transposed: lane i gives the address of column i % 8 of tile i / 8.
+__device__ __forceinline__ void store_matrix_transposed(std::uint32_t address, std::uint32_t a,
+                                                        std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 __device__ __forceinline__ void load_matrix(std::uint32_t address, std::uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -2,8 +2,7 @@
 //
 // Operands in shared memory are tiles of 64 elements by rows, 128 bytes a row, swizzled as the copy engine's
 // 128-byte mode writes them; `major` says whether the 64 elements run along the product's inner dimension
-// (inner) or along its outer one (outer). A descriptor holds address / 16, the two strides / 16 and the
-// swizzle.
+// (inner) or along its outer one (outer).
 #pragma once
 
 #include <cstdint>
@@ -19,14 +18,25 @@ namespace ptx {
 
 enum class Major : int { inner = 0, outer = 1 };
 
-// inner: 8 rows are 1024 bytes, and tiles of the inner dimension are separate operands.
-// outer: 8 rows are 1024 bytes, and the next 64 elements of the outer dimension lie tile_bytes further.
-__device__ __forceinline__ std::uint64_t matrix_descriptor(const void* tile, std::uint32_t tile_bytes = 16) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-  constexpr std::uint64_t kEightRows = std::uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | (std::uint64_t{tile_bytes >> 4} << 16) |
-         ((shared_address(tile) & 0x3FFFF) >> 4);
-}
+// Where an operand lies. Its address / 16 is the lowest part, so that an element further on is one addition
+// away; the tensor cores would wait for more arithmetic between their instructions.
+struct MatrixDescriptor {
+  std::uint32_t low;
+
+  // inner: 8 rows are 1024 bytes, and tiles of the inner dimension are separate operands.
+  // outer: 8 rows are 1024 bytes, and the next 64 elements of the outer dimension lie tile_bytes further.
+  __device__ __forceinline__ static MatrixDescriptor of(const void* tile, std::uint32_t tile_bytes = 16) {
+    return {(tile_bytes >> 4) << 16 | shared_address(tile) >> 4};
+  }
+  __device__ __forceinline__ MatrixDescriptor operator+(int elements) const {
+    return {low + static_cast<std::uint32_t>(elements / 8)};
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint64_t bits() const {
+    constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+    constexpr std::uint64_t kEightRows = std::uint64_t{1024 >> 4} << 32;
+    return kSwizzle128 | kEightRows | low;
+  }
+};
 
 // Registers written before, products after.
 __device__ __forceinline__ void wgmma_fence() {
@@ -39,18 +49,38 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Sums that products in flight write are touched after this point, not before.
+// Sums that products in flight write are touched after this point, not before; operands are made before it.
 template <int kCount>
 __device__ __forceinline__ void wgmma_pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(std::uint32_t (&pairs)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(pairs[i])::"memory");
+}
+
+// Arithmetic that `bits` come from is done before what follows, a wait for products. The assembler moves such
+// a wait up, past arithmetic that was to overlap the products, but not past a store; this one is never made,
+// as `bits` are zero.
+__device__ __forceinline__ void finish_first(std::uint32_t bits, const void* shared) {
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.ne.u32 never, %0, 0;\n"
+      "@never st.volatile.shared.u32 [%1], %0;\n"
+      "}" ::"r"(bits),
+      "r"(shared_address(shared))
+      : "memory");
+}
 
 // D (+)= A B with both operands in shared memory; and with A in registers.
 template <class Element, int N, Major kA, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, bool accumulate);
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b,
+                                      bool accumulate);
 template <class Element, int N, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b,
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, MatrixDescriptor b,
                                       bool accumulate);
 
 // clang-format off
@@ -73,17 +103,17 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a,
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                            \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " HEADROOM_SUMS_##N         \
                ", %" A ", %" B ", p, 1, 1, %" KA ", %" KB ";\n}"                                            \
-               : HEADROOM_OUT_##N : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)),                     \
+               : HEADROOM_OUT_##N : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(accumulate)),                     \
                  "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
 #define HEADROOM_WGMMA_REGISTERS(N, TYPE, A0, A1, A2, A3, B, P, KB)                                        \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                            \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " HEADROOM_SUMS_##N         \
                ", {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", p, 1, 1, %" KB ";\n}"                       \
-               : HEADROOM_OUT_##N : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                    \
+               : HEADROOM_OUT_##N : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()),                    \
                  "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kB)))
 
 template <class Element, int N, Major kA, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     if constexpr (N == 32) HEADROOM_WGMMA_SHARED(32, "bf16", "16", "17", "18", "19", "20");
     else if constexpr (N == 64) HEADROOM_WGMMA_SHARED(64, "bf16", "32", "33", "34", "35", "36");
@@ -104,7 +134,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a, std::u
 }
 
 template <class Element, int N, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t* a, MatrixDescriptor b, bool accumulate) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     if constexpr (N == 32) HEADROOM_WGMMA_REGISTERS(32, "bf16", "16", "17", "18", "19", "20", "21", "22");
     else if constexpr (N == 64) HEADROOM_WGMMA_REGISTERS(64, "bf16", "32", "33", "34", "35", "36", "37", "38");

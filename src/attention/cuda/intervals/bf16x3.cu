@@ -4,23 +4,22 @@
 namespace headroom::cuda {
 
 const IntervalKernels& bf16x3_kernels() {
-  static const IntervalKernels kKernels{
-      .forward =
-          [](const AttentionCall& call, float* row_sums, const Stream& stream) {
-            if (call.head_dim <= 64) {
-              launch_split_forward<64>(call, row_sums, stream);
-            } else {
-              launch_split_forward<128>(call, row_sums, stream);
-            }
-          },
-      .backward =
-          [](const AttentionCall& call, const Stream& stream) {
-            if (call.head_dim <= 64) {
-              launch_split_backward<64>(call, stream);
-            } else {
-              launch_split_backward<128>(call, stream);
-            }
-          }};
+  static const IntervalKernels kKernels{.forward =
+                                            [](const AttentionCall& call, const Stream& stream) {
+                                              if (call.head_dim <= 64) {
+                                                launch_split_forward<64>(call, stream);
+                                              } else {
+                                                launch_split_forward<128>(call, stream);
+                                              }
+                                            },
+                                        .backward =
+                                            [](const AttentionCall& call, const Stream& stream) {
+                                              if (call.head_dim <= 64) {
+                                                launch_split_backward<64>(call, stream);
+                                              } else {
+                                                launch_split_backward<128>(call, stream);
+                                              }
+                                            }};
   return kKernels;
 }
 

@@ -8,7 +8,7 @@ namespace headroom::cuda {
 // O <- softmax(Q K^T) V of one tile of queries
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 1 : 2)
-    interval_forward_kernel(AttentionCall call, float* row_sums, QueryTiling tiling, std::int64_t tiles) {
+    interval_forward_kernel(AttentionCall call, QueryTiling tiling, std::int64_t tiles) {
   using Product = typename T::Product;
   static_assert(Product::kHalves == 1, "a row's softmax is one warp's");
   constexpr int kSlots = Product::kSlots;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
     const std::int32_t i = rows.begin + warp_row + Product::row(lane, s);
     row_sum[s] = 0;
     if (i < rows.end && call.resume) {
-      row_max[s] = RowSoftmax::load(call, row_sums, statistics + head.row(i)).base;
+      row_max[s] = RowSoftmax::load(call, statistics + head.row(i)).base;
     } else if (i < rows.end && call.sinks != nullptr) {
       row_max[s] = call.sinks[head.head] * kLog2E;
       row_sum[s] = lane % Product::kPeers != 0 ? 0.0F : 1.0F;
@@ -172,32 +172,28 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
     current = following;
   }
 
-  // O <- (w O' + O) / (w + l); LSE <- m + log(w + l). What a row resumes from, O', has the weight w and is
-  // added last: its rounding is then that of one sum and not of one for each key.
-  float kept[kSlots];
-  RowInverse inverse[kSlots];
-#pragma unroll
-  for (int s = 0; s < kSlots; ++s) {
-    kept[s] = 0;
-    const std::int32_t i = rows.begin + warp_row + Product::row(lane, s);
-    if (i < rows.end && call.resume) {
-      const RowSoftmax before = RowSoftmax::load(call, row_sums, statistics + head.row(i));
-      if (before.sum > 0) kept[s] = before.sum * power_of_two(before.base - row_max[s]);
-    }
-  }
-  __syncwarp();  // every lane has read what one of them overwrites
+  // O <- (w O' + O) / (w l' + l); LSE <- m + log(w l' + l); a row that stays open is not divided. What a row
+  // resumes from, O' and l', has the weight w and is added last: its rounding is then that of one sum and not
+  // of one for each key.
+  float weight[kSlots];
+  float inverse[kSlots];
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
 #pragma unroll
     for (int step = 1; step < Product::kPeers; step *= 2) {
       row_sum[s] += __shfl_xor_sync(0xffffffffu, row_sum[s], step);
     }
-    row_sum[s] += kept[s];
-    inverse[s] = RowInverse::of(row_sum[s], row_sums != nullptr);
+    RowSoftmax row{row_max[s], static_cast<double>(row_sum[s])};
+    weight[s] = 0;
     const std::int32_t i = rows.begin + warp_row + Product::row(lane, s);
-    if (i < rows.end && lane % Product::kPeers == 0) {
-      RowSoftmax{row_max[s], row_sum[s]}.store(call, row_sums, statistics + head.row(i));
+    if (i < rows.end && call.resume) {
+      const RowSoftmax before = RowSoftmax::load(call, statistics + head.row(i));
+      if (before.sum > 0) weight[s] = power_of_two(before.base - row_max[s]);
+      row.sum += static_cast<double>(weight[s]) * before.sum;
     }
+    inverse[s] = row.inverse(call);
+    __syncwarp();  // every lane has read what one of them overwrites
+    if (i < rows.end && lane % Product::kPeers == 0) row.store(call, statistics + head.row(i));
   }
 #pragma unroll
   for (int c = 0; c < T::kChunks; ++c) {
@@ -210,21 +206,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kForwardBytes > (100 << 10) ? 
         const std::int64_t at = head.b * call.output.batch_stride + head.head * call.output.head_stride +
                                 head.row(i) * call.output.row_stride + column;
         float sum = sums[c][e];
-        if (kept[slot] > 0) {
-          sum = fmaf(kept[slot], load_element(call.output.data, call.output.dtype, at), sum);
+        if (weight[slot] > 0) {
+          sum = fmaf(weight[slot], load_element(call.output.data, call.output.dtype, at), sum);
         }
-        store_element(call.output.data, call.output.dtype, at, inverse[slot] * sum);
+        store_element(call.output.data, call.output.dtype, at, sum * inverse[slot]);
       }
     }
   }
 }
 
 template <class T>
-void launch_forward(const AttentionCall& call, float* row_sums, const Stream& stream) {
+void launch_forward(const AttentionCall& call, const Stream& stream) {
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, T::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("interval_forward_kernel", interval_forward_kernel<T>, call.batch * call.heads_q * tiles,
-         T::kThreads, T::kForwardBytes, stream, call, row_sums, tiling, tiles);
+         T::kThreads, T::kForwardBytes, stream, call, tiling, tiles);
 }
 
 }  // namespace headroom::cuda

@@ -8,9 +8,7 @@
 namespace headroom::cuda {
 
 struct IntervalKernels {
-  // With row_sums, [batch, heads_q, seq_q], a row's lse is log2 of what its sum there is counted in, before
-  // the launch where it resumes and after it.
-  void (*forward)(const AttentionCall&, float* row_sums, const Stream&);
+  void (*forward)(const AttentionCall&, const Stream&);
   void (*backward)(const AttentionCall&, const Stream&);  // dQ, added; dK and dV
 };
 

@@ -26,13 +26,13 @@ void with_head_dim(int head_dim, const Body& body) {
 template <template <int D> class Tiles>
 constexpr IntervalKernels make_interval_kernels() {
   return {.forward =
-              [](const AttentionCall& call, float* row_sums, const Stream& stream) {
+              [](const AttentionCall& call, const Stream& stream) {
                 with_head_dim(call.head_dim, [&]<int D>() {
                   using Forward = typename Tiles<D>::Forward;
                   if (Forward::kForwardBytes <= block_shared_bytes(*stream.device)) {
-                    launch_forward<Forward>(call, row_sums, stream);
+                    launch_forward<Forward>(call, stream);
                   } else {
-                    launch_forward<typename Tiles<D>::Small>(call, row_sums, stream);
+                    launch_forward<typename Tiles<D>::Small>(call, stream);
                   }
                 });
               },

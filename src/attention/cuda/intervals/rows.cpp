@@ -15,20 +15,12 @@ struct IntervalLaunches {
   const SharedLaunches& shared;
   const IntervalKernels& kernels;
   const Stream& stream;
-  float* lse_low = nullptr;  // of forward, or null: lse is f32 from chunk to chunk
 
   void write_lists(const AttentionCall& call) const {
     shared.write_lists(call, stream);
     if (call.lists.seen_by != nullptr) shared.write_seen_by(call, stream);
   }
-  void forward(const AttentionCall& call) const {
-    // What a problem that does not resume starts with has no low part.
-    if (lse_low != nullptr && call.resume) {
-      shared.split_lse(call, lse_low, !problem.resume && call.pattern == 0, stream);
-    }
-    kernels.forward(call, lse_low, stream);
-    if (lse_low != nullptr) shared.join_lse(call, lse_low, stream);
-  }
+  void forward(const AttentionCall& call) const { kernels.forward(call, stream); }
   // One softmax over all patterns has the same statistics in each.
   void pattern_statistics(const AttentionCall& call) const {
     if (problem.mask.detach_mixing) shared.row_statistics(call, stream);
@@ -80,16 +72,9 @@ IntervalWorkspace::IntervalWorkspace(const AttentionProblem& problem, Pass pass,
 void forward_on_intervals(const AttentionProblem& problem, const AttentionForward& views,
                           const TensorView& workspace, const SharedLaunches& shared,
                           const IntervalKernels& kernels, const Stream& stream) {
-  IntervalLaunches row{problem, workspace_in<IntervalWorkspace>(workspace, problem, Pass::forward), shared,
-                       kernels, stream};
-  if (views.lse_low.elements() > 0) row.lse_low = views.lse_low.data<float>();
-  run_forward(problem, views, row);
-  if (row.lse_low != nullptr && problem.seq_k == 0 && !problem.resume) {
-    // No key was seen and no kernel ran: the low part is still to be written.
-    const AttentionCall call = attention_call(problem, views);
-    shared.split_lse(call, row.lse_low, /*fresh=*/true, stream);
-    shared.join_lse(call, row.lse_low, stream);
-  }
+  run_forward(problem, views,
+              IntervalLaunches{problem, workspace_in<IntervalWorkspace>(workspace, problem, Pass::forward),
+                               shared, kernels, stream});
 }
 
 void backward_on_intervals(const AttentionProblem& problem, const AttentionBackward& views,

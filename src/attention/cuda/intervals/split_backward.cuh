@@ -150,15 +150,15 @@ __device__ void split_inputs(const AttentionCall& call, const QueryTiling& tilin
     tile_at.advance();
     if (item.tile < 0) return;
     shared.gradient_ring.wait_empty(at);
-    store(shared.output_gradient[at.stage]);
+    store(shared.output_gradient[at.stage()]);
     shared.gradient_ring.publish(at);
     const QueryTiles::Item following = query_tiles.next();
     shared.tile_ring.wait_empty(tile_at);
-    start_tile(call, tiling, share, shared.tile[tile_at.stage], following, thread);
+    start_tile(call, tiling, share, shared.tile[tile_at.stage()], following, thread);
     start(call.query, item);
     item = following;
     shared.query_ring.wait_empty(at);
-    store(shared.query[at.stage]);
+    store(shared.query[at.stage()]);
     shared.query_ring.publish(at);
     at.advance();
   }
@@ -218,11 +218,11 @@ __device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& 
   shared.key_ring.wait_full({});
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    const SplitQueryTile& queries = shared.tile[tile_at.stage()];
     if (queries.index < 0) break;
     float scores[32];
     shared.query_ring.wait_full(at);
-    multiply_scores(scores, shared.key, 0, shared.query[at.stage]);
+    multiply_scores(scores, shared.key, 0, shared.query[at.stage()]);
     shared.query_ring.release(at);
     if (rule.cap != 0) {
 #pragma unroll
@@ -251,14 +251,14 @@ __device__ void sum_value_gradient(const AttentionCall& call, SplitBackward<D>& 
     shared.probability_ring.wait_empty(exchange_at);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      shared.exchange[exchange_at.stage].probability[j][thread] =
+      shared.exchange[exchange_at.stage()].probability[j][thread] =
           make_float4(scores[4 * j], scores[4 * j + 1], scores[4 * j + 2], scores[4 * j + 3]);
     }
     shared.probability_ring.publish(exchange_at);
     exchange_at.advance();
     const SplitRegisters probabilities(scores);
     shared.gradient_ring.wait_full(at);
-    add_rows<D>(sums, probabilities, shared.output_gradient[at.stage]);
+    add_rows<D>(sums, probabilities, shared.output_gradient[at.stage()]);
     shared.gradient_ring.release(at);
     at.advance();
   }
@@ -281,17 +281,17 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& sh
   shared.key_ring.wait_full({});
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    const SplitQueryTile& queries = shared.tile[tile_at.stage()];
     if (queries.index < 0) break;
     float gradients[32];
     shared.gradient_ring.wait_full(at);
-    multiply_scores(gradients, shared.value, 0, shared.output_gradient[at.stage]);
+    multiply_scores(gradients, shared.value, 0, shared.output_gradient[at.stage()]);
     shared.gradient_ring.release(at);
     shared.probability_ring.wait_full(exchange_at);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float2 dot = *reinterpret_cast<const float2*>(queries.dot + j * 8 + column);
-      const float4 four = shared.exchange[exchange_at.stage].probability[j][thread];
+      const float4 four = shared.exchange[exchange_at.stage()].probability[j][thread];
       const float p[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
@@ -307,7 +307,7 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& sh
 #pragma unroll
     for (int part = 0; part < kSplitParts; ++part) {
       const std::uint32_t row_address =
-          ptx::shared_address(shared.exchange[exchange_at.stage].score_gradient[part]) + matrix_row * 128;
+          ptx::shared_address(shared.exchange[exchange_at.stage()].score_gradient[part]) + matrix_row * 128;
 #pragma unroll
       for (int k = 0; k < 64; k += 16) {
         const std::uint32_t* pairs = score_gradients.pairs[part] + k / 4;
@@ -319,7 +319,7 @@ __device__ void sum_key_gradient(const AttentionCall& call, SplitBackward<D>& sh
     shared.score_gradient_ring.publish(exchange_at);
     exchange_at.advance();
     shared.query_ring.wait_full(at);
-    add_rows<D>(sums, score_gradients, shared.query[at.stage]);
+    add_rows<D>(sums, score_gradients, shared.query[at.stage()]);
     shared.query_ring.release(at);
     at.advance();
   }
@@ -361,7 +361,7 @@ __device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>&
   shared.key_ring.wait_full({});
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const SplitQueryTile& queries = shared.tile[tile_at.stage];
+    const SplitQueryTile& queries = shared.tile[tile_at.stage()];
     if (queries.index < 0) break;
     std::int32_t* turn = call.turn(queries.head.b, queries.head.head, queries.index);
     shared.score_gradient_ring.wait_full(exchange_at);
@@ -369,7 +369,7 @@ __device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>&
     for (int panel = 0; panel < D / kPanel; ++panel) {
       float sums[32];
       ptx::wgmma_fence();
-      multiply_transposed(sums, shared.exchange[exchange_at.stage].score_gradient, shared.key, panel);
+      multiply_transposed(sums, shared.exchange[exchange_at.stage()].score_gradient, shared.key, panel);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);

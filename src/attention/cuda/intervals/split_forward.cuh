@@ -77,7 +77,7 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
     if (tile < 0) break;
     if (thread < kWarp) {
       const TileMask mask = TileMask::of(block.intervals, block.list, tile * kTileKeys, thread);
-      if (thread == 0) shared.key_tile[at.stage] = {tile * kTileKeys, mask};
+      if (thread == 0) shared.key_tile[at.stage()] = {tile * kTileKeys, mask};
     }
     const std::int32_t following = key_tiles.next();
     const auto split = [&](SplitTile<64, D>& to, auto& ring, const TypedHeadsView& next,
@@ -93,55 +93,36 @@ __device__ void split_inputs(const AttentionCall& call, SplitForward<D>& shared,
       ptx::async_proxy_fence();
       ring.publish(at);
     };
-    split(shared.key[at.stage], shared.key_ring, call.value, tile);
+    split(shared.key[at.stage()], shared.key_ring, call.value, tile);
     shared.value_ring.wait_empty(at);
-    split(shared.value[at.stage], shared.value_ring, call.key, following);
+    split(shared.value[at.stage()], shared.value_ring, call.key, following);
     at.advance();
     tile = following;
   }
-  if (thread == 0) shared.key_tile[at.stage].first_key = -1;
+  if (thread == 0) shared.key_tile[at.stage()].first_key = -1;
   shared.key_ring.publish(at);
 }
 
 template <int D>
-__device__ void consume(const AttentionCall& call, float* row_sums, SplitForward<D>& shared, int consumer,
-                        int thread) {
+__device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int consumer, int thread) {
   const QueryBlock& block = shared.block;
   const int lane = thread % kWarp;
   const int first_row = consumer * 64 + thread / kWarp * 16 + lane / 4;  // of two, eight apart
   const ListHead& head = block.head;
-  const std::int64_t statistics = call.statistics(head.b, head.head);
-  float* output_data = static_cast<float*>(call.output.data) + head.b * call.output.batch_stride +
-                       head.head * call.output.head_stride;
-  // Where a thread's pair of columns of row r of two lies, or null.
-  const auto output_at = [&](int r, int column) -> float* {
-    const std::int32_t i = block.rows.begin + first_row + 8 * r;
-    if (i >= block.rows.end || column >= call.head_dim) return nullptr;
-    return output_data + head.row(i) * call.output.row_stride + column;
-  };
+  // Where the softmax of a row lies. Read when it is needed: the loop has no register left for it.
+  const auto statistics_at = [&](std::int32_t i) { return call.statistics(head.b, head.head) + head.row(i); };
 
   // The softmax so far: nothing, the sink, or an earlier result.
   Softmax softmax;
   float output[D / 2] = {};
-  float resumed[2] = {};  // sums of the rows, before
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int32_t i = block.rows.begin + first_row + 8 * r;
     if (i < block.rows.end && call.resume) {
-      const RowSoftmax before = RowSoftmax::load(call, row_sums, statistics + head.row(i));
-      softmax.maximum[r] = before.base;
-      resumed[r] = before.sum;
+      softmax.maximum[r] = RowSoftmax::load(call, statistics_at(i)).base;
     } else if (i < block.rows.end && call.sinks != nullptr) {
       softmax.maximum[r] = call.sinks[head.head] * kLog2E;
-      resumed[r] = 1;
-    }
-    softmax.sum[r] = lane % 4 != 0 ? 0.0F : resumed[r];
-  }
-  if (call.resume) {
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i) {
-      const float* at = output_at(i % 4 / 2, i / 4 * 8 + lane % 4 * 2 + i % 2);
-      if (at != nullptr) output[i] = *at * resumed[i % 4 / 2];
+      softmax.sum[r] = lane % 4 != 0 ? 0.0F : 1.0F;
     }
   }
 
@@ -151,10 +132,10 @@ __device__ void consume(const AttentionCall& call, float* row_sums, SplitForward
   while (true) {
     float scores[32];
     shared.key_ring.wait_full(at);
-    const std::int32_t first_key = shared.key_tile[at.stage].first_key;
-    const TileMask mask = shared.key_tile[at.stage].mask;
+    const std::int32_t first_key = shared.key_tile[at.stage()].first_key;
+    const TileMask mask = shared.key_tile[at.stage()].mask;
     if (first_key < 0) break;
-    multiply_scores(scores, shared.query, consumer * 64, shared.key[at.stage]);
+    multiply_scores(scores, shared.query, consumer * 64, shared.key[at.stage()]);
     shared.key_ring.release(at);
     if (rule.cap != 0) {
 #pragma unroll
@@ -182,7 +163,7 @@ __device__ void consume(const AttentionCall& call, float* row_sums, SplitForward
     float sums[D / 2];
     shared.value_ring.wait_full(at);
     ptx::wgmma_fence();
-    multiply_rows<D>(sums, probabilities, shared.value[at.stage], 0);
+    multiply_rows<D>(sums, probabilities, shared.value[at.stage()], 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(sums);
@@ -192,22 +173,40 @@ __device__ void consume(const AttentionCall& call, float* row_sums, SplitForward
     for (int i = 0; i < D / 2; ++i) output[i] += sums[i];
   }
 
-  // O <- O / l; LSE <- m + log l
+  float* output_data = static_cast<float*>(call.output.data) + head.b * call.output.batch_stride +
+                       head.head * call.output.head_stride;
+  // Where a thread's pair of columns of row r of two lies, or null.
+  const auto output_at = [&](int r, int column) -> float* {
+    const std::int32_t i = block.rows.begin + first_row + 8 * r;
+    if (i >= block.rows.end || column >= call.head_dim) return nullptr;
+    return output_data + head.row(i) * call.output.row_stride + column;
+  };
+
+  // O <- (w O' + O) / (w l' + l); LSE <- m + log(w l' + l); a row that stays open is not divided. What a row
+  // resumes from, O' and l', has the weight w.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = softmax.sum[r];
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-    const RowInverse inverse = RowInverse::of(sum, row_sums != nullptr);
+    RowSoftmax row{softmax.maximum[r], static_cast<double>(sum)};
+    float weight = 0;
     const std::int32_t i = block.rows.begin + first_row + 8 * r;
-    if (i < block.rows.end && lane % 4 == 0) {
-      RowSoftmax{softmax.maximum[r], sum}.store(call, row_sums, statistics + head.row(i));
+    if (i < block.rows.end && call.resume) {
+      const RowSoftmax before = RowSoftmax::load(call, statistics_at(i));
+      if (before.sum > 0) weight = power_of_two(before.base - row.base);
+      row.sum += static_cast<double>(weight) * before.sum;
     }
+    const float inverse = row.inverse(call);
+    __syncwarp();  // every lane has read what one of them overwrites
+    if (i < block.rows.end && lane % 4 == 0) row.store(call, statistics_at(i));
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
       float* to = output_at(r, j * 8 + lane % 4 * 2);
       if (to == nullptr) continue;
-      const float2 pair = make_float2(inverse * output[4 * j + 2 * r], inverse * output[4 * j + 2 * r + 1]);
+      float2 pair = make_float2(output[4 * j + 2 * r], output[4 * j + 2 * r + 1]);
+      if (weight > 0) pair = make_float2(fmaf(weight, to[0], pair.x), fmaf(weight, to[1], pair.y));
+      pair = make_float2(pair.x * inverse, pair.y * inverse);
       if (call.output.aligned) {
         *reinterpret_cast<float2*>(to) = pair;
       } else {
@@ -220,7 +219,7 @@ __device__ void consume(const AttentionCall& call, float* row_sums, SplitForward
 
 template <int D>
 __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
-    split_forward_kernel(const __grid_constant__ AttentionCall call, float* row_sums,
+    split_forward_kernel(const __grid_constant__ AttentionCall call,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
   extern __shared__ float4 raw[];
   auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
@@ -248,17 +247,17 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
     split_inputs(call, shared, thread);
   } else {
     ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
-    consume(call, row_sums, shared, group - 1, thread);
+    consume(call, shared, group - 1, thread);
   }
 }
 
 template <int D>
-void launch_split_forward(const AttentionCall& call, float* row_sums, const Stream& stream) {
+void launch_split_forward(const AttentionCall& call, const Stream& stream) {
   static_assert(sizeof(SplitForward<D>) <= kHopperSharedBytes);
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitForward<D>::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,
-         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, row_sums, tiling, tiles);
+         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);
 }
 
 }  // namespace headroom::cuda

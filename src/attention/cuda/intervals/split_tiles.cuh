@@ -155,8 +155,8 @@ __device__ __forceinline__ void multiply_panel(float (&sums)[32], const SplitTil
 #pragma unroll
     for (int k = 0; k < kPanel; k += 16) {
       ptx::wgmma<__nv_bfloat16, 64, ptx::Major::inner, ptx::Major::inner>(
-          sums, ptx::matrix_descriptor(a.element[left_part(term)][panel] + row * kPanel + k),
-          ptx::matrix_descriptor(b.element[right_part(term)][panel] + k), term + k > 0);
+          sums, ptx::MatrixDescriptor::of(a.element[left_part(term)][panel] + row * kPanel) + k,
+          ptx::MatrixDescriptor::of(b.element[right_part(term)][panel]) + k, term + k > 0);
     }
   }
 }
@@ -192,7 +192,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[N / 2], const SplitR
     for (int k = 0; k < 64; k += 16) {
       ptx::wgmma<__nv_bfloat16, N, ptx::Major::outer>(
           sums, a.pairs[left_part(term)] + k / 4,
-          ptx::matrix_descriptor(b.element[right_part(term)][panel] + k * kPanel, 64 * kPanel * 2),
+          ptx::MatrixDescriptor::of(b.element[right_part(term)][panel], 64 * kPanel * 2) + k * kPanel,
           term + k > 0);
     }
   }
@@ -208,8 +208,8 @@ __device__ __forceinline__ void multiply_transposed(float (&sums)[32],
 #pragma unroll
     for (int k = 0; k < 64; k += 16) {
       ptx::wgmma<__nv_bfloat16, 64, ptx::Major::outer, ptx::Major::outer>(
-          sums, ptx::matrix_descriptor(a[left_part(term)] + k * kPanel),
-          ptx::matrix_descriptor(b.element[right_part(term)][panel] + k * kPanel), term + k > 0);
+          sums, ptx::MatrixDescriptor::of(a[left_part(term)]) + k * kPanel,
+          ptx::MatrixDescriptor::of(b.element[right_part(term)][panel]) + k * kPanel, term + k > 0);
     }
   }
 }

@@ -174,42 +174,30 @@ __device__ __forceinline__ void store_or_add(const TypedHeadsView& view, std::in
   store_element(view.data, view.dtype, at, value);
 }
 
-// The softmax of a row as forward has it: a sum of powers of two, counted in 2^base.
+// The softmax of a row between launches: a sum of powers of two, relative to 2^base.
 struct RowSoftmax {
   float base;
-  float sum;
+  double sum;
 
-  // What a row resumes from.
-  static __device__ __forceinline__ RowSoftmax load(const AttentionCall& call, const float* row_sums,
-                                                    std::int64_t at) {
-    if (row_sums != nullptr) return {call.lse[at], row_sums[at]};
-    const float base = call.lse[at] * kLog2E;
-    return {base, base == -kInfinity ? 0.0F : 1.0F};
+  // What a row resumes from. A closed result is one member of the softmax.
+  static __device__ __forceinline__ RowSoftmax load(const AttentionCall& call, std::int64_t at) {
+    const float lse = call.lse[at];
+    const double open = call.row_sum == nullptr ? 0.0 : call.row_sum[at];
+    if (open > 0) return {lse, open};
+    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
   }
-  __device__ __forceinline__ void store(const AttentionCall& call, float* row_sums, std::int64_t at) const {
-    if (row_sums == nullptr) {
-      call.lse[at] = sum > 0 ? base * kLn2 + logf(sum) : -kInfinity;
+  __device__ __forceinline__ void store(const AttentionCall& call, std::int64_t at) const {
+    if (call.row_sum != nullptr) call.row_sum[at] = sum;
+    if (!(sum > 0)) {
+      call.lse[at] = -kInfinity;
     } else {
-      call.lse[at] = base;
-      row_sums[at] = sum;
+      call.lse[at] = call.row_sum != nullptr ? base : base * kLn2 + logf(static_cast<float>(sum));
     }
   }
-};
-
-// x / sum as x * inverse; where `exact`, with what the inverse is off by, so that the error of an output that
-// is resumed many times stays that of its own rounding.
-struct RowInverse {
-  float inverse;
-  float rest;
-
-  static __device__ __forceinline__ RowInverse of(float sum, bool exact) {
-    if (!(sum > 0)) return {0, 0};
-    const float inverse = 1.0F / sum;
-    return {inverse, exact ? fmaf(-sum, inverse, 1.0F) : 0.0F};
-  }
-  __device__ __forceinline__ float operator*(float x) const {
-    const float y = x * inverse;
-    return fmaf(y, rest, y);
+  // By what the row's output is multiplied: a row that stays open is not divided.
+  [[nodiscard]] __device__ __forceinline__ float inverse(const AttentionCall& call) const {
+    if (call.row_sum != nullptr) return 1;
+    return sum > 0 ? 1.0F / static_cast<float>(sum) : 0.0F;
   }
 };
 

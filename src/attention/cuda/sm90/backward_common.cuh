@@ -25,57 +25,52 @@ __device__ __forceinline__ int query_tile_of(const BackwardCall& call, int visit
   return Shape::kGeneral ? visit / call.visits.capacity : visit;
 }
 
-// The visits to a key tile: those of every head of the group, each from its last query tile on.
+// The visits to a key tile, query tiles from the last on. Heads of the group take turns with a query tile, so
+// that all blocks of a key head, with many queries or few, come to the next query tile at the same time and
+// do not wait long for each other. Block lists are of one head each: head after head.
 template <class Shape>
 struct QuerySteps {
   int head;
-  int visit;
-  int left;  // not in the general kernel, which goes on as long as there is a visit before
+  int visit;  // -1: none is left
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.head * call.group + call.group_begin) {
-    if constexpr (Shape::kGeneral) {
-      visit = last(call, tile);
+      : head(first_head(call, tile)),
+        visit(tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1) {
+    if (lists(call)) {
+      visit = last_listed(call, tile);
       skip_heads(call, tile);
-    } else {
-      visit = tile.first_query_tile + tile.query_tiles - 1;
-      left = tile.query_tiles * call.group_heads;
     }
   }
-  __device__ __forceinline__ bool more() const { return Shape::kGeneral ? visit >= 0 : left > 0; }
+  __device__ __forceinline__ bool more() const { return visit >= 0; }
   __device__ __forceinline__ void advance(const BackwardCall& call, const KeyTile& tile) {
-    if constexpr (Shape::kGeneral) {
-      visit = before(call, tile);
+    if (lists(call)) {
+      visit = call.visits.before[call.visits.offset(tile.batch * call.heads_q + head, visit)];
       skip_heads(call, tile);
-    } else {
-      --left;
-      if (--visit < tile.first_query_tile) {
-        visit += tile.query_tiles;
-        ++head;
-      }
+    } else if (++head == end_head(call, tile)) {
+      head = first_head(call, tile);
+      if (--visit < tile.first_query_tile) visit = -1;
     }
   }
 
  private:
-  __device__ __forceinline__ int last(const BackwardCall& call, const KeyTile& tile) const {
-    const Visits& visits = call.visits;
-    if (visits.counts != nullptr) {
-      const std::int64_t query_head = tile.batch * call.heads_q + head;
-      return visits.last[query_head * visits.key_tiles + tile.index];
-    }
-    return tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1;
+  __device__ __forceinline__ static bool lists(const BackwardCall& call) {
+    return Shape::kGeneral && call.visits.counts != nullptr;
   }
-  __device__ __forceinline__ int before(const BackwardCall& call, const KeyTile& tile) const {
-    const Visits& visits = call.visits;
-    if (visits.counts != nullptr)
-      return visits.before[visits.offset(tile.batch * call.heads_q + head, visit)];
-    return visit > tile.first_query_tile ? visit - 1 : -1;
+  __device__ __forceinline__ static int first_head(const BackwardCall& call, const KeyTile& tile) {
+    return tile.head * call.group + call.group_begin;
+  }
+  __device__ __forceinline__ static int end_head(const BackwardCall& call, const KeyTile& tile) {
+    return first_head(call, tile) + call.group_heads;
+  }
+  __device__ __forceinline__ int last_listed(const BackwardCall& call, const KeyTile& tile) const {
+    const std::int64_t query_head = tile.batch * call.heads_q + head;
+    return call.visits.last[query_head * call.visits.key_tiles + tile.index];
   }
   // To the first head from here on that has a visit.
   __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
-    while (visit < 0 && head + 1 < tile.head * call.group + call.group_begin + call.group_heads) {
+    while (visit < 0 && head + 1 < end_head(call, tile)) {
       ++head;
-      visit = last(call, tile);
+      visit = last_listed(call, tile);
     }
   }
 };
@@ -91,10 +86,9 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
       body(head, visit);
     }
   } else {
-    for (int g = 0; g < call.group_heads; ++g) {
-      const int head = tile.head * call.group + call.group_begin + g;
-      for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m)
-        body(head, m);
+    const int first_head = tile.head * call.group + call.group_begin;
+    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) {
+      for (int g = 0; g < call.group_heads; ++g) body(first_head + g, m);
     }
   }
 }
@@ -122,12 +116,10 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   return tile;
 }
 
-// Queries that see a thread's two keys. Keys past the end are seen by none.
+// Queries that see a thread's two keys, none past the end of keys; and those that see all keys of its warp.
 struct SeenBy {
-  int first_query[2];
-  int last_query[2];
-  int every_query_from;  // all keys of the warp are seen by [from, to)
-  int every_query_to;
+  Range queries[2];
+  Range every;
 
   SeenBy() = default;
   __device__ __forceinline__ SeenBy(const BackwardCall& call, const KeyTile& tile, int keys,
@@ -136,13 +128,11 @@ struct SeenBy {
     for (int r = 0; r < 2; ++r) {
       const int place = row_in_block + 8 * r;
       const int query_head = tile.head * call.group + call.group_begin;
-      const Range range =
+      queries[r] =
           place < tile.places ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place) : Range{};
-      first_query[r] = range.begin;
-      last_query[r] = range.end;
     }
-    every_query_from = __reduce_max_sync(0xFFFFFFFF, max(first_query[0], first_query[1]));
-    every_query_to = __reduce_min_sync(0xFFFFFFFF, min(last_query[0], last_query[1]));
+    every = {__reduce_max_sync(0xFFFFFFFF, max(queries[0].begin, queries[1].begin)),
+             __reduce_min_sync(0xFFFFFFFF, min(queries[0].end, queries[1].end))};
   }
 };
 
@@ -151,13 +141,12 @@ template <class Shape, int kScores>
 __device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m,
                                             int first_column) {
   const int tile_begin = m * Shape::kQueries;
-  if (tile_begin >= seen_by.every_query_from && tile_begin + Shape::kQueries <= seen_by.every_query_to)
-    return;
+  if (tile_begin >= seen_by.every.begin && tile_begin + Shape::kQueries <= seen_by.every.end) return;
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int query = tile_begin + first_column + i / 4 * 8 + i % 2;
-    const int r = i % 4 / 2;
-    if (query < seen_by.first_query[r] || query >= seen_by.last_query[r]) scores[i] = -INFINITY;
+    const Range& seen = seen_by.queries[i % 4 / 2];
+    if (query < seen.begin || query >= seen.end) scores[i] = -INFINITY;
   }
 }
 
@@ -228,11 +217,12 @@ template <class Shape, class Shared>
 __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) {
   RingPosition<1> key_at;
   RingPosition<2> tile_at;
-  RingPosition<Shape::kStages> at;
+  RingPosition<Shape::kStages> query_at;
+  RingPosition<Shape::kStages> gradient_at;
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     shared.tile_ring.wait_empty(tile_at);
-    KeyTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
+    KeyTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
     tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
     shared.tile_ring.publish(tile_at);
     tile_at.advance();
@@ -252,19 +242,22 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
       constexpr std::uint32_t kBytes = sizeof(shared.query[0]) + sizeof(shared.lse[0]);
-      shared.query_ring.wait_empty(at);
-      std::uint64_t& query_full = shared.query_ring.full[at.stage];
+      shared.query_ring.wait_empty(query_at);
+      std::uint64_t& query_full = shared.query_ring.full[query_at.stage()];
       ptx::mbarrier_arrive_expect(query_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(shared.query[at.stage], call.query, query_full,
+      load_rows<Shape::kQueries, Shape::kColumns>(shared.query[query_at.stage()], call.query, query_full,
                                                   call.queries, head, place, head, tile.batch);
-      ptx::bulk_load(shared.lse[at.stage], call.lse + statistics, sizeof(shared.lse[0]), query_full);
-      shared.gradient_ring.wait_empty(at);
-      std::uint64_t& gradient_full = shared.gradient_ring.full[at.stage];
+      ptx::bulk_load(shared.lse[query_at.stage()], call.lse + statistics, sizeof(shared.lse[0]), query_full);
+      shared.gradient_ring.wait_empty(gradient_at);
+      std::uint64_t& gradient_full = shared.gradient_ring.full[gradient_at.stage()];
       ptx::mbarrier_arrive_expect(gradient_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(shared.output_gradient[at.stage], call.output_gradient,
-                                                  gradient_full, call.queries, head, place, head, tile.batch);
-      ptx::bulk_load(shared.delta[at.stage], call.delta + statistics, sizeof(shared.delta[0]), gradient_full);
-      at.advance();
+      load_rows<Shape::kQueries, Shape::kColumns>(shared.output_gradient[gradient_at.stage()],
+                                                  call.output_gradient, gradient_full, call.queries, head,
+                                                  place, head, tile.batch);
+      ptx::bulk_load(shared.delta[gradient_at.stage()], call.delta + statistics, sizeof(shared.delta[0]),
+                     gradient_full);
+      query_at.advance();
+      gradient_at.advance();
     });
   }
 }

@@ -51,7 +51,7 @@ __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, i
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     shared.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
+    QueryTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
     tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
     shared.tile_ring.publish(tile_at);
     tile_at.advance();
@@ -69,15 +69,15 @@ __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, i
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       shared.key_ring.wait_empty(key_at);
-      std::uint64_t& key_full = shared.key_ring.full[key_at.stage];
+      std::uint64_t& key_full = shared.key_ring.full[key_at.stage()];
       ptx::mbarrier_arrive_expect(key_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.key[key_at.stage], call.key, key_full, call.keys,
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.key[key_at.stage()], call.key, key_full, call.keys,
                                                tile.head, place, tile.head / call.group, tile.batch);
       key_at.advance();
       shared.value_ring.wait_empty(value_at);
-      std::uint64_t& value_full = shared.value_ring.full[value_at.stage];
+      std::uint64_t& value_full = shared.value_ring.full[value_at.stage()];
       ptx::mbarrier_arrive_expect(value_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.value[value_at.stage], call.value, value_full,
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.value[value_at.stage()], call.value, value_full,
                                                call.keys, tile.head, place, tile.head / call.group,
                                                tile.batch);
       value_at.advance();
@@ -118,7 +118,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
 
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = shared.tile[tile_at.stage];
+    const QueryTile& tile = shared.tile[tile_at.stage()];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.key_tiles > 0) {
@@ -147,16 +147,16 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
         float gradients[kScores];
         shared.key_ring.wait_full(key_at);
         ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
+        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
         ptx::wgmma_commit();
         shared.value_ring.wait_full(value_at);
         ptx::wgmma_fence();
-        multiply_scores<Shape>(gradients, output_gradient, shared.value[value_at.stage]);
+        multiply_scores<Shape>(gradients, output_gradient, shared.value[value_at.stage()]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
         ptx::wgmma_pin(gradients);
-        shared.value_ring.release(value_at);
+        shared.value_ring.release_warp(value_at);
         value_at.advance();
 
         const int tile_begin = key_begin<Shape>(entry);
@@ -187,18 +187,18 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
         ptx::wgmma_fence();
-        multiply_values<Shape>(sums, score_gradients, shared.key[key_at.stage]);
+        multiply_values<Shape>(sums, score_gradients, shared.key[key_at.stage()]);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(sums);
-        shared.key_ring.release(key_at);
+        shared.key_ring.release_warp(key_at);
         key_at.advance();
       }
-      shared.query_ring.release(query_at);
+      shared.query_ring.release_warp(query_at);
       query_at.advance();
     }
     store_query_rows<Shape>(call, tile, row_in_block, sums);
-    shared.tile_ring.release(tile_at);
+    shared.tile_ring.release_warp(tile_at);
     tile_at.advance();
   }
 }
@@ -210,11 +210,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<QueriesShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
-    constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
-    shared.query_ring.init(1, kComputing);
-    shared.key_ring.init(1, kComputing);
-    shared.value_ring.init(1, kComputing);
-    shared.tile_ring.init(1, kComputing);
+    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
+    shared.query_ring.init(1, kWarps);
+    shared.key_ring.init(1, kWarps);
+    shared.value_ring.init(1, kWarps);
+    shared.tile_ring.init(1, kWarps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

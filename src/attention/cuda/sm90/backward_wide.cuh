@@ -47,13 +47,15 @@ struct alignas(1024) WideShared {
 
 // D = A B^T over the head's columns: 64 keys with 64 queries.
 template <class Shape>
-__device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const typename Shape::Element* a,
-                                                   const typename Shape::Element* b) {
+__device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const typename Shape::Element* a_rows,
+                                                   const typename Shape::Element* b_rows) {
+  const auto a = ptx::MatrixDescriptor::of(a_rows);
+  const auto b = ptx::MatrixDescriptor::of(b_rows);
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
     const int at = k / kTileColumns * kTileColumns * 64 + k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(
-        scores, ptx::matrix_descriptor(a + at), ptx::matrix_descriptor(b + at), k != 0);
+    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(scores, a + at, b + at,
+                                                                                  k != 0);
   }
 }
 
@@ -61,11 +63,12 @@ __device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const ty
 template <class Shape>
 __device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2],
                                                       const std::uint32_t (&a)[16],
-                                                      const typename Shape::Element* b) {
+                                                      const typename Shape::Element* b_rows) {
+  const auto b = ptx::MatrixDescriptor::of(b_rows, 64 * kTileColumns * 2);
 #pragma unroll
   for (int k = 0; k < 64; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
-        sums, a + k / 4, ptx::matrix_descriptor(b + k * kTileColumns, 64 * kTileColumns * 2), true);
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(sums, a + k / 4,
+                                                                            b + k * kTileColumns, true);
   }
 }
 
@@ -103,30 +106,29 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
 
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = shared.tile[tile_at.stage];
+    const KeyTile& tile = shared.tile[tile_at.stage()];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      SeenBy seen_by;
-      if constexpr (!Shape::kGeneral) seen_by = SeenBy(call, tile, Shape::kKeys, row_in_block);
+      const SeenBy seen_by = Shape::kGeneral ? SeenBy{} : SeenBy(call, tile, Shape::kKeys, row_in_block);
       const auto step = [&](auto is_first, int head, int visit) {
         constexpr bool kFirst = is_first.value;
         float scores[32];
         shared.query_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(scores, shared.key, shared.query[at.stage]);
+        multiply_wide_rows<Shape>(scores, shared.key, shared.query[at.stage()]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_wait<1>();
           ptx::wgmma_pin(sums);
-          shared.gradient_ring.release(before);
+          shared.gradient_ring.release_warp(before);
           before.advance();
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         // P for dV; for the other consumer too, with a softcap times its slope, 1 - tanh^2.
-        const float* lse = shared.lse[at.stage] + first_column;
+        const float* lse = shared.lse[at.stage()] + first_column;
         std::uint32_t probabilities[16];
         shared.probability_ring.wait_empty(pass_at);
 #pragma unroll
@@ -145,15 +147,15 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
                                              q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
             }
           }
-          ptx::store_matrix(matrix.address(shared.probability[pass_at.stage], k), passed[0], passed[1],
+          ptx::store_matrix(matrix.address(shared.probability[pass_at.stage()], k), passed[0], passed[1],
                             passed[2], passed[3]);
         }
-        shared.query_ring.release(at);
-        shared.probability_ring.publish(pass_at);
+        shared.query_ring.release_warp(at);
+        shared.probability_ring.publish_warp(pass_at);
         pass_at.advance();
         shared.gradient_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, probabilities, shared.output_gradient[at.stage]);
+        multiply_wide_queries<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);
         ptx::wgmma_commit();
         at.advance();
       };
@@ -164,13 +166,13 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
         step(std::false_type{}, steps.head, steps.visit);
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
-      shared.gradient_ring.release(before);
+      shared.gradient_ring.release_warp(before);
       before.advance();
-      shared.key_ring.release(key_at);
+      shared.key_ring.release_warp(key_at);
       key_at.advance();
     }
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, sums);
-    shared.tile_ring.release(tile_at);
+    shared.tile_ring.release_warp(tile_at);
     tile_at.advance();
   }
 }
@@ -191,7 +193,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
 
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const KeyTile& tile = shared.tile[tile_at.stage];
+    const KeyTile& tile = shared.tile[tile_at.stage()];
     if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
@@ -200,23 +202,23 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
         float gradients[32];
         shared.gradient_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(gradients, shared.value, shared.output_gradient[at.stage]);
+        multiply_wide_rows<Shape>(gradients, shared.value, shared.output_gradient[at.stage()]);
         ptx::wgmma_commit();
         if constexpr (!kFirst) {
           ptx::wgmma_wait<1>();
           ptx::wgmma_pin(sums);
-          shared.query_ring.release(before);
+          shared.query_ring.release_warp(before);
           before.advance();
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(gradients);
-        const float* delta = shared.delta[at.stage] + first_column;
+        const float* delta = shared.delta[at.stage()] + first_column;
         shared.query_ring.wait_full(at);
         shared.probability_ring.wait_full(pass_at);
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
           std::uint32_t pairs[4];
-          ptx::load_matrix(matrix.address(shared.probability[pass_at.stage], k), pairs);
+          ptx::load_matrix(matrix.address(shared.probability[pass_at.stage()], k), pairs);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int column = k + j / 2 * 8;
@@ -227,15 +229,15 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
             gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
           }
         }
-        shared.probability_ring.release(pass_at);
+        shared.probability_ring.release_warp(pass_at);
         pass_at.advance();
-        shared.gradient_ring.release(at);
+        shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[16];
 #pragma unroll
         for (int i = 0; i < 16; ++i)
           score_gradients[i] = ptx::pack<Element>(gradients[2 * i], gradients[2 * i + 1]);
         ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, score_gradients, shared.query[at.stage]);
+        multiply_wide_queries<Shape>(sums, score_gradients, shared.query[at.stage()]);
         ptx::wgmma_commit();
         at.advance();
       };
@@ -245,13 +247,13 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
       for (steps.advance(call, tile); steps.more(); steps.advance(call, tile)) step(std::false_type{});
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(sums);
-      shared.query_ring.release(before);
+      shared.query_ring.release_warp(before);
       before.advance();
-      shared.key_ring.release(key_at);
+      shared.key_ring.release_warp(key_at);
       key_at.advance();
     }
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, sums);
-    shared.tile_ring.release(tile_at);
+    shared.tile_ring.release_warp(tile_at);
     tile_at.advance();
   }
 }
@@ -263,12 +265,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<WideShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
-    constexpr std::uint32_t kComputing = Shape::kConsumers * kWarpgroup;
-    shared.key_ring.init(1, kComputing);
-    shared.query_ring.init(1, kComputing);
-    shared.gradient_ring.init(1, kComputing);
-    shared.probability_ring.init(kWarpgroup, kWarpgroup);
-    shared.tile_ring.init(1, kComputing);
+    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
+    shared.key_ring.init(1, kWarps);
+    shared.query_ring.init(1, kWarps);
+    shared.gradient_ring.init(1, kWarps);
+    shared.probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
+    shared.tile_ring.init(1, kWarps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -64,11 +64,11 @@ struct Intervals {
 };
 
 // The order in which blocks take tiles: heads in sections whose rows fit the L2 together; in a section tile
-// by tile.
+// by tile. Sections differ by one head at most: a last, small one would leave few long tiles for the end.
 struct TileOrder {
   int tiles_per_head = 0;
   int heads = 0;  // of all sequences
-  int heads_per_section = 0;
+  int sections = 1;
 };
 
 struct ForwardCall {

@@ -23,12 +23,15 @@ struct TileIndex {
   int tile;
 };
 __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, int heads_per_batch) {
-  const int section_tiles = order.heads_per_section * order.tiles_per_head;
-  const int section = index / section_tiles;
-  const int in_section = index - section * section_tiles;
-  const int first_head = section * order.heads_per_section;
-  const int heads = min(order.heads_per_section, order.heads - first_head);
-  const int head = first_head + in_section % heads;
+  const int least = order.heads / order.sections;
+  const int larger = order.heads - least * order.sections;  // sections of one head more, which come first
+  const int larger_tiles = larger * (least + 1) * order.tiles_per_head;
+  const bool in_larger = index < larger_tiles;
+  const int heads = least + (in_larger ? 1 : 0);
+  const int rest = in_larger ? index : index - larger_tiles;
+  const int section = rest / (heads * order.tiles_per_head);
+  const int in_section = rest - section * heads * order.tiles_per_head;
+  const int head = (in_larger ? 0 : larger * (least + 1)) + section * heads + in_section % heads;
   const int batch = head / heads_per_batch;
   return {batch, head - batch * heads_per_batch, in_section / heads};
 }

@@ -51,6 +51,7 @@ struct alignas(1024) ForwardShared {
   Ring<Shape::kStages> value_ring;
   Ring<2> tile_ring;
   QueryTile tile[2];
+  std::uint32_t never_written;
 };
 
 // The n-th key tile of a query tile: n; in the general kernel an entry of visits, twice the tile and whether
@@ -135,7 +136,7 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
     shared.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = shared.tile[tile_at.stage];  // read from there: registers are short
+    QueryTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
     tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
     shared.tile_ring.publish(tile_at);
     tile_at.advance();
@@ -143,29 +144,29 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
     if (tile.key_tiles == 0) continue;
     const auto load_key = [&](int n) {
       shared.key_ring.wait_empty(key_at);
-      std::uint64_t& full = shared.key_ring.full[key_at.stage];
+      std::uint64_t& full = shared.key_ring.full[key_at.stage()];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
       load_rows<Shape::kKeys, Shape::kColumns>(
-          shared.key[key_at.stage], call.key, full, call.keys, tile.head,
+          shared.key[key_at.stage()], call.key, full, call.keys, tile.head,
           tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
           tile.batch);
       key_at.advance();
     };
     const auto load_value = [&](int n) {
       shared.value_ring.wait_empty(value_at);
-      std::uint64_t& full = shared.value_ring.full[value_at.stage];
+      std::uint64_t& full = shared.value_ring.full[value_at.stage()];
       ptx::mbarrier_arrive_expect(full, kTileBytes);
       load_rows<Shape::kKeys, Shape::kColumns>(
-          shared.value[value_at.stage], call.value, full, call.keys, tile.head,
+          shared.value[value_at.stage()], call.value, full, call.keys, tile.head,
           tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
           tile.batch);
       value_at.advance();
     };
 
     shared.query_ring.wait_empty(query_at);
-    std::uint64_t& query_full = shared.query_ring.full[query_at.stage];
+    std::uint64_t& query_full = shared.query_ring.full[query_at.stage()];
     ptx::mbarrier_arrive_expect(query_full, sizeof(shared.query[0]));
-    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage], call.query, query_full,
+    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage()], call.query, query_full,
                                              call.queries, tile.head, tile.first_place, tile.head,
                                              tile.batch);
     query_at.advance();
@@ -204,13 +205,15 @@ template <class Shape>
 __device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2],
                                                 const typename Shape::Element* query,
                                                 const typename Shape::Element* key) {
+  const auto a = ptx::MatrixDescriptor::of(query);
+  const auto b = ptx::MatrixDescriptor::of(key);
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
     const int tile = k / kTileColumns;
     const int within = k % kTileColumns;
     ptx::wgmma<typename Shape::Element, Shape::kKeys, ptx::Major::inner, ptx::Major::inner>(
-        scores, ptx::matrix_descriptor(query + tile * kTileColumns * Shape::kRows + within),
-        ptx::matrix_descriptor(key + tile * kTileColumns * Shape::kKeys + within), k != 0);
+        scores, a + (tile * kTileColumns * Shape::kRows + within),
+        b + (tile * kTileColumns * Shape::kKeys + within), k != 0);
   }
 }
 
@@ -219,12 +222,11 @@ template <class Shape>
 __device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim / 2],
                                                 const std::uint32_t (&probabilities)[Shape::kKeys / 4],
                                                 const typename Shape::Element* value) {
-  constexpr std::uint32_t kColumnTileBytes = Shape::kKeys * kTileColumns * 2;
+  const auto b = ptx::MatrixDescriptor::of(value, Shape::kKeys * kTileColumns * 2);
 #pragma unroll
   for (int k = 0; k < Shape::kKeys; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(
-        output, probabilities + k / 4, ptx::matrix_descriptor(value + k * kTileColumns, kColumnTileBytes),
-        true);
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(output, probabilities + k / 4,
+                                                                            b + k * kTileColumns, true);
   }
 }
 
@@ -314,7 +316,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
 
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const QueryTile& tile = shared.tile[tile_at.stage];  // stays there until the end: registers are short
+    const QueryTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
     if (tile.none) break;
 
     float output[Shape::kHeadDim / 2] = {};
@@ -364,25 +366,25 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         // Tiles past the end of what this consumer's rows see are for the others.
         for (const int own = own_key_tiles<Shape>(call, tile, consumer); n >= own; --n) {
           shared.key_ring.wait_full(key_at);
-          shared.key_ring.release(key_at);
+          shared.key_ring.release_warp(key_at);
           key_at.advance();
           issue.wait();
           issue.pass();
           shared.value_ring.wait_full(value_at);
-          shared.value_ring.release(value_at);
+          shared.value_ring.release_warp(value_at);
           value_at.advance();
         }
       }
 
-      const Element* query = shared.query[query_at.stage] + consumer * 64 * kTileColumns;
+      const Element* query = shared.query[query_at.stage()] + consumer * 64 * kTileColumns;
       shared.query_ring.wait_full(query_at);
       shared.key_ring.wait_full(key_at);
       ptx::wgmma_fence();
-      multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
+      multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(scores);
-      shared.key_ring.release(key_at);
+      shared.key_ring.release_warp(key_at);
       key_at.advance();
       shape_scores(scores, key_entry<Shape>(call, tile, n));
       softmax.add(scores, scale_log2, factor);
@@ -393,22 +395,24 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         shared.key_ring.wait_full(key_at);
         issue.wait();
         ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage]);
+        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
         ptx::wgmma_commit();
         shared.value_ring.wait_full(value_at);
         ptx::wgmma_fence();
-        multiply_values<Shape>(output, probabilities, shared.value[value_at.stage]);
+        multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
         ptx::wgmma_commit();
         issue.pass();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(scores);
-        shared.key_ring.release(key_at);
+        shared.key_ring.release_warp(key_at);
         key_at.advance();
         shape_scores(scores, entry);
         const bool rescale = softmax.add(scores, scale_log2, factor);
+        ptx::finish_first((__float_as_uint(softmax.sum[0]) | __float_as_uint(softmax.sum[1])) >> 31,
+                          &shared.never_written);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(output);
-        shared.value_ring.release(value_at);
+        shared.value_ring.release_warp(value_at);
         value_at.advance();
         pack_probabilities();
         if (rescale) {
@@ -417,20 +421,20 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         }
       }
 
-      shared.query_ring.release(query_at);
+      shared.query_ring.release_warp(query_at);
       query_at.advance();
       shared.value_ring.wait_full(value_at);
       ptx::wgmma_fence();
-      multiply_values<Shape>(output, probabilities, shared.value[value_at.stage]);
+      multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_pin(output);
-      shared.value_ring.release(value_at);
+      shared.value_ring.release_warp(value_at);
       value_at.advance();
     }
 
     finish<Shape>(call, tile, row_in_block, softmax, output);
-    shared.tile_ring.release(tile_at);
+    shared.tile_ring.release_warp(tile_at);
     tile_at.advance();
   }
   // What was passed last is waited for, so that barriers end as they began.
@@ -444,11 +448,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<ForwardShared<Shape>*>(raw);
   const int tiles = call.order.tiles_per_head * call.order.heads;
   if (threadIdx.x == 0) {
-    constexpr std::uint32_t kThreads = Shape::kConsumers * kWarpgroup;
-    shared.query_ring.init(1, kThreads);
-    shared.key_ring.init(1, kThreads);
-    shared.value_ring.init(1, kThreads);
-    shared.tile_ring.init(1, kThreads);
+    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
+    shared.query_ring.init(1, kWarps);
+    shared.key_ring.init(1, kWarps);
+    shared.value_ring.init(1, kWarps);
+    shared.tile_ring.init(1, kWarps);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();

@@ -120,23 +120,22 @@ Pattern Pattern::of(const AttentionProblem& problem, const Workspace& workspace,
   return pattern;
 }
 
-// As many heads side by side as have their keys and values in half of the L2.
-int forward_section(const AttentionProblem& problem, const DeviceDescription& device) {
+// So many that the heads of one have their keys and values in half of the L2.
+int forward_sections(const AttentionProblem& problem, const DeviceDescription& device) {
   const std::int64_t head_bytes =
       std::max<std::int64_t>(4 * problem.seq_k * problem.head_dim / (problem.heads_q / problem.heads_kv), 1);
+  const std::int64_t heads = problem.batch * problem.heads_q;
   return static_cast<int>(
-      std::clamp<std::int64_t>(device.l2_bytes / 2 / head_bytes, 1, problem.batch * problem.heads_q));
+      divide_up(heads, std::clamp<std::int64_t>(device.l2_bytes / 2 / head_bytes, 1, heads)));
 }
 
-// As many as give every multiprocessor a tile, and with a causal mask two: neighbours in the order then work
-// on different heads, and wait less for their turns. Sections of one size: a last, smaller one would wait
-// more.
-int backward_section(const AttentionProblem& problem, const DeviceDescription& device, int tiles) {
+// So many that the heads of one give every multiprocessor a tile, and with a causal mask two: neighbours in
+// the order then work on different heads, and wait less for their turns.
+int backward_sections(const AttentionProblem& problem, const DeviceDescription& device, int tiles) {
   const std::int64_t heads = problem.batch * problem.heads_kv;
   const std::int64_t wanted =
       divide_up(std::int64_t{device.cores} * (problem.mask.causal ? 2 : 1), std::max(tiles, 1));
-  const std::int64_t sections = divide_up(heads, std::min(wanted, heads));
-  return static_cast<int>(divide_up(heads, sections));
+  return static_cast<int>(std::max<std::int64_t>(heads / wanted, 1));
 }
 
 // What the sequence launches (attention/cuda/sequence.h).
@@ -169,7 +168,7 @@ struct Launches {
     const ForwardTile& tile = workspace.plan.forward;
     auto to = described<ForwardCall>(call, pattern, tile.rows(), tile.keys);
     to.order = order(pattern.queries, tile.rows(), problem.heads_q);
-    to.order.heads_per_section = forward_section(problem, *stream.device);
+    to.order.sections = forward_sections(problem, *stream.device);
     to.rows = call.seq_q;
     to.sinks = call.sinks;
     to.output = call.output;
@@ -205,7 +204,7 @@ struct Launches {
     to.output_gradient = query_map(call.output_gradient, pattern, tile.queries);
     to.seen_by = pattern.seen_by;
     to.order = order(pattern.keys, tile.keys, problem.heads_kv);
-    to.order.heads_per_section = backward_section(problem, *stream.device, to.order.tiles_per_head);
+    to.order.sections = backward_sections(problem, *stream.device, to.order.tiles_per_head);
     to.group_begin = static_cast<int>(call.group_begin);
     to.group_heads = static_cast<int>(call.group_end - call.group_begin);
     to.lse = workspace.lse_log2;
@@ -245,7 +244,7 @@ struct Launches {
     auto to = described<QueriesCall>(call, pattern, queries, keys);
     to.output_gradient = query_map(call.output_gradient, pattern, queries);
     to.order = order(pattern.queries, queries, problem.heads_q);
-    to.order.heads_per_section = forward_section(problem, *stream.device);
+    to.order.sections = forward_sections(problem, *stream.device);
     to.lse = workspace.lse_log2;
     to.delta = workspace.delta;
     to.padded_places = static_cast<int>(workspace.padded_places);
@@ -292,7 +291,7 @@ struct Launches {
     const int most = places.rows == nullptr ? places.count : places.capacity;
     return {.tiles_per_head = static_cast<int>(divide_up(most, tile)),
             .heads = static_cast<int>(problem.batch * heads),
-            .heads_per_section = 0};
+            .sections = 1};
   }
   [[nodiscard]] int blocks(const TileOrder& order) const {
     return std::min(stream.device->cores, order.tiles_per_head * order.heads);
