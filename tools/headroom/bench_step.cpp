@@ -108,8 +108,8 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
   free_bytes.clear();
   const bool once = options.bench.steps == 1;
   if (!once) repeat(options.bench, step);
-  // Apart from the times of whole steps, as measuring every kernel takes time of its own; but where one step is
-  // all, it is a long one, in which that time is nothing.
+  // Apart from the times of whole steps, as measuring every kernel takes time of its own; but where one step
+  // is all, it is a long one, in which that time is nothing.
   program.warmed_up();
   context.measure_work();
   const double measured = seconds_of([&] { program.micro_steps(); });
