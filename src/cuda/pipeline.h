@@ -12,13 +12,11 @@ struct RingPosition {
 
   [[nodiscard]] __device__ __forceinline__ int stage() const { return static_cast<int>(step % kStages); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t parity() const { return step / kStages % 2; }
-  [[nodiscard]] __device__ __forceinline__ RingPosition before() const { return {step - 1}; }
   __device__ __forceinline__ void advance() { ++step; }
 };
 
 // In shared memory: `full` once a stage's bytes have arrived, `empty` once every consumer has read them. A
-// producer or consumer is one thread, or a warp, which arrives once for all of its threads: 32 arrivals would
-// be counted one after the other.
+// producer or consumer is one thread, or a warp, which arrives once for all of its threads.
 template <int kStages>
 struct Ring {
   std::uint64_t full[kStages];

@@ -65,8 +65,10 @@ TEST_P(DeviceParity, LossAndGradients) {
     const float expected_loss = floats(model.reference, "loss_after")[0];
     const HostBatch batch = model.batch();
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      SmallStep step{.config = model.config, .sizes = model.sizes(), .strategy = {.compute_dtype = dtype}};
-      step.strategy.layers = {.keep_attention = 1, .recompute = model.config.layers - 1};
+      SmallStep step{.config = model.config,
+                     .sizes = model.sizes(),
+                     .strategy = {.layers = {.keep_attention = 1, .recompute = model.config.layers - 1},
+                                  .compute_dtype = dtype}};
       double allowed = 1e-4;
       double allowed_loss = 1e-5;
       if (dtype == DType::bf16) {

@@ -19,7 +19,7 @@ namespace ptx {
 enum class Major : int { inner = 0, outer = 1 };
 
 // Where an operand lies. Its address / 16 is the lowest part, so that an element further on is one addition
-// away; the tensor cores would wait for more arithmetic between their instructions.
+// away, where a descriptor made anew takes five instructions.
 struct MatrixDescriptor {
   std::uint32_t low;
 
@@ -49,16 +49,11 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Sums that products in flight write are touched after this point, not before; operands are made before it.
+// Sums that products in flight write are touched after this point, not before.
 template <int kCount>
 __device__ __forceinline__ void wgmma_pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-template <int kCount>
-__device__ __forceinline__ void wgmma_pin(std::uint32_t (&pairs)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(pairs[i])::"memory");
 }
 
 // Arithmetic that `bits` come from is done before what follows, a wait for products. The assembler moves such

@@ -221,9 +221,9 @@ __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradi
   }
 }
 
-// dS into shared memory, a query per row and a tile for each consumer's 64 keys: read along queries instead,
-// products take longer. Rows are 128 bytes, their 16-byte pieces swapped by the row's last bits; a lane has
-// one row of an 8 x 8 tile.
+// dS into shared memory, a query per row and a tile for each consumer's 64 keys, so that a lane has one
+// address and constants to add. Rows are 128 bytes, their 16-byte pieces swapped by the row's last bits; a
+// lane has one row of an 8 x 8 tile.
 template <class Shape>
 __device__ __forceinline__ void store_score_gradients(
     BackwardShared<Shape>& shared, const std::uint32_t (&score_gradients)[Shape::kQueries / 4],

@@ -120,7 +120,7 @@ Pattern Pattern::of(const AttentionProblem& problem, const Workspace& workspace,
   return pattern;
 }
 
-// So many that the heads of one have their keys and values in half of the L2.
+// Sections of as many heads as have their keys and values in half of the L2.
 int forward_sections(const AttentionProblem& problem, const DeviceDescription& device) {
   const std::int64_t head_bytes =
       std::max<std::int64_t>(4 * problem.seq_k * problem.head_dim / (problem.heads_q / problem.heads_kv), 1);
@@ -129,7 +129,7 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
       divide_up(heads, std::clamp<std::int64_t>(device.l2_bytes / 2 / head_bytes, 1, heads)));
 }
 
-// So many that the heads of one give every multiprocessor a tile, and with a causal mask two: neighbours in
+// Sections of as many heads as give every multiprocessor a tile, and with a causal mask two: neighbours in
 // the order then work on different heads, and wait less for their turns.
 int backward_sections(const AttentionProblem& problem, const DeviceDescription& device, int tiles) {
   const std::int64_t heads = problem.batch * problem.heads_kv;
