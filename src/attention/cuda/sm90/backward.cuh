@@ -27,11 +27,8 @@ struct BackwardShape {
   static constexpr int kQueries = backward_tile(kHead, kOfGeneral).queries;
   static constexpr int kStages = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // dQ of a tile is shared out by columns where the tile has 64 queries, by queries where it has 128.
-  static constexpr bool kSplitColumns = kQueries == 64;
-  static constexpr int kQueryColumns = kSplitColumns ? kHeadDim / 2 : kHeadDim;
-  static constexpr QueryShare kShares[kConsumers] = {
-      {kQueryColumns, 0, 0}, {kQueryColumns, kSplitColumns ? kQueryColumns : 0, kSplitColumns ? 0 : 64}};
+  // dQ of 64 queries is one consumer's work: where a tile has no more, consumers take turns, step by step.
+  static constexpr bool kTakeTurns = kQueries == 64;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
 };
@@ -43,7 +40,8 @@ struct alignas(1024) BackwardShared {
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
-  alignas(1024) Element score_gradient[Shape::kKeys * Shape::kQueries];  // tiles of 64 keys, a query per row
+  alignas(1024) Element
+      score_gradient[2][Shape::kKeys * Shape::kQueries];  // tiles of 64 keys, a query per row
   alignas(1024) float query_sums[2][Shape::kQueries * Shape::kHeadDim];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float delta[Shape::kStages][Shape::kQueries];
@@ -138,38 +136,56 @@ __device__ __forceinline__ void multiply_queries(float (&sums)[Shape::kHeadDim /
   }
 }
 
-// This consumer's share of dQ = dS K: 64 queries of kQueryColumns columns.
+// dQ of 64 queries = dS K.
 template <class Shape>
-__device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kQueryColumns / 2],
+__device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kHeadDim / 2],
                                               const typename Shape::Element* score_gradient,
-                                              const typename Shape::Element* key, int consumer) {
-  const int first_column = Shape::kSplitColumns ? consumer * Shape::kQueryColumns : 0;
-  const int first_query = Shape::kSplitColumns ? 0 : consumer * 64;
-  const auto a = ptx::MatrixDescriptor::of(score_gradient + first_query * kTileColumns);
-  const auto b = ptx::MatrixDescriptor::of(
-      key + first_column / kTileColumns * kTileColumns * Shape::kKeys + first_column % kTileColumns,
-      Shape::kKeys * kTileColumns * 2);
+                                              const typename Shape::Element* key) {
+  const auto a = ptx::MatrixDescriptor::of(score_gradient);
+  const auto b = ptx::MatrixDescriptor::of(key, Shape::kKeys * kTileColumns * 2);
 #pragma unroll
   for (int k = 0; k < Shape::kKeys; k += 16) {
     const int tile = k / 64;
     const int within = k % 64;
-    ptx::wgmma<typename Shape::Element, Shape::kQueryColumns, ptx::Major::inner, ptx::Major::outer>(
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::inner, ptx::Major::outer>(
         sums, a + (tile * 64 * Shape::kQueries + within), b + k * kTileColumns, k != 0);
   }
 }
 
-// What two consumers tell each other: dS is there, and it has been read.
+// What two consumers tell each other: dS of a stage is there, and it has been read.
+template <bool kTakeTurns>
 struct ScoreGradientBarriers {
-  static constexpr int kWritten = 1;
-  static constexpr int kRead = 2;  // and 3, one for each consumer that waits
+  static constexpr int kWritten = 1;  // one for each stage
+  static constexpr int kRead = 3;     // one for each stage and consumer that waits
   int consumer;
 
-  __device__ __forceinline__ void wait_written() const { ptx::named_barrier_sync(kWritten, 2 * kWarpgroup); }
-  __device__ __forceinline__ void wait_read() const {
-    ptx::named_barrier_sync(kRead + consumer, 2 * kWarpgroup);
+  // Whether this consumer multiplies dS of a stage into dQ.
+  [[nodiscard]] __device__ __forceinline__ bool reads(int stage) const {
+    return !kTakeTurns || stage == consumer;
   }
-  __device__ __forceinline__ void pass_read() const {
-    ptx::named_barrier_arrive(kRead + 1 - consumer, 2 * kWarpgroup);
+  // Before it is written: who reads it alone knows that he has.
+  __device__ __forceinline__ void wait_read(int stage) const {
+    if (kTakeTurns && reads(stage)) return;
+    ptx::named_barrier_sync(kRead + 2 * stage + consumer, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void pass_read(int stage) const {
+    ptx::named_barrier_arrive(kRead + 2 * stage + 1 - consumer, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void pass_written(int stage) const {
+    if (reads(stage)) {
+      ptx::named_barrier_sync(kWritten + stage, 2 * kWarpgroup);
+    } else {
+      ptx::named_barrier_arrive(kWritten + stage, 2 * kWarpgroup);
+    }
+  }
+  // At first, everything has been read; at last, barriers end as they began.
+  __device__ __forceinline__ void begin() const {
+    for (int stage = 0; stage < 2; ++stage) {
+      if (reads(stage)) pass_read(stage);
+    }
+  }
+  __device__ __forceinline__ void end() const {
+    for (int stage = 0; stage < 2; ++stage) wait_read(stage);
   }
 };
 
@@ -226,13 +242,12 @@ __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradi
 // lane has one row of an 8 x 8 tile.
 template <class Shape>
 __device__ __forceinline__ void store_score_gradients(
-    BackwardShared<Shape>& shared, const std::uint32_t (&score_gradients)[Shape::kQueries / 4],
-    int consumer) {
+    typename Shape::Element* to, const std::uint32_t (&score_gradients)[Shape::kQueries / 4], int consumer) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int row = thread / 16 % 2 * 8 + thread % 8;
   const int piece = thread / 32 * 2 + thread / 8 % 2;
-  const std::uint32_t address = ptx::shared_address(shared.score_gradient) +
-                                consumer * Shape::kQueries * 128 + row * 128 + ((piece ^ (row & 7)) << 4);
+  const std::uint32_t address =
+      ptx::shared_address(to) + consumer * Shape::kQueries * 128 + row * 128 + ((piece ^ (row & 7)) << 4);
 #pragma unroll
   for (int k = 0; k < Shape::kQueries; k += 16) {
     const std::uint32_t* pairs = score_gradients + k / 4;
@@ -241,16 +256,15 @@ __device__ __forceinline__ void store_score_gradients(
   ptx::async_proxy_fence();
 }
 
-// A consumer's share of dQ to the warps that add.
+// dQ of a consumer's 64 queries to the warps that add.
 template <class Shape>
-__device__ __forceinline__ void hand_over(BackwardShared<Shape>& shared, RingPosition<2> at,
-                                          const float (&query_sums)[Shape::kQueryColumns / 2], int consumer) {
+__device__ __forceinline__ void hand_over(BackwardShared<Shape>& shared, RingPosition<2> at, int first_query,
+                                          const float (&query_sums)[Shape::kHeadDim / 2]) {
   shared.sums_ring.wait_empty(at);
-  auto* sums =
-      reinterpret_cast<float4*>(shared.query_sums[at.stage()] + consumer * 64 * Shape::kQueryColumns) +
-      threadIdx.x % kWarpgroup;
+  auto* sums = reinterpret_cast<float4*>(shared.query_sums[at.stage()] + first_query * Shape::kHeadDim) +
+               threadIdx.x % kWarpgroup;
 #pragma unroll
-  for (int i = 0; i < Shape::kQueryColumns / 8; ++i) {
+  for (int i = 0; i < Shape::kHeadDim / 8; ++i) {
     sums[i * kWarpgroup] =
         make_float4(query_sums[4 * i], query_sums[4 * i + 1], query_sums[4 * i + 2], query_sums[4 * i + 3]);
   }
@@ -270,11 +284,12 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
   const Element* value = shared.value + consumer * 64 * kTileColumns;
   const bool capped = Shape::kGeneral && call.softcap > 0;
   const float scale_log2 = (capped ? call.softcap : call.scale) * kLog2E;
-  const ScoreGradientBarriers barriers{consumer};
+  const ScoreGradientBarriers<Shape::kTakeTurns> barriers{consumer};
+  const int first_query = Shape::kTakeTurns ? 0 : consumer * 64;  // of those whose dQ is made here
   RingPosition<1> key_at;
   RingPosition<2> tile_at;
   RingPosition<2> at;  // of queries, gradients and sums of dQ
-  barriers.pass_read();
+  barriers.begin();
 
   while (true) {
     shared.tile_ring.wait_full(tile_at);
@@ -315,27 +330,30 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t score_gradients[Shape::kQueries / 4];
         make_score_gradients<Shape>(score_gradients, weights, gradients,
                                     shared.delta[at.stage()] + first_column);
-        barriers.wait_read();
-        store_score_gradients<Shape>(shared, score_gradients, consumer);
-        barriers.wait_written();
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(value_sums);
-        shared.gradient_ring.release_warp(at);
-
-        float query_sums[Shape::kQueryColumns / 2];
-        ptx::wgmma_fence();
-        multiply_keys<Shape>(query_sums, shared.score_gradient, shared.key, consumer);
-        ptx::wgmma_commit();
+        Element* shared_gradients = shared.score_gradient[at.stage()];
+        barriers.wait_read(at.stage());
+        store_score_gradients<Shape>(shared_gradients, score_gradients, consumer);
         ptx::wgmma_fence();
         multiply_queries<Shape>(key_sums, score_gradients, shared.query[at.stage()]);
         ptx::wgmma_commit();
+        barriers.pass_written(at.stage());
         ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(query_sums);
-        barriers.pass_read();
-        hand_over<Shape>(shared, at, query_sums, consumer);
+        ptx::wgmma_pin(value_sums);
+        shared.gradient_ring.release_warp(at);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(key_sums);
         shared.query_ring.release_warp(at);
+
+        if (barriers.reads(at.stage())) {
+          float query_sums[Shape::kHeadDim / 2];
+          ptx::wgmma_fence();
+          multiply_keys<Shape>(query_sums, shared_gradients + first_query * kTileColumns, shared.key);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
+          ptx::wgmma_pin(query_sums);
+          barriers.pass_read(at.stage());
+          hand_over<Shape>(shared, at, first_query, query_sums);
+        }
         at.advance();
       });
       shared.key_ring.release_warp(key_at);
@@ -347,7 +365,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
     shared.tile_ring.release_warp(tile_at);
     tile_at.advance();
   }
-  barriers.wait_read();  // so that barriers end as they began
+  barriers.end();
 }
 
 template <class Shape>
@@ -361,7 +379,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     shared.key_ring.init(1, kWarps);
     shared.query_ring.init(1, kWarps);
     shared.gradient_ring.init(1, kWarps);
-    shared.sums_ring.init(kWarps, 1);
+    shared.sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
     shared.tile_ring.init(1, kWarps + kAdders);
     ptx::mbarrier_init_fence();
   }

@@ -45,7 +45,7 @@ void launch_queries(const QueriesCall& call, int blocks, const Stream& stream) {
 template <class Shape>
 void launch_after(const AfterCall& call, const Stream& stream) {
   const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.group_heads;
-  launch("after_backward_kernel", after_backward_kernel<Shape>, blocks, 2 * kWarpgroup, 0, stream, call);
+  launch("after_backward_kernel", after_backward_kernel<Shape>, blocks, 2 * Shape::kQueries, 0, stream, call);
 }
 
 template <class Element, int kHeadDim>

@@ -5,14 +5,6 @@
 
 namespace headroom::cuda::sm90 {
 
-// A consumer's share of a query tile's dQ: 64 rows of some columns. In memory shares follow each other, each
-// in the order of the registers that made it: four sums of every thread, then the next four.
-struct QueryShare {
-  int columns;
-  int first_column;
-  int first_row;
-};
-
 // ---- turns: who adds to the dQ of a query tile
 
 __device__ __forceinline__ void wait_for_turn(const int* turns, int mine) {
@@ -50,21 +42,28 @@ __device__ __forceinline__ Range visited_keys(const AfterCall& call, int batch, 
   return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
 }
 
-template <class Shape, int kShare>
-__device__ __forceinline__ void finish_share(const AfterCall& call, const float* tile_sums, int batch,
-                                             int head, int m) {
-  constexpr QueryShare kOwn = Shape::kShares[kShare];
-  constexpr int kStart = kShare == 0 ? 0 : 64 * Shape::kShares[0].columns;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+// dQ from sums to rows; a block per query tile of a head, a warpgroup for 64 queries. Their sums are in the
+// order of the registers that made them: four of every thread, then the next four.
+template <class Shape>
+__global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(const AfterCall call) {
+  const int m = static_cast<int>(blockIdx.x % call.query_tiles);
+  const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
+  const int index = rest % (call.heads / call.group * call.group_heads);
+  const int batch = rest / (call.heads / call.group * call.group_heads);
+  const int head = index / call.group_heads * call.group + call.group_begin + index % call.group_heads;
   const int count = call.queries.count_of(batch, head);
+  if (m * Shape::kQueries >= count) return;
+  const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int first_query = static_cast<int>(threadIdx.x) / kWarpgroup * 64;
+  const auto* from = reinterpret_cast<const float4*>(
+      call.query_sums + (tile * Shape::kQueries + first_query) * Shape::kHeadDim);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const Range seen = visited_keys<Shape>(call, batch, head, m, count);
-  float sums[kOwn.columns / 2];
+  const bool added = !visited_keys<Shape>(call, batch, head, m, count).empty();
+  float sums[Shape::kHeadDim / 2];
 #pragma unroll
-  for (int i = 0; i < kOwn.columns / 8; ++i) {
-    const float4 piece = !seen.empty()
-                             ? reinterpret_cast<const float4*>(tile_sums + kStart)[i * kWarpgroup + thread]
-                             : make_float4(0, 0, 0, 0);
+  for (int i = 0; i < Shape::kHeadDim / 8; ++i) {
+    const float4 piece = added ? from[i * kWarpgroup + thread] : make_float4(0, 0, 0, 0);
     sums[4 * i] = piece.x;
     sums[4 * i + 1] = piece.y;
     sums[4 * i + 2] = piece.z;
@@ -73,29 +72,11 @@ __device__ __forceinline__ void finish_share(const AfterCall& call, const float*
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int place = m * Shape::kQueries + kOwn.first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    const int place = m * Shape::kQueries + first_query + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
     row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  write_rows<typename Shape::Element, kOwn.columns>(call.query_gradient, call.add, batch, head, row,
-                                                    kOwn.first_column, call.scale, sums, call.head_dim);
-}
-
-// dQ from sums in the order of registers to rows; a block per query tile of a head.
-template <class Shape>
-__global__ void __launch_bounds__(2 * kWarpgroup, 1) after_backward_kernel(const AfterCall call) {
-  const int m = static_cast<int>(blockIdx.x % call.query_tiles);
-  const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
-  const int index = rest % (call.heads / call.group * call.group_heads);
-  const int batch = rest / (call.heads / call.group * call.group_heads);
-  const int head = index / call.group_heads * call.group + call.group_begin + index % call.group_heads;
-  if (m * Shape::kQueries >= call.queries.count_of(batch, head)) return;
-  const std::int64_t tile = (static_cast<std::int64_t>(batch) * call.heads + head) * call.query_tiles + m;
-  const float* sums = call.query_sums + tile * (Shape::kQueries * Shape::kHeadDim);
-  if (threadIdx.x < kWarpgroup) {
-    finish_share<Shape, 0>(call, sums, batch, head, m);
-  } else {
-    finish_share<Shape, 1>(call, sums, batch, head, m);
-  }
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.add, batch, head, row, 0,
+                                                       call.scale, sums, call.head_dim);
 }
 
 }  // namespace headroom::cuda::sm90
