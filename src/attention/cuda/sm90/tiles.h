@@ -50,8 +50,9 @@ struct BackwardTile {
 
   bool operator==(const BackwardTile&) const = default;
 };
-inline constexpr std::array<BackwardTile, 4> kBackwardTiles = {{
+inline constexpr std::array<BackwardTile, 5> kBackwardTiles = {{
     {64, 128, 128},
+    {96, 64, 128},
     {128, 64, 128},
     {192, 64, 64},
     {256, 64, 64},
