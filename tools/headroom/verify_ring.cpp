@@ -56,10 +56,6 @@ int run(const Options& options, std::ostream& out) {
     for (std::size_t i = 0; i < cases.size(); i += options.verify.every) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
-      if (const Support support = runs_on(c.way, devices[0].kind); !support) {
-        verification.refused(name(c.way, c.group), support.reason());
-        continue;
-      }
       const double worst =
           mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend_of(ranks.rank)).worst(),
                                mpi->communicator())
