@@ -4,9 +4,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <csignal>
 #include <functional>
 #include <thread>
 
@@ -103,6 +106,29 @@ TEST_P(NcclRanksTest, ARankThatHangsEndsTheOthers) {
         errors[static_cast<std::size_t>(rank)],
         testing::MatchesRegex("rank [01] waited 0.5 s in ring step [01] for rank 2, which did not answer"));
   }
+}
+
+// Rank 1 is a process of its own here, which is killed.
+TEST_P(NcclRanksTest, AProcessThatDiesEndsTheOthers) {
+  if (counts().back() < 2) GTEST_SKIP() << "NCCL refuses several ranks on one GPU";
+  const int port = next_port();
+  const auto self = [&](int rank) {
+    return LaunchedRank{.ranks = {rank, 2}, .local_rank = 0, .address = "127.0.0.1", .port = port};
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    const NcclRanks ranks(self(1), 0, kLong);
+    static_cast<void>(raise(SIGKILL));
+  }
+  std::string line;
+  try {
+    NcclRanks ranks(self(0), 0, kLong);
+    ranks.communicator().barrier();
+  } catch (const Error& error) {
+    line = error.what();
+  }
+  EXPECT_EQ(line, "rank 1 ended, or its host cannot be reached");
+  waitpid(child, nullptr, 0);
 }
 
 TEST_P(NcclRanksTest, HostMemoryIsForNumbers) {
