@@ -21,9 +21,6 @@ struct CUevent_st {
 
 namespace headroom::cuda {
 
-OnGpu::OnGpu(int) {}
-OnGpu::~OnGpu() = default;
-
 Moment::~Moment() {
   delete event_;
 }

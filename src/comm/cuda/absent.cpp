@@ -12,11 +12,6 @@ namespace {
 
 }  // namespace
 
-OnGpu::OnGpu(int) {
-  fail_absent();
-}
-OnGpu::~OnGpu() = default;
-
 Moment::~Moment() = default;
 void Moment::record(const Stream&) {
   fail_absent();

@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/cuda/on_gpu.h"
 #include "cuda/check.h"
 #include "headroom/core/error.h"
 
 namespace headroom::cuda {
 namespace {
-
-int current_gpu() {
-  int gpu = 0;
-  check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
-  return gpu;
-}
 
 cudaStream_t native(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native);
@@ -25,14 +20,6 @@ void make(CUevent_st*& event) {
 }
 
 }  // namespace
-
-OnGpu::OnGpu(int gpu) : before_(current_gpu()) {
-  check_cuda(cudaSetDevice(gpu), "cudaSetDevice");
-}
-
-OnGpu::~OnGpu() {
-  cudaSetDevice(before_);
-}
 
 Moment::~Moment() {
   if (event_ != nullptr) cudaEventDestroy(event_);

@@ -15,18 +15,6 @@ struct CUevent_st;
 
 namespace headroom::cuda {
 
-// A GPU is current as long as this lives; then the one before it is.
-class OnGpu {
- public:
-  explicit OnGpu(int gpu);
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu();
-
- private:
-  int before_ = 0;
-};
-
 // A moment of a stream. The driver's event is made by the first record, on the GPU that is current then, and
 // is used again. To record it again changes nothing for those who were told to wait for it before.
 class Moment {

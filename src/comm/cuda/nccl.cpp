@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "comm/cuda/on_gpu.h"
 #include "cuda/check.h"
 #include "headroom/core/error.h"
 
