@@ -1,7 +1,11 @@
 #include "parallel/head_exchange.h"
 
+#include <array>
 #include <cstring>
 #include <numeric>
+
+#include "headroom/cpu/thread_pool.h"
+#include "parallel/cuda/rows.h"
 
 namespace headroom {
 namespace {
@@ -31,6 +35,32 @@ TensorPart part(const Tensor& tensor, std::span<const std::int64_t> counts, int 
   return {tensor, std::accumulate(counts.begin(), count, std::int64_t{0}), *count};
 }
 
+void copy_on_cpu(const TensorView& rows, std::byte* packed, bool unpack, const Stream& stream) {
+  const std::int64_t heads = rows.extent(2);
+  const std::int64_t element = size_bytes(rows.dtype());
+  const std::int64_t row_bytes = rows.extent(3) * element;
+  parallel_for(stream, rows.extent(0) * rows.extent(1), [&](std::int64_t item) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      std::byte* there = packed + (item * heads + h) * row_bytes;
+      std::byte* here = static_cast<std::byte*>(rows.raw()) +
+                        rows.offset(item / rows.extent(1), item % rows.extent(1), h) * element;
+      std::memcpy(unpack ? here : there, unpack ? there : here, static_cast<std::size_t>(row_bytes));
+    }
+  });
+}
+
+void move_on_gpu(cuda::RowMover& mover, const TensorView& rows, std::byte* packed) {
+  const std::int64_t element = size_bytes(rows.dtype());
+  for (std::int64_t b = 0; b < rows.extent(0); ++b) {
+    mover.add({.tensor = static_cast<std::byte*>(rows.raw()) + b * rows.stride(0) * element,
+               .row_stride = rows.stride(1),
+               .head_stride = rows.stride(2),
+               .packed = packed + b * rows.extent(1) * rows.extent(2) * rows.extent(3) * element,
+               .rows = rows.extent(1),
+               .heads = rows.extent(2)});
+  }
+}
+
 }  // namespace
 
 HeadExchange::HeadExchange(Context& context, const ParallelSchedule& schedule)
@@ -38,8 +68,6 @@ HeadExchange::HeadExchange(Context& context, const ParallelSchedule& schedule)
   const Ranks ranks = context.ranks();
   check(ranks.count == schedule.ranks(), "the schedule is for {} ranks, and there are {}", schedule.ranks(),
         ranks.count);
-  const Support support = runs_on(schedule.way(), context.description().kind);
-  check(bool{support}, "{}", support.reason());
   member_ = ranks.rank % schedule.group();
   first_ = ranks.rank - member_;
 }
@@ -105,43 +133,49 @@ void HeadExchange::copy_rows(std::span<const HeadTensor> tensors, const Tensor& 
                              const SliceOf& slice_of, bool token_side, bool unpack) const {
   const Work work{.kernel = unpack ? "heads unpack" : "heads pack",
                   .bytes = 2 * static_cast<double>(packed.view().bytes())};
-  context_.run(work, [&](const Stream&) {
-    std::int64_t at = 0;  // elements
+  context_.run(work, [&](const Stream& stream) {
+    auto* next = static_cast<std::byte*>(packed.view().raw());
+    const bool on_gpu = stream.device->kind == DeviceKind::cuda;
+    cuda::RowMover mover(unpack ? cuda::RowMove::unpack : cuda::RowMove::pack, packed.view().dtype(),
+                         width(tensors[0]), stream);
     for (int p = 0; p < schedule_.group(); ++p) {
       for (const HeadTensor& tensor : tensors) {
-        copy_slice(tensor, slice_of(p), token_side, unpack, static_cast<std::byte*>(packed.view().raw()), at);
+        for (const Piece& piece : pieces_of_member(slice_of(p).tokens)) {
+          const TensorView rows = rows_of(tensor, slice_of(p), piece, token_side);
+          if (on_gpu) {
+            move_on_gpu(mover, rows, next);
+          } else {
+            copy_on_cpu(rows, next, unpack, stream);
+          }
+          next += rows.shape().elements() * size_bytes(rows.dtype());
+        }
       }
     }
+    mover.finish();
   });
 }
 
-void HeadExchange::copy_slice(const HeadTensor& tensor, const Slice& slice, bool token_side, bool unpack,
-                              std::byte* packed, std::int64_t& at) const {
-  const std::int64_t batch = schedule_.problem().batch;
-  const std::int64_t heads = heads_of(tensor);
-  const std::int64_t all_heads = token_side ? heads * schedule_.group() : heads;
-  const std::int64_t first_head = token_side ? slice.heads * heads : 0;
-  const std::int64_t element = size_bytes(tensor.tokens.dtype());
-  const TensorView& view = token_side ? tensor.tokens : tensor.heads;
+// The rows of a piece, which are one interval in the tokens of the rank and in those of the group:
+// [batch, rows, heads of the slice, elements of a row].
+TensorView HeadExchange::rows_of(const HeadTensor& tensor, const Slice& slice, const Piece& piece,
+                                 bool token_side) const {
   const auto group = static_cast<std::size_t>(first_ / schedule_.group());
-  auto* memory = static_cast<std::byte*>(view.raw());
-  for (const Piece& piece : pieces_of_member(slice.tokens)) {
-    const Rows rows(token_side ? pieces_of_member(slice.tokens) : schedule_.ring().partition().pieces[group],
-                    piece);
-    for (std::int64_t item = 0; item < batch * piece.size() * heads; ++item) {
-      const std::int64_t b = item / (piece.size() * heads);
-      const std::int64_t row = rows.first + item / heads % piece.size();
-      const std::int64_t h = first_head + item % heads;
-      const std::int64_t offset =
-          tensor.statistics ? batch * all_heads * rows.before + (b * all_heads + h) * rows.size + row
-                            : view.offset(b, rows.before + row, h);
-      std::byte* there = packed + at * element;
-      std::byte* here = memory + offset * element;
-      std::memcpy(unpack ? here : there, unpack ? there : here,
-                  static_cast<std::size_t>(width(tensor) * element));
-      at += width(tensor);
-    }
+  const Rows rows(token_side ? pieces_of_member(slice.tokens) : schedule_.ring().partition().pieces[group],
+                  piece);
+  const std::int64_t heads = heads_of(tensor);
+  const std::int64_t first_head = token_side ? slice.heads * heads : 0;
+  const TensorView& view = token_side ? tensor.tokens : tensor.heads;
+  if (!tensor.statistics) {
+    return view.slice(1, rows.before + rows.first, piece.size()).slice(2, first_head, heads);
   }
+  // Of each piece [batch, heads, rows].
+  const std::int64_t batch = schedule_.problem().batch;
+  const std::int64_t all_heads = token_side ? heads * schedule_.group() : heads;
+  const std::int64_t begin = batch * all_heads * rows.before + first_head * rows.size + rows.first;
+  return {static_cast<std::byte*>(view.raw()) + begin * size_bytes(view.dtype()),
+          view.dtype(),
+          {batch, piece.size(), heads, 1},
+          std::array{all_heads * rows.size, std::int64_t{1}, rows.size, std::int64_t{1}}};
 }
 
 }  // namespace headroom

@@ -43,8 +43,8 @@ class HeadExchange {
   template <class SliceOf>
   void copy_rows(std::span<const HeadTensor> tensors, const Tensor& packed, const SliceOf& slice_of,
                  bool token_side, bool unpack) const;
-  void copy_slice(const HeadTensor& tensor, const Slice& slice, bool token_side, bool unpack,
-                  std::byte* packed, std::int64_t& at) const;
+  [[nodiscard]] TensorView rows_of(const HeadTensor& tensor, const Slice& slice, const Piece& piece,
+                                   bool token_side) const;
 
   Context& context_;
   const ParallelSchedule& schedule_;

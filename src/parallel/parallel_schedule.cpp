@@ -74,14 +74,6 @@ Support supports_way(AttentionWay way, const AttentionProblem& whole, const Part
   return head_groups_support(whole, group);
 }
 
-Support runs_on(AttentionWay way, DeviceKind kind) {
-  const bool divides_heads = way == AttentionWay::heads || way == AttentionWay::product;
-  if (divides_heads && kind != DeviceKind::cpu) {
-    return Support::no("heads are divided over ranks on the CPU only so far");
-  }
-  return Support::yes();
-}
-
 ParallelSchedule::ParallelSchedule(AttentionWay way, const AttentionProblem& whole,
                                    const AttentionForward& lists, Partition partition, int group)
     : way_(way),

@@ -42,24 +42,26 @@ void for_each_row(const Transfer& transfer, const TensorView& tensor, std::int64
   });
 }
 
-// The same on a GPU: the rows in as few launches as they take.
+std::byte* memory_of(const TensorView& view) {
+  return static_cast<std::byte*>(view.raw());
+}
+
+// The same on a GPU.
 void move_on_gpu(cuda::RowMove move, const Transfer& transfer, const PositionedRows& tensor,
                  const TensorView& packed, const Stream& stream) {
   const TensorView& rows = tensor.rows;
   const std::int64_t heads = rows.extent(2);
-  cuda::RowBlocks blocks;
-  std::int64_t at = 0;  // elements of `packed`
+  const std::int64_t element = size_bytes(rows.dtype());
+  cuda::RowMover mover(move, rows.dtype(), rows.extent(3), stream);
+  std::byte* next = memory_of(packed);
   const auto add = [&](std::int64_t b, std::int64_t head, std::int64_t block_heads, const RowRun& run) {
-    blocks.add({.tensor = rows.offset(b, run.begin - tensor.first, head),
-                .row_stride = run.stride * rows.stride(1),
-                .head_stride = rows.stride(2),
-                .packed = at,
-                .rows = run.count,
-                .heads = block_heads});
-    at += run.count * block_heads * rows.extent(3);
-    if (!blocks.full()) return;
-    cuda::move_rows(move, rows, packed, blocks, stream);
-    blocks.count = 0;
+    mover.add({.tensor = memory_of(rows) + rows.offset(b, run.begin - tensor.first, head) * element,
+               .row_stride = run.stride * rows.stride(1),
+               .head_stride = rows.stride(2),
+               .packed = next,
+               .rows = run.count,
+               .heads = block_heads});
+    next += run.count * block_heads * rows.extent(3) * element;
   };
   if (transfer.rows.empty()) {
     for (std::int64_t b = 0; b < rows.extent(0); ++b) {
@@ -71,7 +73,7 @@ void move_on_gpu(cuda::RowMove move, const Transfer& transfer, const PositionedR
       add(item / heads, item % heads, 1, run);
     }
   }
-  cuda::move_rows(move, rows, packed, blocks, stream);
+  mover.finish();
 }
 
 bool on_gpu(const Stream& stream) {
@@ -89,10 +91,6 @@ void add_row(const std::byte* from, std::byte* to, std::int64_t elements) {
   const T* addend = reinterpret_cast<const T*>(from);
   T* sum = reinterpret_cast<T*>(to);
   for (std::int64_t i = 0; i < elements; ++i) sum[i] += addend[i];
-}
-
-std::byte* memory_of(const TensorView& view) {
-  return static_cast<std::byte*>(view.raw());
 }
 
 }  // namespace

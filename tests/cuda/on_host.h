@@ -81,12 +81,16 @@ class Block {
     shared_.assign(shared_bytes / sizeof(float4) + 1, float4{});
     std::memset(shared_.data(), 0xFF, shared_.size() * sizeof(float4));  // NaN until it is written
     shared_memory = shared_.data();
-    fibers_.resize(static_cast<std::size_t>(threads));
-    values_.resize(static_cast<std::size_t>(threads));
-    for (Fiber& fiber : fibers_) {
+    threads_ = static_cast<std::size_t>(threads);
+    if (fibers_.size() < threads_) {  // those of larger blocks stay: their stacks are used again
+      fibers_.resize(threads_);
+      values_.resize(threads_);
+    }
+    for (std::size_t i = 0; i < threads_; ++i) {
+      Fiber& fiber = fibers_[i];
       fiber.waits = Waits::no;
       if (fiber.stack) continue;
-      fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+      fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
@@ -142,7 +146,7 @@ class Block {
 
   // Runs whoever can run; then opens the barriers at which everybody has arrived.
   bool step() {
-    for (std::size_t i = 0; i < fibers_.size(); ++i) {
+    for (std::size_t i = 0; i < threads_; ++i) {
       if (fibers_[i].waits != Waits::no) continue;
       running_ = i;
       threadIdx.x = static_cast<unsigned>(i);
@@ -151,7 +155,7 @@ class Block {
     bool opened = false;
     bool all_at_block = true;
     bool any_alive = false;
-    for (std::size_t warp = 0; warp < fibers_.size(); warp += kWarpSize) {
+    for (std::size_t warp = 0; warp < threads_; warp += kWarpSize) {
       bool all_at_warp = true;
       for (std::size_t i = warp; i < warp + kWarpSize; ++i) {
         any_alive |= fibers_[i].waits != Waits::for_ever;
@@ -167,8 +171,8 @@ class Block {
     }
     if (!any_alive) return false;
     if (all_at_block) {
-      for (Fiber& fiber : fibers_) {
-        if (fiber.waits == Waits::for_block) fiber.waits = Waits::no;
+      for (std::size_t i = 0; i < threads_; ++i) {
+        if (fibers_[i].waits == Waits::for_block) fibers_[i].waits = Waits::no;
       }
       opened = true;
     }
@@ -179,6 +183,7 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   std::vector<float4> shared_;
   std::vector<Fiber> fibers_;
+  std::size_t threads_ = 0;  // of the block that runs
   std::vector<Words> values_;
   jmp_buf scheduler_{};
   std::size_t running_ = 0;

@@ -304,10 +304,6 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
     row.reason = support.reason();
     return row;
   }
-  if (const Support support = runs_on(c.way, device.listed.device.kind); !support) {
-    row.reason = support.reason();
-    return row;
-  }
   const ParallelSchedule schedule(c.way, c.problem, views.forward, partition, c.group);
   const int threads = options.bench.threads == 0 ? usable_cores() : options.bench.threads;
   const int each = mpi != nullptr ? threads : std::max(1, threads / c.ranks);

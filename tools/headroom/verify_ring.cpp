@@ -1,6 +1,6 @@
 // headroom verify ring: attention over ranks against the fp64 reference, on the shared list of cases. The
-// ranks are threads, on the CPU or on GPUs; under mpirun they are its processes, and cases of as many ranks
-// run.
+// ranks are threads, on the CPU or on GPUs. Under mpirun, and on GPUs under torchrun, they are its processes,
+// and cases of as many ranks run.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -44,11 +44,21 @@ std::vector<RingCase> chosen_cases(const Options& options, const Ranks& launched
 }
 
 int run(const Options& options, std::ostream& out) {
-  std::optional<MpiRanks> mpi;
-  if (MpiRanks::launched()) mpi.emplace();
-  const Ranks ranks = mpi ? mpi->communicator().ranks() : Ranks{};
   const std::vector<Device> devices = devices_of_ranks(options.devices);
+  const bool on_gpus = devices[0].kind == DeviceKind::cuda;
   const MakeBackend backend_of = backends_of_ranks(devices);
+  std::optional<MpiRanks> mpi;
+  std::optional<NcclRanks> nccl;
+  int place = 0;  // of this process in the list of devices
+  if (on_gpus && rank_is_launched()) {
+    const LaunchedRank self = launched_rank();
+    place = self.local_rank;
+    nccl.emplace(self, device_of_rank(devices, place).index);
+  } else if (MpiRanks::launched()) {
+    mpi.emplace();
+  }
+  Communicator* communicator = nccl ? &nccl->communicator() : mpi ? &mpi->communicator() : nullptr;
+  const Ranks ranks = communicator == nullptr ? Ranks{} : communicator->ranks();
   const std::vector<RingCase> cases = chosen_cases(options, ranks);
   Verification verification("ring", cases.size());
   {
@@ -56,21 +66,20 @@ int run(const Options& options, std::ostream& out) {
     for (std::size_t i = 0; i < cases.size(); i += options.verify.every) {
       const RingCase& c = cases[i];
       if (ranks.rank == 0) progress.at(static_cast<std::int64_t>(i), static_cast<std::int64_t>(cases.size()));
-      if (const Support support = runs_on(c.way, devices[0].kind); !support) {
-        verification.refused(name(c.way, c.group), support.reason());
-        continue;
-      }
       const double worst =
-          mpi ? worst_of_ranks(run_ring_case(c, mpi->communicator(), *backend_of(ranks.rank)).worst(),
-                               mpi->communicator())
-              : run_ring_case(c, backend_of).worst();
+          communicator == nullptr
+              ? run_ring_case(c, backend_of).worst()
+              : worst_of_ranks(run_ring_case(c, *communicator, *backend_of(place)).worst(), *communicator);
       verification.ran(name(c.way, c.group), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);
   VerifyOptions reported = options.verify;
   reported.device = fmt::format("{}", fmt::join(options.devices, ","));
-  return verification.report(reported, {{"transport", mpi ? "mpi" : "threads"}},
+  return verification.report(reported,
+                             {{"transport", nccl  ? "nccl"
+                                            : mpi ? "mpi"
+                                                  : "threads"}},
                              ranks.rank == 0 ? out : nowhere);
 }
 
@@ -85,7 +94,8 @@ void add_verify_ring(Command app, std::ostream& out, int& exit_code) {
   app.add_flag("--json", options->verify.json, "For machines; keys in docs/cli.md");
   app.footer(
       "Examples:\n  headroom verify ring\n  headroom verify ring --every 10 --json\n"
-      "  headroom verify ring --device cuda:0 --ranks 1,4\n  mpirun -n 4 headroom verify ring");
+      "  headroom verify ring --device cuda:0 --ranks 1,4\n  mpirun -n 4 headroom verify ring\n"
+      "  torchrun --no-python --nproc-per-node 2 headroom verify ring --device cuda:0,cuda:1");
   app.callback([options, &out, &exit_code] { exit_code = run(*options, out); });
 }
 

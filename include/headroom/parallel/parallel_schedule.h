@@ -27,9 +27,6 @@ enum class AttentionWay : std::uint8_t {
 [[nodiscard]] Support supports_way(AttentionWay way, const AttentionProblem& whole,
                                    const Partition& partition, int group = 0);
 
-// Whether the ranks of a way can be on such devices.
-[[nodiscard]] Support runs_on(AttentionWay way, DeviceKind kind);
-
 class ParallelSchedule {
  public:
   // Throws where supports_way says no. The lists of the whole sequence are in host memory.

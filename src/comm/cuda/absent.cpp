@@ -1,5 +1,6 @@
 // Messages in a GPU's memory in a build without CUDA.
 #include "comm/cuda/messages.h"
+#include "comm/cuda/nccl.h"
 #include "headroom/core/error.h"
 
 namespace headroom::cuda {
@@ -17,6 +18,9 @@ void Moment::record(const Stream&) {
 }
 void Moment::hold(const Stream&) const {
   fail_absent();
+}
+bool Moment::has_come() const {
+  return true;
 }
 
 MessageStream::~MessageStream() = default;
@@ -36,5 +40,23 @@ void copy_bytes(std::span<std::byte>, std::span<const std::byte>, const Stream&)
 void add_in_order(DType, const Ranks&, std::span<std::byte>, const std::byte*, const Stream&) {
   fail_absent();
 }
+
+std::string nccl_is_missing() {
+  return "ranks on GPUs need a build with CUDA; configure with the cuda preset";
+}
+
+NcclId make_nccl_id() {
+  fail_absent();
+}
+
+NcclPair::NcclPair(const NcclId&, bool sends, int gpu, Seconds timeout)
+    : sends_(sends), gpu_(gpu), timeout_(timeout) {
+  fail_absent();
+}
+NcclPair::~NcclPair() = default;
+void NcclPair::move(std::byte*, std::int64_t, const Moment&, Moment&) {
+  fail_absent();
+}
+void NcclPair::abort() noexcept {}
 
 }  // namespace headroom::cuda

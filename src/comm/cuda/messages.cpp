@@ -3,29 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/cuda/on_gpu.h"
 #include "cuda/check.h"
 #include "headroom/core/error.h"
 
 namespace headroom::cuda {
 namespace {
-
-int current_gpu() {
-  int gpu = 0;
-  check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
-  return gpu;
-}
-
-// Another GPU is current as long as this lives.
-class OnGpu {
- public:
-  explicit OnGpu(int gpu) : before_(current_gpu()) { check_cuda(cudaSetDevice(gpu), "cudaSetDevice"); }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { cudaSetDevice(before_); }
-
- private:
-  int before_;
-};
 
 cudaStream_t native(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native);
@@ -43,8 +26,19 @@ Moment::~Moment() {
 }
 
 void Moment::record(const Stream& stream) {
+  record_on(native(stream));
+}
+
+void Moment::record_on(CUstream_st* stream) {
   make(event_);
-  check_cuda(cudaEventRecord(event_, native(stream)), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+bool Moment::has_come() const {
+  const cudaError_t code = cudaEventQuery(event_);
+  if (code == cudaErrorNotReady) return false;
+  check_cuda(code, "cudaEventQuery");
+  return true;
 }
 
 void Moment::hold(const Stream& stream) const {
@@ -95,8 +89,7 @@ void MessageStream::copy(std::span<std::byte> to, std::span<const std::byte> fro
                  ? cudaMemcpyAsync(to.data(), from.data(), to.size(), cudaMemcpyDeviceToDevice, stream_)
                  : cudaMemcpyPeerAsync(to.data(), gpu_, from.data(), sender.gpu_, to.size(), stream_),
              "cudaMemcpyAsync");
-  make(done.event_);
-  check_cuda(cudaEventRecord(done.event_, stream_), "cudaEventRecord");
+  done.record_on(stream_);
 }
 
 void MessageStream::synchronize() noexcept {

@@ -28,9 +28,14 @@ class Moment {
   void record(const Stream& stream);
   // What the stream is given from now on comes after the moment.
   void hold(const Stream& stream) const;
+  // Whether the stream has come to it.
+  [[nodiscard]] bool has_come() const;
 
  private:
   friend class MessageStream;
+  friend class NcclPair;
+  void record_on(CUstream_st* stream);
+
   CUevent_st* event_ = nullptr;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 }  // namespace
 
-void move_rows(RowMove, const TensorView&, const TensorView&, const RowBlocks&, const Stream&) {
+void move_rows(RowMove, const RowBlocks&, const Stream&) {
   fail_absent();
 }
 

@@ -1,4 +1,5 @@
-// Rows between a rank's tensors and what is sent, sixteen bytes a thread. Bound by memory.
+// Rows between a rank's tensors and what is sent, a unit of sixteen bytes a thread, or of four where rows are
+// shorter. Bound by memory.
 #include "parallel/cuda/rows.h"
 
 #include "headroom/core/checked.h"
@@ -11,18 +12,22 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kMoveThreads = 256;
-constexpr std::int64_t kUnitBytes = 16;
 
-// Both tensors in units of sixteen bytes, and the first unit of each block in the launch.
+// Sizes in units, and the first unit of each block in the launch.
 struct Units {
-  float4* tensor = nullptr;
-  float4* packed = nullptr;
   std::int64_t per_row = 0;
   std::int64_t before[RowBlocks::kMost + 1] = {};
 };
 
-// One thread per unit of sixteen bytes.
-template <RowMove kMove>
+__device__ __forceinline__ float sum_of(float a, float b) {
+  return a + b;
+}
+__device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// One thread per unit.
+template <class Unit, RowMove kMove>
 __global__ void move_rows_kernel(Units units, RowBlocks blocks) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kMoveThreads + threadIdx.x;
   if (i >= units.before[blocks.count]) return;
@@ -31,31 +36,54 @@ __global__ void move_rows_kernel(Units units, RowBlocks blocks) {
   const RowBlock& block = blocks.blocks[n];
   const std::int64_t unit = i - units.before[n];
   const std::int64_t row = unit / units.per_row;
-  float4* here = units.tensor + block.tensor + row / block.heads * block.row_stride +
-                 row % block.heads * block.head_stride + unit % units.per_row;
-  float4* there = units.packed + block.packed + unit;
+  Unit* here = reinterpret_cast<Unit*>(block.tensor) + row / block.heads * block.row_stride +
+               row % block.heads * block.head_stride + unit % units.per_row;
+  Unit* there = reinterpret_cast<Unit*>(block.packed) + unit;
   if constexpr (kMove == RowMove::pack) {
     *there = *here;
   } else if constexpr (kMove == RowMove::unpack) {
     *here = *there;
   } else {
-    const float4 sum = *here;
-    const float4 part = *there;
-    *here = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    *here = sum_of(*here, *there);
   }
 }
 
-// Strides and offsets in units.
-RowBlocks in_units(RowBlocks blocks, std::int64_t elements_per_unit) {
+// Whether all rows start at multiples of so many bytes and are multiples of it.
+bool divides(std::int64_t unit_bytes, const RowBlocks& blocks) {
+  const std::int64_t element = size_bytes(blocks.dtype);
+  const auto whole = [&](std::int64_t bytes) { return bytes % unit_bytes == 0; };
+  const auto aligned = [&](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(unit_bytes) == 0;
+  };
+  bool all = whole(blocks.row_elements * element);
+  for (int n = 0; n < blocks.count; ++n) {
+    const RowBlock& block = blocks.blocks[n];
+    all = all && whole(block.row_stride * element) && whole(block.head_stride * element) &&
+          aligned(block.tensor) && aligned(block.packed);
+  }
+  return all;
+}
+
+template <class Unit>
+void move_units(RowMove move, RowBlocks blocks, const Stream& stream) {
+  const std::int64_t elements = static_cast<std::int64_t>(sizeof(Unit)) / size_bytes(blocks.dtype);
+  Units units;
+  units.per_row = blocks.row_elements / elements;
   for (int n = 0; n < blocks.count; ++n) {
     RowBlock& block = blocks.blocks[n];
-    for (std::int64_t* elements : {&block.tensor, &block.row_stride, &block.head_stride, &block.packed}) {
-      check(*elements % elements_per_unit == 0, "rows that are exchanged start at multiples of {} bytes",
-            kUnitBytes);
-      *elements /= elements_per_unit;
-    }
+    block.row_stride /= elements;
+    block.head_stride /= elements;
+    units.before[n + 1] = units.before[n] + block.rows * block.heads * units.per_row;
   }
-  return blocks;
+  const auto start = [&](void (*kernel)(Units, RowBlocks)) {
+    launch("move_rows_kernel", kernel, divide_up(units.before[blocks.count], std::int64_t{kMoveThreads}),
+           kMoveThreads, 0, stream, units, blocks);
+  };
+  switch (move) {
+    case RowMove::pack: return start(move_rows_kernel<Unit, RowMove::pack>);
+    case RowMove::unpack: return start(move_rows_kernel<Unit, RowMove::unpack>);
+    case RowMove::add: return start(move_rows_kernel<Unit, RowMove::add>);
+  }
 }
 
 // One thread per list.
@@ -77,31 +105,13 @@ __global__ void divide_lists_kernel(const std::int32_t* from, std::int64_t batch
 
 }  // namespace
 
-void move_rows(RowMove move, const TensorView& tensor, const TensorView& packed, const RowBlocks& blocks,
-               const Stream& stream) {
-  const std::int64_t element = size_bytes(tensor.dtype());
-  const std::int64_t row_bytes = tensor.extent(3) * element;
-  const auto aligned = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
-  check(row_bytes % kUnitBytes == 0 && aligned(tensor.raw()) && aligned(packed.raw()),
-        "rows that are exchanged start at multiples of {} bytes", kUnitBytes);
-  check(move != RowMove::add || tensor.dtype() == DType::f32, "rows are added in f32 on GPUs, not in {}",
-        name(tensor.dtype()));
-  Units units{.tensor = static_cast<float4*>(tensor.raw()),
-              .packed = static_cast<float4*>(packed.raw()),
-              .per_row = row_bytes / kUnitBytes};
-  for (int n = 0; n < blocks.count; ++n) {
-    const RowBlock& block = blocks.blocks[n];
-    units.before[n + 1] = units.before[n] + block.rows * block.heads * units.per_row;
-  }
-  const auto start = [&](void (*kernel)(Units, RowBlocks)) {
-    launch("move_rows_kernel", kernel, divide_up(units.before[blocks.count], std::int64_t{kMoveThreads}),
-           kMoveThreads, 0, stream, units, in_units(blocks, kUnitBytes / element));
-  };
-  switch (move) {
-    case RowMove::pack: return start(move_rows_kernel<RowMove::pack>);
-    case RowMove::unpack: return start(move_rows_kernel<RowMove::unpack>);
-    case RowMove::add: return start(move_rows_kernel<RowMove::add>);
-  }
+void move_rows(RowMove move, const RowBlocks& blocks, const Stream& stream) {
+  check(move != RowMove::add || blocks.dtype == DType::f32, "rows are added in f32 on GPUs, not in {}",
+        name(blocks.dtype));
+  if (divides(sizeof(float4), blocks)) return move_units<float4>(move, blocks, stream);
+  check(divides(sizeof(float), blocks), "rows that are exchanged start at multiples of {} bytes",
+        sizeof(float));
+  move_units<float>(move, blocks, stream);
 }
 
 void divide_block_lists(const BlockListPart& part, const Stream& stream) {

@@ -1,0 +1,61 @@
+#include "headroom/comm/launched_rank.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "headroom/core/error.h"
+#include "headroom/core/parse.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kMostRanks = 65'536;
+constexpr int kLastPort = 65'535;
+constexpr const char* kDefaultPort = "29500";
+
+bool is_set(const char* variable) {
+  return std::getenv(variable) != nullptr;
+}
+
+std::string_view text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  check(
+      text != nullptr && *text != '\0',
+      "{} is not set in the environment; torchrun sets it, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR "
+      "and MASTER_PORT for every rank",
+      variable);
+  return text;
+}
+
+int number_of(const char* variable, int least, int most) {
+  return static_cast<int>(parse_whole(variable, text_of(variable), least, most));
+}
+
+}  // namespace
+
+bool rank_is_launched() {
+  return is_set("RANK") || is_set("OMPI_COMM_WORLD_RANK");
+}
+
+LaunchedRank launched_rank() {
+  const bool by_mpirun = !is_set("RANK") && is_set("OMPI_COMM_WORLD_RANK");
+  const char* rank = by_mpirun ? "OMPI_COMM_WORLD_RANK" : "RANK";
+  const char* count = by_mpirun ? "OMPI_COMM_WORLD_SIZE" : "WORLD_SIZE";
+  LaunchedRank self;
+  self.ranks.rank = number_of(rank, 0, kMostRanks - 1);
+  self.ranks.count = number_of(count, 1, kMostRanks);
+  check(self.ranks.rank < self.ranks.count, "{} is {} and {} is {}; ranks are 0 to {}", rank, self.ranks.rank,
+        count, self.ranks.count, self.ranks.count - 1);
+  self.local_rank = number_of(by_mpirun ? "OMPI_COMM_WORLD_LOCAL_RANK" : "LOCAL_RANK", 0, kMostRanks - 1);
+  const bool one_host = by_mpirun && is_set("OMPI_COMM_WORLD_LOCAL_SIZE") &&
+                        number_of("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks) == self.ranks.count;
+  self.address = one_host && !is_set("MASTER_ADDR") ? "127.0.0.1" : text_of("MASTER_ADDR");
+  const std::string_view port = by_mpirun && !is_set("MASTER_PORT") ? kDefaultPort : text_of("MASTER_PORT");
+  self.port = static_cast<int>(parse_whole("MASTER_PORT", port, 1, kLastPort - 1));
+  const bool port_is_torchruns =
+      is_set("TORCHELASTIC_USE_AGENT_STORE") && text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (port_is_torchruns) ++self.port;
+  return self;
+}
+
+}  // namespace headroom
