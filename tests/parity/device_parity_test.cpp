@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "memory/filled_backend.h"
 #include "model/small_models.h"
 #include "ops/cases.h"
 #include "parity/reference.h"
@@ -51,6 +52,11 @@ struct ParityModel {
   }
 };
 
+template <std::uint8_t kValue>
+std::unique_ptr<Backend> filled_backend(int threads) {
+  return std::make_unique<FilledBackend>(backend_under_test(threads), kValue);
+}
+
 class DeviceParity : public OpsLevels {};
 INSTANTIATE_TEST_SUITE_P(Device, DeviceParity, all_levels());
 
@@ -81,6 +87,28 @@ TEST_P(DeviceParity, LossAndGradients) {
       EXPECT_NEAR(actual.loss, expected_loss, allowed_loss * expected_loss) << headroom::name(dtype);
       const WorstDifference worst = worst_difference(model.config, actual.gradients, expected);
       EXPECT_LE(worst.relative, allowed) << headroom::name(dtype) << ", " << worst.parameter;
+    }
+  }
+}
+
+// Bytes of ones are not a number in any of a step's formats.
+TEST_P(DeviceParity, ReadsNothingThatWasNotWritten) {
+  const std::filesystem::path models = parity_folder() / "reference";
+  for (const std::string& name : models_in(models)) {
+    const ParityModel model{.folder = models / name};
+    const std::vector<float> weights = model.weights();
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(name + " in " + std::string(headroom::name(dtype)));
+      SmallStep step{.config = model.config,
+                     .sizes = model.sizes(),
+                     .strategy = {.layers = {.keep_attention = 1, .recompute = model.config.layers - 1},
+                                  .compute_dtype = dtype}};
+      step.make_backend = filled_backend<0x00>;
+      const StepResult zeros = step.run(weights, model.batch());
+      step.make_backend = filled_backend<0xff>;
+      const StepResult ones = step.run(weights, model.batch());
+      EXPECT_EQ(zeros.loss, ones.loss);
+      EXPECT_EQ(zeros.gradients, ones.gradients);
     }
   }
 }
