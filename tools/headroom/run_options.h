@@ -15,6 +15,10 @@ namespace headroom {
 // --layers, --loss-chunk, --mlp-tile, --optimizer-state.
 void add_pin_options(Command app, PinOptions& pins);
 
+// --ranks.
+inline constexpr std::int64_t kMostRanks = 1024;
+void add_ranks_option(Command app, std::int64_t& ranks, const std::string& help);
+
 // --host-budget, of commands that run on the device.
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes);
 
