@@ -125,13 +125,16 @@ PlannedStep rehearsed_rank(const PlanRequest& request, const Strategy& strategy,
 PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                            std::int64_t most_bytes, Layout* layout) {
   PlannedStep most = rehearsed_rank(request, strategy, costs, most_bytes, 0, layout);
+  std::vector<std::int64_t> arenas = {most.arena_bytes};
   for (int rank = 1; rank < strategy.ring_ranks && most.live_peak_bytes <= most_bytes; ++rank) {
     Layout other;
     PlannedStep step = rehearsed_rank(request, strategy, costs, most_bytes, rank, &other);
+    arenas.push_back(step.arena_bytes);
     if (budgeted_bytes(request, step) <= budgeted_bytes(request, most)) continue;
     most = std::move(step);
     if (layout != nullptr) *layout = std::move(other);
   }
+  most.rank_arena_bytes = std::move(arenas);
   return most;
 }
 
@@ -413,7 +416,8 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.state = StatePrecision::bf16;
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
-  if (request.problem.sizes.context > 1) {
+  // Half of it has a token for each of a rank's two pieces.
+  if (request.problem.sizes.context > 1 && request.problem.sizes.context / 4 >= request.pins.ranks / 2) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;
     consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.context)), shorter,

@@ -298,6 +298,9 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--dtype", "f16", "--state", "bf16"}), "--state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
+  table.whole(plan(), "--ranks", 1, 8);
+  table.add(with(with(plan(), "--context", "5"), {"--ranks", "8"}), "divided over 8 ranks");
+  table.add(with(plan(), {"--runtime", "pytorch", "--ranks", "2"}), "--ranks");
 }
 
 void add_train(Table& table, const fs::path& folder) {

@@ -14,10 +14,6 @@ void add_pin_options(Command app, PinOptions& pins) {
                  "Pins where moments and master weights live");
 }
 
-void add_ranks_option(Command app, std::int64_t& ranks, const std::string& help) {
-  app.add_whole("--ranks", ranks, 1, kMostRanks, help);
-}
-
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {
   app.add_budget(
       "--host-budget", bytes,

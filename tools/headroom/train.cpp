@@ -281,9 +281,9 @@ void add_train(Command app, std::ostream& out) {
                  "Bytes that it, or each rank, may take, such as 512MiB (default: what is free now)");
   add_host_budget_option(app, run.host_budget_bytes);
   add_pin_options(app, run.pins);
-  add_ranks_option(app, run.pins.ranks,
-                   "Threads that divide every sequence, each with its own share of the cores; under mpirun "
-                   "its processes are the ranks");
+  app.add_whole("--ranks", run.pins.ranks, 1, kMostRanks,
+                "Threads that divide every sequence, each with its own share of the cores; under mpirun "
+                "its processes are the ranks");
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");

@@ -43,8 +43,9 @@ struct PlannedStep {
   std::int64_t live_peak_bytes = 0;  // of the device
   std::int64_t arena_bytes = 0;
   std::int64_t host_bytes = 0;
-  double seconds = 0;  // of an update with all its micro-steps
-  std::vector<AssumedKernel> assumed;
+  double seconds = 0;                            // of an update with all its micro-steps
+  std::vector<std::int64_t> rank_arena_bytes{};  // [rank]
+  std::vector<AssumedKernel> assumed{};
 };
 
 struct Plan {
