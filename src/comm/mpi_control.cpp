@@ -37,7 +37,7 @@ void MpiControl::listen() {
     if (arrived == 0) return;
     handle(status.MPI_SOURCE);
   }
-  fail(ErrorKind::runtime, "{}", heard_.reason.data());
+  throw OtherRankFailed(ErrorKind::runtime, heard_.reason.data(), std::source_location::current());
 }
 
 void MpiControl::handle(int from) {

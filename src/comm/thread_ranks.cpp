@@ -294,7 +294,7 @@ void ThreadRanks::Group::throw_if_aborted() {
   if (!aborted.load(std::memory_order_relaxed)) return;
   drain();
   const std::lock_guard lock(reason_mutex);
-  fail(ErrorKind::runtime, "{}", reason);
+  throw OtherRankFailed(ErrorKind::runtime, reason, std::source_location::current());
 }
 
 ThreadRanks::ThreadRanks(int count, Seconds timeout, const LinkModel& link) {

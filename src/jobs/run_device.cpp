@@ -5,6 +5,7 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
+#include "headroom/cpu/thread_pool.h"
 
 namespace headroom {
 namespace {
@@ -13,15 +14,26 @@ std::string in_parentheses(const std::string& arithmetic) {
   return arithmetic.empty() ? arithmetic : fmt::format(" ({})", arithmetic);
 }
 
+// A rank's share of what is free. Bytes that somebody named are for each rank.
+MemoryBudget share(MemoryBudget free, int ranks) {
+  if (ranks == 1 || free.arithmetic.empty()) return free;
+  return {.bytes = free.bytes / ranks,
+          .arithmetic = fmt::format("{}, shared by {} ranks", free.arithmetic, ranks)};
+}
+
 }  // namespace
 
 RunDevice open_run_device(const RunDeviceOptions& options) {
   const Device which = parse_device(options.device);
-  RunDevice device{.backend = open_backend(which, options.threads)};
+  const bool shares_cores = which.kind == DeviceKind::cpu && options.threads == 0 && options.ranks_here > 1;
+  const int threads = shares_cores ? std::max(usable_cores() / options.ranks_here, 1) : options.threads;
+  RunDevice device{.backend = open_backend(which, threads)};
   check(which.kind != DeviceKind::cpu || !options.host_budget_bytes,
         "--host-budget means nothing on {}, whose memory is the host's", to_string(which));
-  device.budget = device_budget(find_device(which), options.budget_bytes);
-  if (which.kind != DeviceKind::cpu) device.host = host_budget(host_memory(), options.host_budget_bytes);
+  device.budget = share(device_budget(find_device(which), options.budget_bytes), options.ranks_here);
+  if (which.kind != DeviceKind::cpu) {
+    device.host = share(host_budget(host_memory(), options.host_budget_bytes), options.ranks_here);
+  }
   return device;
 }
 

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <filesystem>
 #include <iterator>
+#include <thread>
 #include <utility>
 
+#include "headroom/comm.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/checksum.h"
 #include "headroom/core/parse.h"
 #include "headroom/jobs/rates.h"
 #include "jobs/metrics.h"
@@ -88,7 +92,7 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "version", HEADROOM_VERSION);
   add(SettingKind::last_bits, "device", options.device);
   add(SettingKind::last_bits, "simd", name(device.simd));
-  add(SettingKind::last_bits, "ranks", 1);
+  add(SettingKind::last_bits, "ranks", options.pins.ranks);
   add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
   add(SettingKind::last_bits, "products",
       device.product_library.empty() ? kNoSetting : device.product_library);
@@ -258,20 +262,49 @@ bool is_file_of_run(const std::string& file, const std::string& out) {
          name.starts_with(".step-");
 }
 
-TrainingPlan plan_training(const TrainingOptions& options) {
+namespace {
+
+// All ranks plan for the smallest budget of a rank: what is free may differ.
+void agree_on(MemoryBudget& budget, Communicator& ranks) {
+  for (const std::uint64_t bytes : ranks.all_values(static_cast<std::uint64_t>(budget.bytes))) {
+    budget.bytes = std::min(budget.bytes, static_cast<std::int64_t>(bytes));
+  }
+}
+
+// Throws the error that ended a run: that of the first rank that was not ended by another one.
+void throw_cause(const std::vector<std::exception_ptr>& errors) {
+  std::exception_ptr echo;
+  for (const std::exception_ptr& error : errors) {
+    if (!error) continue;
+    try {
+      std::rethrow_exception(error);
+    } catch (const OtherRankFailed&) {
+      if (!echo) echo = error;
+    }
+  }
+  if (echo) std::rethrow_exception(echo);
+}
+
+TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   check_text("--model", options.model);
   check_text("--data", options.data);
   check_text("--out", options.out);
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
-  RunDevice device = open_run_device({.device = options.device,
-                                      .threads = options.threads,
-                                      .budget_bytes = options.budget_bytes,
-                                      .host_budget_bytes = options.host_budget_bytes});
+  RunDevice device = open_run_device(
+      {.device = options.device,
+       .threads = options.threads,
+       .budget_bytes = options.budget_bytes,
+       .host_budget_bytes = options.host_budget_bytes,
+       .ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : MpiRanks::on_this_host()});
+  if (launched != nullptr) {
+    for (MemoryBudget* budget : {&device.budget, &device.host}) agree_on(*budget, *launched);
+  }
   AppendedFile::check_kind(metrics_path(options.out));
   // Nothing in the folder is read or written by two runs at a time.
   std::optional<FolderLock> lock;
-  if (is_folder(options.out)) lock.emplace(options.out);
+  const bool leads = launched == nullptr || launched->ranks().rank == 0;
+  if (leads && is_folder(options.out)) lock.emplace(options.out);
   const std::optional<Resumed> resumed = find_run(options);
   const FoundModel model = model_of(options, resumed);
   TrainingPlan plan{.options = options,
@@ -283,7 +316,8 @@ TrainingPlan plan_training(const TrainingOptions& options) {
                                                       .bytes = options.bytes}),
                     .device = std::move(device),
                     .notes = model.notes,
-                    .lock = std::move(lock)};
+                    .lock = std::move(lock),
+                    .launched = launched};
   const DeviceDescription& description = plan.device.description();
   plan.problem = make_problem(options, plan.data, model.config, description, resumed);
   const DType dtype = plan.problem.compute_dtype;
@@ -306,15 +340,78 @@ TrainingPlan plan_training(const TrainingOptions& options) {
   return plan;
 }
 
-TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
-  const TrainingOptions& options = plan.options;
-  if (!plan.lock) {
-    create_folders(options.out);
-    plan.lock.emplace(options.out);
-    static_cast<void>(find_run(options));  // another run may have been here before the lock
+// Every setting, and the layout of the rank that takes most.
+std::uint64_t plan_hash(const TrainingPlan& plan) {
+  std::string settings;
+  for (const Setting& setting : plan.settings) settings += setting.name + "=" + setting.value + "\n";
+  return hash(plan.fit.layout) ^ crc32c(std::as_bytes(std::span(settings)));
+}
+
+// body(), for a process that is one rank of several: its error ends the other ranks.
+template <class Body>
+auto or_end_all(Communicator* launched, const Body& body) {
+  try {
+    return body();
+  } catch (const OtherRankFailed&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (launched != nullptr) {
+      launched->abort(fmt::format("rank {}: {}", launched->ranks().rank, error.what()));
+    }
+    throw;
   }
-  observer.began();
-  return run_training(plan, *plan.device.backend, observer);
+}
+
+// Ranks that are threads of this process. Each has a backend of its own; rank 0 has the plan's and this
+// thread.
+TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver& observer) {
+  const auto count = static_cast<int>(plan.ranks());
+  const Backend& first = *plan.device.backend;
+  ThreadRanks ranks(count);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  TrainingResult result;
+  const auto run_rank = [&](int rank) {
+    Communicator& communicator = ranks.communicator(rank);
+    try {
+      if (rank == 0) {
+        result = run_training(plan, *plan.device.backend, &communicator, observer);
+      } else {
+        const auto backend = open_backend(first.device(), first.description().cores);
+        static_cast<void>(run_training(plan, *backend, &communicator, {}));
+      }
+    } catch (...) {
+      errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      communicator.abort(fmt::format("rank {} ended with an error", rank));
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 1; rank < count; ++rank) threads.emplace_back(run_rank, rank);
+    run_rank(0);
+  }
+  throw_cause(errors);
+  return result;
+}
+
+}  // namespace
+
+TrainingPlan plan_training(const TrainingOptions& options, Communicator* launched) {
+  return or_end_all(launched, [&] { return plan_rank(options, launched); });
+}
+
+TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
+  if (plan.launched != nullptr) plan.launched->check_same(plan_hash(plan), "plan");
+  return or_end_all(plan.launched, [&] {
+    const TrainingOptions& options = plan.options;
+    if (plan.leads() && !plan.lock) {
+      create_folders(options.out);
+      plan.lock.emplace(options.out);
+      static_cast<void>(find_run(options));  // another run may have been here before the lock
+    }
+    if (plan.leads()) observer.began();
+    if (plan.launched == nullptr && plan.ranks() > 1) return train_on_threads(plan, observer);
+    return run_training(plan, *plan.device.backend, plan.launched, observer);
+  });
 }
 
 std::string json(const TrainingPlan& plan, const TrainingResult& result) {
@@ -324,6 +421,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"context", options.context},
                       {"batch", options.batch},
                       {"state", name(plan.problem.state)},
+                      {"ranks", plan.ranks()},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},

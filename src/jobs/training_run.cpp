@@ -37,35 +37,50 @@ struct UnreadableSamples : Error {
   using Error::Error;
 };
 
+// Every rank has a layout of its own.
+Layout layout_of(const TrainingPlan& plan, const Backend& backend, const Communicator* communicator) {
+  if (communicator == nullptr) return plan.fit.layout;
+  return rehearse_training(plan.problem, plan.fit.strategy, backend.description(),
+                           communicator->ranks().rank);
+}
+
+// One rank's part of a run. The first rank writes the files.
 class TrainingRun {
  public:
-  TrainingRun(const TrainingPlan& plan, Backend& backend)
+  TrainingRun(const TrainingPlan& plan, Backend& backend, Communicator* communicator)
       : options_(plan.options),
         problem_(plan.problem),
         plan_(plan),
-        files_(files_of(plan)),
+        leads_(communicator == nullptr || communicator->ranks().rank == 0),
+        files_(leads_ ? files_of(plan) : ModelFiles()),
         state_(first_state(plan)),
-        context_(backend, plan.fit.layout),
+        context_(backend, layout_of(plan, backend, communicator), communicator),
         trainer_(Decoder(problem_.config, plan.fit.strategy, problem_.sizes, problem_.mask),
                  problem_.optimizer) {}
 
   TrainingResult run(const TrainingObserver& observer) {
     start();
     const bool replaces = options_.overwrite && !plan_.checkpoint;
-    Metrics metrics(options_.out, replaces ? std::numeric_limits<std::int64_t>::max() : state_.step);
+    std::optional<Metrics> metrics;
+    if (leads_) {
+      metrics.emplace(options_.out, replaces ? std::numeric_limits<std::int64_t>::max() : state_.step);
+    }
+    // Ranks stop together, whichever of them was told to.
+    const auto stop = [&] { return context_.all_reduce(observer.stop() ? 1.0 : 0.0) > 0; };
     TrainingResult result;
     result.first_step = state_.step + 1;
     result.checkpoint = plan_.checkpoint.value_or(fs::path());
     const auto with_metrics = [&](const auto& call) {
+      if (!metrics) return;
       try {
         call();
       } catch (const Error& error) {
-        metrics.check_folder();  // nothing can be saved to a folder that is gone
+        metrics->check_folder();  // nothing can be saved to a folder that is gone
         stop_after_saving(error);
       }
     };
     const auto save_step = [&] {
-      with_metrics([&] { metrics.before_checkpoint(); });
+      with_metrics([&] { metrics->before_checkpoint(); });
       result.checkpoint = save();
     };
     const auto begin = std::chrono::steady_clock::now();
@@ -74,14 +89,14 @@ class TrainingRun {
     };
     while (state_.step < problem_.optimizer.steps) {
       const double began = seconds();
-      std::optional<StepReport> report = next_step(observer.stop);
+      std::optional<StepReport> report = next_step(stop);
       if (!report) {
         result.interrupted = true;
         break;
       }
       // Not before the new run has shown that it can read its data and write its own files.
-      if (replaces && state_.step == 1) {
-        metrics = Metrics(options_.out, 0);
+      if (metrics && replaces && state_.step == 1) {
+        metrics.emplace(options_.out, 0);
         remove_checkpoints(options_.out);
       }
       report->seconds = seconds();
@@ -89,14 +104,13 @@ class TrainingRun {
       if (!report->loss) ++result.steps_without_labels;
       if (!result.first_loss) result.first_loss = report->loss;
       if (report->loss) result.last_loss = report->loss;
-      with_metrics([&] { metrics.add(*report); });
-      observer.step(*report);
+      with_metrics([&] { metrics->add(*report); });
+      if (leads_) observer.step(*report);
       if (options_.save_every > 0 && state_.step % options_.save_every == 0) save_step();
     }
     result.last_step = state_.step;
     if (state_.step != saved_step_) save_step();
-    if (!plan_.data.samples_per_epoch() && !result.interrupted)
-      result.held_out_loss = held_out_loss(observer.stop);
+    if (!plan_.data.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
     result.notes = notes_;
@@ -263,6 +277,10 @@ class TrainingRun {
 
   fs::path save() {
     fs::path checkpoint;
+    if (!leads_) {  // all ranks have the same weights and moments
+      saved_step_ = state_.step;
+      return checkpoint;
+    }
     try {
       trainer_.save(context_, [&](Staging& staging) {
         checkpoint =
@@ -292,6 +310,7 @@ class TrainingRun {
   const TrainingOptions& options_;
   const TrainingProblem& problem_;
   const TrainingPlan& plan_;
+  bool leads_;
   ModelFiles files_;
   TrainState state_;
   Context context_;
@@ -302,9 +321,10 @@ class TrainingRun {
 
 }  // namespace
 
-TrainingResult run_training(const TrainingPlan& plan, Backend& backend, const TrainingObserver& observer) {
+TrainingResult run_training(const TrainingPlan& plan, Backend& backend, Communicator* communicator,
+                            const TrainingObserver& observer) {
   validate(first_state(plan));  // nothing that cannot be saved is trained
-  return TrainingRun(plan, backend).run(observer);
+  return TrainingRun(plan, backend, communicator).run(observer);
 }
 
 }  // namespace headroom

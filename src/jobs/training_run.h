@@ -5,8 +5,9 @@
 
 namespace headroom {
 
-// As train() says; the folder has to be there, and nobody else may write to it.
+// As train() says, as one rank; the folder has to be there, and nobody else may write to it. Without a
+// communicator it is the only rank.
 [[nodiscard]] TrainingResult run_training(const TrainingPlan& plan, Backend& backend,
-                                          const TrainingObserver& observer);
+                                          Communicator* communicator, const TrainingObserver& observer);
 
 }  // namespace headroom

@@ -45,7 +45,7 @@ class Step {
         decoder_(decoder),
         policy_(decoder.strategy().layers),
         buffers_(buffers),
-        shared_{decoder.config(), decoder.rank_sizes(), decoder.strategy(), rope, batch} {}
+        shared_{decoder.config(), decoder.rank_sizes(context.ranks()), decoder.strategy(), rope, batch} {}
 
   void train(const TensorView& loss, const TensorView& loss_gradient) {
     kept_.resize(static_cast<std::size_t>(layers()));
@@ -132,8 +132,11 @@ class Step {
   template <class Body>
   void with_layer(std::int64_t layer, const Body& body) const {
     const LayerWeights weights(parameters(), buffers_.weights, layer);
-    const Mask mask = decoder_.layer_mask(layer);
-    body(Layer(context_, shared_, layer_spec(config(), layer), weights, mask));
+    const LayerAttention attention{.problem = whole_attention(config(), decoder_.strategy().compute_dtype,
+                                                              decoder_.sizes(), decoder_.layer_mask(layer)),
+                                   .over_ranks = decoder_.schedule(layer),
+                                   .document_starts = shared_.batch.document_starts};
+    body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
   }
 
   // From the layer's input to the next one's.
@@ -267,8 +270,8 @@ class Step {
   std::vector<Offloaded> offloaded_;
 };
 
-void check_batch(const Decoder& decoder, const StepBatch& batch) {
-  const RankSizes sizes = decoder.rank_sizes();
+void check_batch(const Decoder& decoder, const Ranks& ranks, const StepBatch& batch) {
+  const RankSizes sizes = decoder.rank_sizes(ranks);
   const auto dense = [](const TensorView& view, const Shape& shape, std::string_view what) {
     check(view.shape() == shape && view.dtype() == DType::i32 && view.is_dense(),
           "{} of a batch are {} of {}; they have to be dense i32 of {}", what, name(view.dtype()),
@@ -283,10 +286,6 @@ void check_batch(const Decoder& decoder, const StepBatch& batch) {
 }
 
 }  // namespace
-
-RankSizes rank_sizes(const StepSizes& sizes) {
-  return {.batch = sizes.batch, .seq = sizes.context, .max_documents = sizes.max_documents};
-}
 
 void check_plannable(const StepSizes& sizes) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
@@ -310,10 +309,54 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
   const DType compute = strategy.compute_dtype;
   check(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
         "a decoder computes in f32, bf16 or f16, not {}", name(compute));
-  check(strategy.ring_ranks == 1, "a decoder's step runs on one rank, not on {}", strategy.ring_ranks);
   check(strategy.sharding == Sharding::none,
         "the strategy shards the optimizer or the parameters; accepted: none, on one rank");
   mask_.max_documents = sizes.max_documents;
+  divide_sequences();
+}
+
+void Decoder::divide_sequences() {
+  const auto ranks = static_cast<int>(strategy_.ring_ranks);
+  const auto problem_of = [&](std::int64_t layer) {
+    return whole_attention(config_, strategy_.compute_dtype, sizes_, layer_mask(layer));
+  };
+  bool windows = true;
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+    windows = windows && layer_mask(layer).window_left < Mask::kUnlimited;
+  }
+  // Zigzag makes the work of causal masks equal. Under windows it is equal anyway, and one piece for each
+  // rank has the fewest borders.
+  partition_ =
+      make_partition(windows ? PartitionKind::contiguous : PartitionKind::zigzag, ranks, problem_of(0), {});
+  if (ranks == 1) return;
+  for (int rank = 0; rank < ranks; ++rank) {
+    check(partition_.tokens(rank) > 0, "a sequence of {} tokens cannot be divided over {} ranks",
+          sizes_.context, ranks);
+  }
+  const auto group = static_cast<int>(strategy_.head_group);
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+    auto& schedule = schedules_[static_cast<std::size_t>(layer_spec(config_, layer).attention)];
+    if (!schedule)
+      schedule.emplace(way_of(group, ranks), problem_of(layer), AttentionForward{}, partition_, group);
+  }
+}
+
+const std::vector<Piece>& Decoder::pieces(const Ranks& ranks) const {
+  if (strategy_.ring_ranks == 1) return partition_.pieces.front();
+  check(ranks.count == strategy_.ring_ranks, "sequences are divided over {} ranks, and there are {}",
+        strategy_.ring_ranks, ranks.count);
+  return partition_.pieces[static_cast<std::size_t>(ranks.rank)];
+}
+
+RankSizes Decoder::rank_sizes(const Ranks& ranks) const {
+  RankSizes sizes{.batch = sizes_.batch, .seq = 0, .max_documents = sizes_.max_documents};
+  for (const Piece& piece : pieces(ranks)) sizes.seq += piece.size();
+  return sizes;
+}
+
+const ParallelSchedule* Decoder::schedule(std::int64_t layer) const {
+  const auto& schedule = schedules_[static_cast<std::size_t>(layer_spec(config_, layer).attention)];
+  return schedule ? &*schedule : nullptr;
 }
 
 Mask Decoder::layer_mask(std::int64_t layer) const {
@@ -326,7 +369,7 @@ Mask Decoder::layer_mask(std::int64_t layer) const {
 
 void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers& buffers,
                     const TensorView& loss, const TensorView& loss_gradient) const {
-  check_batch(*this, batch);
+  check_batch(*this, context.ranks(), batch);
   const DType expected = gradient_dtype(strategy_.state);
   check(buffers.gradients.dtype() == expected, "gradients of a state of {} hold {}, not {}",
         name(strategy_.state), name(buffers.gradients.dtype()), name(expected));
@@ -335,7 +378,7 @@ void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers&
 
 void Decoder::evaluate(Context& context, const StepBatch& batch, const TensorView& weights,
                        const TensorView& loss, const Inspect& inspect) const {
-  check_batch(*this, batch);
+  check_batch(*this, context.ranks(), batch);
   Step(context, *this, rope_, batch, {.weights = weights, .gradients = {}}).evaluate(loss, inspect);
 }
 

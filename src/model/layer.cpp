@@ -1,6 +1,5 @@
 #include "model/layer.h"
 
-#include "headroom/core/bytes.h"
 #include "headroom/ops.h"
 
 namespace headroom {
@@ -21,40 +20,12 @@ Tensor Layer::temporary(std::string_view name, Category category, const Shape& s
       {.name = name, .category = category, .dtype = step_.strategy.compute_dtype, .shape = shape});
 }
 
-TensorView Layer::sequences(const TensorView& view) const {
-  return view.reshape({step_.sizes.batch, step_.sizes.seq, view.extent(1), view.extent(2)});
+TensorView Layer::heads(const TensorView& view) const {
+  return view.reshape({step_.tokens(), view.extent(2), view.extent(3)});
 }
 
 TensorView Layer::rows(const TensorView& view) const {
-  return view.reshape({view.extent(0), view.extent(1) * view.extent(2)});
-}
-
-// The gradient of the queries is summed in f32 there: 2 GiB of it for 32 heads of 128 at 131,072 tokens.
-// Above that, groups of heads run one after the other, and each launch is still long enough to fill a GPU.
-constexpr std::int64_t kMostAttentionBackwardBytes = 2304 * kMiB;
-
-AttentionProblem Layer::attention_problem() const {
-  return {.batch = step_.sizes.batch,
-          .seq_q = step_.sizes.seq,
-          .seq_k = step_.sizes.seq,
-          .heads_q = step_.config.heads_q,
-          .heads_kv = step_.config.heads_kv,
-          .head_dim = step_.config.head_dim,
-          .dtype = step_.strategy.compute_dtype,
-          .most_backward_bytes = kMostAttentionBackwardBytes,
-          .mask = mask_};
-}
-
-AttentionForward Layer::attention_views(const LayerActivations& acts) const {
-  return {.query = sequences(acts[Activation::query]),
-          .key = sequences(acts[Activation::key]),
-          .value = sequences(acts[Activation::value]),
-          .sinks = {},
-          .document_starts = step_.batch.document_starts,
-          .blocks = {},
-          .output = sequences(acts[Activation::output]),
-          .lse = acts[Activation::lse],
-          .saved = {}};
+  return view.reshape({step_.tokens(), view.extent(2) * view.extent(3)});
 }
 
 void Layer::norm_input(LayerActivations& acts) const {
@@ -75,13 +46,13 @@ void Layer::project(LayerActivations& acts, const Projection& projection) const 
   const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
   if (normed) {
     rms_norm_rope_forward(context_,
-                          {.x = projected,
+                          {.x = heads(projected),
                            .weight = weights_[projection.norm],
-                           .y = rotated,
+                           .y = heads(rotated),
                            .rstd = make(acts, projection.rstd)},
                           static_cast<float>(step_.config.rms_epsilon), turn);
   } else {
-    rope(context_, rotated, turn.positions, turn.frequencies, Pass::forward);
+    rope(context_, heads(rotated), turn.positions, turn.frequencies, Pass::forward);
   }
 }
 
@@ -98,7 +69,7 @@ void Layer::attend(LayerActivations& acts, Keeping keeping) const {
   if (!acts.has(output)) {
     make(acts, output);
     make(acts, lse);
-    attention_forward(context_, attention_problem(), attention_views(acts));
+    attention_forward(context_, attention_, acts);
   }
   acts.drop_unless_kept({query, key, value, lse}, keeping);
   // middle <- input + output Wo^T
@@ -134,16 +105,16 @@ void Layer::project_backward(LayerActivations& acts, const Projection& projectio
   const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
   if (!activation_row(projection.raw).exists(spec_)) {
     acts.drop(projection.result);
-    return rope(context_, gradient, turn.positions, turn.frequencies, Pass::backward);
+    return rope(context_, heads(gradient), turn.positions, turn.frequencies, Pass::backward);
   }
   if (!acts.has(projection.raw)) project(acts, projection);
   acts.drop(projection.result);
   rms_norm_rope_backward(context_,
-                         {.x = acts[projection.raw],
+                         {.x = heads(acts[projection.raw]),
                           .weight = weights_[projection.norm],
                           .rstd = acts[projection.rstd],
-                          .y_gradient = gradient,
-                          .x_gradient = gradient,
+                          .y_gradient = heads(gradient),
+                          .x_gradient = heads(gradient),
                           .weight_gradient = gradients[projection.norm]},
                          Store::overwrite, turn);
   acts.drop(projection.raw);
@@ -190,14 +161,9 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
   Tensor query_gradient = temporary("query gradient", Category::attention, acts[query].view().shape());
   Tensor key_gradient = temporary("key gradient", Category::attention, acts[key].view().shape());
   Tensor value_gradient = temporary("value gradient", Category::attention, acts[key].view().shape());
-  attention_backward(context_, attention_problem(),
-                     {.forward = attention_views(acts),
-                      .output_gradient = sequences(output_gradient),
-                      .lse_gradient = {},
-                      .query_gradient = sequences(query_gradient),
-                      .key_gradient = sequences(key_gradient),
-                      .value_gradient = sequences(value_gradient),
-                      .sinks_gradient = {}});
+  attention_backward(
+      context_, attention_, acts,
+      {.output = output_gradient, .query = query_gradient, .key = key_gradient, .value = value_gradient});
   output_gradient.free();
   for (const Activation used : {value, output, lse}) acts.drop(used);
   if (!acts.has(norm1)) norm_input(acts);

@@ -6,7 +6,7 @@
 
 #include "headroom/model/decoder.h"
 #include "headroom/ops/mlp.h"
-#include "model/activations.h"
+#include "model/layer_attention.h"
 
 namespace headroom {
 
@@ -39,8 +39,8 @@ struct LayerStep {
 class Layer {
  public:
   Layer(Context& context, const LayerStep& step, const LayerSpec& spec, const LayerWeights& weights,
-        const Mask& mask)
-      : context_(context), step_(step), spec_(spec), weights_(weights), mask_(mask) {}
+        const LayerAttention& attention)
+      : context_(context), step_(step), spec_(spec), weights_(weights), attention_(attention) {}
 
   // From the input to norm2. Attention itself is left out where its output is there. Drops on the way what
   // the way of keeping does not keep and nothing later needs.
@@ -77,17 +77,15 @@ class Layer {
   // is not there; drops the result.
   void project_backward(LayerActivations& acts, const Projection& projection, const Tensor& gradient,
                         const LayerWeights& gradients) const;
-  [[nodiscard]] AttentionProblem attention_problem() const;
-  [[nodiscard]] AttentionForward attention_views(const LayerActivations& acts) const;
-  // [tokens, heads, head_dim] as [batch, seq, heads, head_dim], and as [tokens, heads * head_dim].
-  [[nodiscard]] TensorView sequences(const TensorView& view) const;
+  // [batch, seq, heads, head_dim] as [tokens, heads, head_dim], and as [tokens, heads * head_dim].
+  [[nodiscard]] TensorView heads(const TensorView& view) const;
   [[nodiscard]] TensorView rows(const TensorView& view) const;
 
   Context& context_;
   const LayerStep& step_;
   LayerSpec spec_;
   const LayerWeights& weights_;
-  const Mask& mask_;
+  const LayerAttention& attention_;
 };
 
 }  // namespace headroom

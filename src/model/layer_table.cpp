@@ -60,10 +60,10 @@ Shape row_shape(const ModelConfig&, const RankSizes& sizes) {
   return {tokens(sizes)};
 }
 Shape query_shape(const ModelConfig& config, const RankSizes& sizes) {
-  return {tokens(sizes), config.heads_q, config.head_dim};
+  return {sizes.batch, sizes.seq, config.heads_q, config.head_dim};
 }
 Shape key_shape(const ModelConfig& config, const RankSizes& sizes) {
-  return {tokens(sizes), config.heads_kv, config.head_dim};
+  return {sizes.batch, sizes.seq, config.heads_kv, config.head_dim};
 }
 Shape query_rows(const ModelConfig& config, const RankSizes& sizes) {
   return {tokens(sizes), config.heads_q};

@@ -41,7 +41,11 @@ void validate(const Strategy& strategy, std::int64_t layers) {
         "chunks of {} tokens, {} words, {} MLP tokens: none may be negative", strategy.loss_chunk_tokens,
         strategy.loss_chunk_vocab, strategy.mlp_tile_tokens);
   check(strategy.accumulation >= 1, "accumulation {} has to be at least 1", strategy.accumulation);
-  check(strategy.ring_ranks >= 1, "{} ring ranks are impossible", strategy.ring_ranks);
+  constexpr std::int64_t kMostRanks = 1024;
+  check(strategy.ring_ranks >= 1 && strategy.ring_ranks <= kMostRanks,
+        "{} ranks cannot divide a sequence; accepted: 1 to {}", strategy.ring_ranks, kMostRanks);
+  check(strategy.head_group >= 1 && strategy.ring_ranks % strategy.head_group == 0,
+        "{} ranks have no groups of {} that divide heads", strategy.ring_ranks, strategy.head_group);
   check_state(strategy.state, strategy.compute_dtype);
 }
 

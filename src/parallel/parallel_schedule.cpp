@@ -57,6 +57,11 @@ std::string name(AttentionWay way, int group) {
   return "allgather";
 }
 
+AttentionWay way_of(int group, int ranks) {
+  if (group == 1) return AttentionWay::ring;
+  return group == ranks ? AttentionWay::heads : AttentionWay::product;
+}
+
 Support supports_way(AttentionWay way, const AttentionProblem& whole, const Partition& partition, int group) {
   if (Support support = ring_supports(whole); !support) return support;
   const int ranks = partition.ranks();

@@ -43,6 +43,13 @@ std::int64_t count_rows(const std::vector<std::vector<RowRun>>& rows) {
   return count;
 }
 
+// The mask that a schedule is made for. Documents that are not listed may begin anywhere: the mask without
+// them is the one that lets through whatever a batch may need.
+Mask scheduled_mask(Mask mask, const AttentionForward& lists) {
+  if (lists.document_starts.elements() == 0) mask.max_documents = 0;
+  return mask;
+}
+
 }  // namespace
 
 Support ring_supports(const AttentionProblem& whole) {
@@ -62,6 +69,7 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   validate(whole);
   const Support support = ring_supports(whole);
   check(bool{support}, "a ring cannot run this attention: {}", support.reason());
+  problem_.mask = scheduled_mask(whole.mask, lists);
   std::vector<std::vector<Piece>> parts;  // [owner]
   for (const std::vector<Piece>& pieces : partition_.pieces) {
     parts.push_back(ranks() == 1 ? pieces : cut_for_transfers(pieces, partition_.most_tokens(), whole.mask));
@@ -69,6 +77,7 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   for (int rank = 0; rank < ranks(); ++rank) add_local(lists, parts, rank);
   for (std::int64_t step = 1; step < ranks(); ++step) add_step(lists, parts, step);
   index_transfers();
+  problem_.mask = whole.mask;
 }
 
 void RingSchedule::add_local(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,

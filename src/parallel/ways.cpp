@@ -8,11 +8,6 @@
 namespace headroom {
 namespace {
 
-AttentionWay way_of(int group, int ranks) {
-  if (group == 1) return AttentionWay::ring;
-  return group == ranks ? AttentionWay::heads : AttentionWay::product;
-}
-
 double flops_per_pair(const AttentionProblem& problem) {
   return (4.0 + 10.0) * static_cast<double>(problem.head_dim);
 }

@@ -102,10 +102,10 @@ std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
 
 namespace {
 
-// Rehearsed, and packed if the blocks alone would fit.
-PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
-                           std::int64_t most_bytes, Layout* layout) {
-  TrainingRehearsal rehearsal = rehearse(micro_step_of(request, strategy), strategy, request.device);
+// One rank, rehearsed, and packed if the blocks alone would fit.
+PlannedStep rehearsed_rank(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
+                           std::int64_t most_bytes, int rank, Layout* layout) {
+  TrainingRehearsal rehearsal = rehearse(micro_step_of(request, strategy), strategy, request.device, rank);
   PlannedStep step{
       .strategy = strategy,
       .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
@@ -121,6 +121,23 @@ PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy,
   return step;
 }
 
+// The rank that takes most of all, unless one before it is over `most_bytes` already.
+PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
+                           std::int64_t most_bytes, Layout* layout) {
+  PlannedStep most = rehearsed_rank(request, strategy, costs, most_bytes, 0, layout);
+  std::vector<std::int64_t> arenas = {most.arena_bytes};
+  for (int rank = 1; rank < strategy.ring_ranks && most.live_peak_bytes <= most_bytes; ++rank) {
+    Layout other;
+    PlannedStep step = rehearsed_rank(request, strategy, costs, most_bytes, rank, &other);
+    arenas.push_back(step.arena_bytes);
+    if (budgeted_bytes(request, step) <= budgeted_bytes(request, most)) continue;
+    most = std::move(step);
+    if (layout != nullptr) *layout = std::move(other);
+  }
+  most.rank_arena_bytes = std::move(arenas);
+  return most;
+}
+
 }  // namespace
 
 PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
@@ -130,22 +147,18 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
 
 namespace {
 
-// A micro-step has no more tokens than its share of the batch.
+// A rank has no more tokens than its share of a micro-step's batch.
 void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
-  const StepSizes& sizes = request.problem.sizes;
-  strategy.loss_chunk_tokens = std::min(chunks.tokens, sizes.batch / strategy.accumulation * sizes.context);
+  strategy.loss_chunk_tokens = std::min(chunks.tokens, rank_tokens(request, strategy.accumulation));
   strategy.loss_chunk_vocab = chunks.vocab;
 }
 void set(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
-  const StepSizes& sizes = request.problem.sizes;
-  strategy.mlp_tile_tokens =
-      std::min(cut.mlp_tile_tokens, sizes.batch / strategy.accumulation * sizes.context);
+  strategy.mlp_tile_tokens = std::min(cut.mlp_tile_tokens, rank_tokens(request, strategy.accumulation));
   strategy.projections_again = cut.projections_again;
 }
 
 Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
-  Strategy strategy{
-      .layers = {}, .compute_dtype = request.problem.compute_dtype, .state = request.problem.state};
+  Strategy strategy = common_strategy(request, costs);
   set(strategy, space.loss_chunks.front(), request);
   for (const bool away : space.optimizer_offloads) {
     strategy.offload_optimizer = away;
@@ -247,10 +260,11 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
 class LeanStrategies {
  public:
   LeanStrategies(const PlanRequest& request, const CostModel& costs)
-      : request_(request), costs_(costs), policies_(smallest_policies(request)) {
+      : request_(request),
+        costs_(costs),
+        policies_(smallest_policies(request)),
+        strategy_(common_strategy(request, costs)) {
     strategy_.accumulation = accumulation_choices(request).back();
-    strategy_.compute_dtype = request.problem.compute_dtype;
-    strategy_.state = request.problem.state;
     for (const bool away : optimizer_choices(request)) {
       strategy_.offload_optimizer = away;
       runs_.push_back(run_costs(request, strategy_, costs));
@@ -298,8 +312,8 @@ class LeanStrategies {
   PlanRequest request_;
   const CostModel& costs_;
   std::vector<LayerPolicy> policies_;
-  std::vector<RunCosts> runs_;  // as optimizer_choices has them
   Strategy strategy_;
+  std::vector<RunCosts> runs_;  // as optimizer_choices has them
 };
 
 }  // namespace
@@ -402,7 +416,8 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.state = StatePrecision::bf16;
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
-  if (request.problem.sizes.context > 1) {
+  // Half of it has a token for each of a rank's two pieces.
+  if (request.problem.sizes.context > 1 && request.problem.sizes.context / 4 >= request.pins.ranks / 2) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;
     consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.context)), shorter,

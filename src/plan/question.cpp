@@ -52,7 +52,8 @@ StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
                     .loss_chunk_tokens = options.loss_chunk_tokens,
                     .mlp_tile_tokens = options.mlp_tile_tokens,
                     .accumulation = options.accumulation,
-                    .offload_optimizer = {}};
+                    .offload_optimizer = {},
+                    .ranks = options.ranks};
   if (options.layers) pins.layers = parse_layers(*options.layers, layers);
   if (options.optimizer_state) pins.offload_optimizer = *options.optimizer_state == "host";
   return pins;

@@ -7,6 +7,7 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "headroom/parallel/ways.h"
 
 namespace headroom {
 namespace {
@@ -95,7 +96,35 @@ void add_new(std::vector<Value>& values, const Value& value) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(value);
 }
 
+// The ranks of a row that divide the heads of attention. Ranks are taken to exchange as fast as memory is
+// copied; a slower link favours the ring even more, which sends while it computes.
+std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
+  const auto ranks = static_cast<int>(request.pins.ranks);
+  if (ranks == 1 || !runs_on(AttentionWay::heads, request.device.kind)) return 1;
+  const AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
+  const WayRates rates{.flops_per_second = costs.arithmetic_rate(),
+                       .link_bytes_per_second = costs.memory_rate()};
+  return choose_way(whole, {}, make_partition(PartitionKind::zigzag, ranks, whole, {}), rates).group;
+}
+
 }  // namespace
+
+Strategy common_strategy(const PlanRequest& request, const CostModel& costs) {
+  Strategy strategy;
+  strategy.ring_ranks = request.pins.ranks;
+  strategy.head_group = head_group(request, costs);
+  strategy.compute_dtype = request.problem.compute_dtype;
+  strategy.state = request.problem.state;
+  return strategy;
+}
+
+std::int64_t rank_tokens(const PlanRequest& request, std::int64_t accumulation) {
+  const StepSizes& sizes = request.problem.sizes;
+  const std::int64_t ranks = request.pins.ranks;
+  // A rank has two pieces at most, of which each is at most a token longer than another.
+  const std::int64_t seq = ranks == 1 ? sizes.context : 2 * divide_up(sizes.context, 2 * ranks);
+  return sizes.batch / accumulation * seq;
+}
 
 std::int64_t whole_rehearsals(std::int64_t layers) {
   constexpr std::int64_t kMaxLayersRehearsed = 4096;
@@ -148,7 +177,7 @@ std::vector<LayerCut> layer_cut_choices(const PlanRequest& request) {
   if (request.pins.mlp_tile_tokens) {
     choices.push_back({*request.pins.mlp_tile_tokens});
   } else {
-    const std::int64_t tokens = request.problem.sizes.batch * request.problem.sizes.context;
+    const std::int64_t tokens = rank_tokens(request, 1);
     const auto add = [&](std::int64_t tile) { add_new(choices, LayerCut{std::min(tile, tokens)}); };
     // A GPU's products are fastest whole; a CPU's are as fast in tiles.
     if (gpu) {

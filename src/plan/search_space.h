@@ -19,6 +19,11 @@ void check_sizes(const TrainingProblem& problem);
 // Those that take least memory for their kind, what takes least of the device first.
 [[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);
 
+// What every strategy of the request has in common.
+[[nodiscard]] Strategy common_strategy(const PlanRequest& request, const CostModel& costs);
+// The most tokens of a micro-step's batch that a rank has.
+[[nodiscard]] std::int64_t rank_tokens(const PlanRequest& request, std::int64_t accumulation);
+
 // How many strategies of a model are rehearsed whole for one part of an answer, at 0.1 ms a layer with the
 // packing.
 [[nodiscard]] std::int64_t whole_rehearsals(std::int64_t layers);

@@ -55,9 +55,9 @@ AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& m
 }
 
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
-                           const DeviceDescription& device) {
+                           const DeviceDescription& device, int rank) {
   validate(problem);
-  Context context(device);
+  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ring_ranks)});
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
     const bool updates = problem.optimizer.kind != OptimizerKind::none;
@@ -94,8 +94,8 @@ std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal) {
 }
 
 Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
-                         const DeviceDescription& device) {
-  return make_layout(rehearse(problem, strategy, device).ledger);
+                         const DeviceDescription& device, int rank) {
+  return make_layout(rehearse(problem, strategy, device, rank).ledger);
 }
 
 std::string describe(const Strategy& strategy) {

@@ -64,7 +64,7 @@ void Trainer::load(Context& context, const HostWork& body) {
     const Shape flat{decoder_.parameters().elements()};
     const DType compute = decoder_.strategy().compute_dtype;
     const StatePrecision precision = decoder_.strategy().state;
-    const RankSizes sizes = decoder_.rank_sizes();
+    const StepSizes& sizes = decoder_.sizes();
     weights_ = take(context, "weights", Category::parameters, compute, flat);
     gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), flat);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
@@ -90,9 +90,9 @@ void Trainer::load(Context& context, const HostWork& body) {
     const auto on_host = [&](std::string_view name, const Shape& shape) {
       return take(context, name, Category::staging, DType::i32, shape, Space::host);
     };
-    host_batch_.tokens = on_host("tokens on the host", {sizes.batch, sizes.seq});
-    host_batch_.labels = on_host("labels on the host", {sizes.batch, sizes.seq});
-    host_batch_.positions = on_host("positions on the host", {sizes.batch, sizes.seq});
+    host_batch_.tokens = on_host("tokens on the host", {sizes.batch, sizes.context});
+    host_batch_.labels = on_host("labels on the host", {sizes.batch, sizes.context});
+    host_batch_.positions = on_host("positions on the host", {sizes.batch, sizes.context});
     if (sizes.max_documents > 0) {
       host_batch_.document_starts =
           on_host("document starts on the host", {sizes.batch, sizes.max_documents + 1});
@@ -152,7 +152,7 @@ void Trainer::check_words(const Samples& batch, std::int64_t vocab) {
 
 // Before the phase, so that a batch without labels needs none. Every phase that copies from the buffers ends
 // in a read-back, after which they are free to be written.
-std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) const {
+Trainer::BatchLabels Trainer::fill_host_batch(Context& context, const FillBatch& fill) const {
   const auto room = [&](const Tensor& tensor) {
     return tensor.view().elements() == 0 ? std::span<std::int32_t>()
                                          : context.host_elements<std::int32_t>(tensor);
@@ -161,28 +161,57 @@ std::int64_t Trainer::fill_host_batch(Context& context, const FillBatch& fill) c
                       .labels = room(host_batch_.labels),
                       .positions = room(host_batch_.positions),
                       .document_starts = room(host_batch_.document_starts)};
-  std::int64_t counted = host_batch_.labels.view().elements();
+  const StepSizes& sizes = decoder_.sizes();
+  BatchLabels labels{.all = sizes.batch * sizes.context,
+                     .own = decoder_.rank_sizes(context.ranks()).tokens()};
   context.run([&](const Stream&) {
     fill(batch);
     check_words(batch, decoder_.config().vocab);
-    counted -= std::ranges::count(batch.labels, kIgnore);
+    labels.all -= std::ranges::count(batch.labels, kIgnore);
+    for_each_own_part(context, [&](std::int64_t, std::int64_t begin, std::int64_t tokens) {
+      const auto part =
+          batch.labels.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(tokens));
+      labels.own -= std::ranges::count(part, kIgnore);
+    });
   });
-  return counted;
+  return labels;
+}
+
+template <class Body>
+void Trainer::for_each_own_part(const Context& context, const Body& body) const {
+  const std::vector<Piece>& pieces = decoder_.pieces(context.ranks());
+  const StepSizes& sizes = decoder_.sizes();
+  // Whole sequences lie side by side.
+  if (pieces.front().size() == sizes.context) return body(0, 0, sizes.batch * sizes.context);
+  std::int64_t own = 0;
+  for (std::int64_t sequence = 0; sequence < sizes.batch; ++sequence) {
+    for (const Piece& piece : pieces) {
+      body(own, sequence * sizes.context + piece.begin, piece.size());
+      own += piece.size();
+    }
+  }
 }
 
 Trainer::DeviceBatch Trainer::send(Context& context) const {
-  const auto copied = [&](std::string_view name, const Tensor& host) {
-    Tensor device = context.allocate(
-        {.name = name, .category = Category::activations, .dtype = DType::i32, .shape = host.view().shape()});
-    context.copy(StreamId::main, device, host);
+  const RankSizes sizes = decoder_.rank_sizes(context.ranks());
+  const auto on_device = [&](std::string_view name, const Shape& shape) {
+    return context.allocate(
+        {.name = name, .category = Category::activations, .dtype = DType::i32, .shape = shape});
+  };
+  const auto own_part = [&](std::string_view name, const Tensor& host) {
+    Tensor device = on_device(name, {sizes.batch, sizes.seq});
+    for_each_own_part(context, [&](std::int64_t own, std::int64_t begin, std::int64_t tokens) {
+      context.copy(StreamId::main, {device, own, tokens}, {host, begin, tokens});
+    });
     return device;
   };
   DeviceBatch batch;
-  batch.tokens = copied("tokens", host_batch_.tokens);
-  batch.labels = copied("labels", host_batch_.labels);
-  batch.positions = copied("positions", host_batch_.positions);
-  if (decoder_.sizes().max_documents > 0) {
-    batch.document_starts = copied("document starts", host_batch_.document_starts);
+  batch.tokens = own_part("tokens", host_batch_.tokens);
+  batch.labels = own_part("labels", host_batch_.labels);
+  batch.positions = own_part("positions", host_batch_.positions);
+  if (sizes.max_documents > 0) {
+    batch.document_starts = on_device("document starts", {sizes.batch, sizes.max_documents + 1});
+    context.copy(StreamId::main, batch.document_starts, host_batch_.document_starts);
   }
   return batch;
 }
@@ -207,8 +236,8 @@ double Trainer::gradient_scale(std::int64_t labels) const {
 }
 
 LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
-  const std::int64_t labels = fill_host_batch(context, fill_batch);
-  if (labels == 0) return sum_over_ranks(context, {});
+  const BatchLabels labels = fill_host_batch(context, fill_batch);
+  if (labels.all == 0) return sum_over_ranks(context, {});
   double mean = 0;
   context.phase(Phase::micro_step, [&] {
     const DeviceBatch batch = send(context);
@@ -216,13 +245,13 @@ LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
     const Tensor loss_gradient =
         context.allocate({.name = "loss gradient", .category = Category::activations, .shape = {1}});
     // Every label weighs the same in the gradients, whatever the number of labels beside it; how many there
-    // are in all is known at the update.
-    fill(context, loss_gradient, static_cast<float>(1 / gradient_scale(labels)));
+    // are in all is known at the update. A rank may have none: its mean loss and its gradients are zero.
+    fill(context, loss_gradient, static_cast<float>(1 / gradient_scale(labels.own)));
     decoder_.train(context, batch.views(), {.weights = weights_, .gradients = gradients_}, loss,
                    loss_gradient);
     mean = read_back(context, loss);
   });
-  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels), .labels = labels});
+  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels.own), .labels = labels.own});
 }
 
 double Trainer::update(Context& context, std::int64_t step, std::int64_t labels) {
@@ -270,8 +299,8 @@ void Trainer::save(Context& context, const HostWork& body) {
 }
 
 LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const Inspect& inspect) {
-  const std::int64_t labels = fill_host_batch(context, fill_batch);
-  if (labels == 0) return sum_over_ranks(context, {});
+  const BatchLabels labels = fill_host_batch(context, fill_batch);
+  if (labels.all == 0) return sum_over_ranks(context, {});
   double mean = 0;
   context.phase(Phase::evaluate, [&] {
     const DeviceBatch batch = send(context);
@@ -282,7 +311,7 @@ LossSum Trainer::evaluate(Context& context, const FillBatch& fill_batch, const I
     decoder_.evaluate(context, batch.views(), weights_, loss, look);
     mean = read_back(context, loss);
   });
-  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels), .labels = labels});
+  return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels.own), .labels = labels.own});
 }
 
 }  // namespace headroom

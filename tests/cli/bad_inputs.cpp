@@ -298,6 +298,9 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--dtype", "f16", "--state", "bf16"}), "--state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
+  table.whole(plan(), "--ranks", 1, 8);
+  table.add(with(with(plan(), "--context", "5"), {"--ranks", "8"}), "divided over 8 ranks");
+  table.add(with(plan(), {"--runtime", "pytorch", "--ranks", "2"}), "--ranks");
 }
 
 void add_train(Table& table, const fs::path& folder) {
@@ -310,7 +313,9 @@ void add_train(Table& table, const fs::path& folder) {
     table.whole(line, option, 1, kCounted);
   table.whole(line, "--warmup", 0, kCounted);
   table.whole(line, "--threads", 1, 4096);
-  table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
+  table.whole(line, "--ranks", 1, 1024);
+  table.add(with(line, "--ranks", "65"), "divided over 65 ranks");  // more than the tokens
+  table.add(with(line, "--warmup", "2"), "warm-up");                // more than the steps
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})

@@ -61,6 +61,73 @@ TEST(Training, APlanLeavesNoTraceAndARunTellsItsObserver) {
   EXPECT_EQ(parsed["planned_bytes"], plan.fit.layout.reserved(Space::device));
 }
 
+std::vector<double> losses_of(TrainingPlan& plan) {
+  std::vector<double> losses;
+  static_cast<void>(train(plan, {.step = [&](const StepReport& report) { losses.push_back(*report.loss); }}));
+  return losses;
+}
+
+// Ranks that are threads train as one rank does, and one of them writes what one rank would.
+TEST(Training, RanksTrainAsOneDoes) {
+  const TemporaryFolder folder;
+  const auto run = [&](std::int64_t ranks, std::int64_t steps) {
+    TrainingOptions options = options_in(folder / fmt::format("{} ranks", ranks));
+    options.batch = 2;
+    options.accumulation = 2;
+    options.pins.ranks = ranks;
+    options.optimizer.steps = steps;
+    options.threads = 1;
+    TrainingPlan plan = plan_training(options);
+    EXPECT_EQ(plan.ranks(), ranks);
+    return losses_of(plan);
+  };
+  const std::vector<double> alone = run(1, 6);
+  for (const std::int64_t ranks : {2, 3, 4}) {
+    const std::vector<double> losses = run(ranks, 6);
+    ASSERT_EQ(losses.size(), 6U);
+    EXPECT_NEAR(losses.front(), alone.front(), 1e-6 * alone.front());
+    EXPECT_NEAR(losses.back(), alone.back(), 1e-4 * alone.back());
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const auto size = [&](std::int64_t of) {
+        return fs::file_size(folder / fmt::format("{} ranks", of) / "step-00000006" / file);
+      };
+      EXPECT_EQ(size(ranks), size(1)) << file;
+    }
+  }
+}
+
+TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
+  const TemporaryFolder folder;
+  const auto run = [&](std::string_view name, std::int64_t ranks, std::int64_t last_step) {
+    TrainingOptions options = options_in(folder / name);
+    options.pins.ranks = ranks;
+    options.resume = latest_checkpoint(options.out).has_value();
+    TrainingPlan plan = plan_training(options);
+    std::int64_t step = 0;
+    return *train(plan, {.step = [&](const StepReport& report) { step = report.step; },
+                         .stop = [&] { return step == last_step; }})
+                .last_loss;
+  };
+  const double whole = run("whole", 1, 4);
+  static_cast<void>(run("resumed", 3, 2));
+  EXPECT_NEAR(run("resumed", 2, 4), whole, 1e-5 * whole);
+}
+
+// The rank that fails is the one whose error is told, and the others do not wait for it.
+TEST(Training, ARanksErrorEndsTheRun) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.pins.ranks = 3;
+  options.save_every = 1;
+  TrainingPlan plan = plan_training(options);
+  const auto failing = [&](const StepReport& report) {
+    check(report.step < 3, "the observer has seen enough");
+  };
+  EXPECT_EQ(error_of([&] { static_cast<void>(train(plan, {.step = failing})); }),
+            "the observer has seen enough");
+  EXPECT_EQ(latest_checkpoint(options.out), folder / "run" / "step-00000002");
+}
+
 // Stopped half way with the optimizer's state on the host, and gone on from there with it on the device.
 TEST(Training, TheOptimizerOnTheHostIsTheSameRun) {
   const TemporaryFolder folder;

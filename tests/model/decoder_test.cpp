@@ -499,7 +499,7 @@ TEST(Decoder, RefusesBatchesAndSizesThatDoNotFit) {
   EXPECT_THROW(Decoder(config, strategy, {.batch = 1, .context = 0}, causal), Error);
   EXPECT_THROW(Decoder(config, {.layers = {.keep_all = 4}}, {.batch = 1, .context = 8}, causal), Error);
   // What the step does not do is refused, not left out.
-  EXPECT_THROW(Decoder(config, {.layers = kKeepAll, .ring_ranks = 2}, {.batch = 1, .context = 8}, causal),
+  EXPECT_THROW(Decoder(config, {.layers = kKeepAll, .ring_ranks = 9}, {.batch = 1, .context = 8}, causal),
                Error);
   EXPECT_THROW(
       Decoder(config, {.layers = kKeepAll, .sharding = Sharding::full}, {.batch = 1, .context = 8}, causal),

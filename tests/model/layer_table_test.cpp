@@ -106,8 +106,9 @@ TEST(LayerTable, ALayerMakesWhatItsSpecHas) {
       context.phase(Phase::forward, [&] {
         LayerActivations acts;
         acts.make(context, Activation::input, config, sizes, DType::f32);
-        const Mask mask{.causal = true};
-        const Layer layer(context, step, spec, weights, mask);
+        const LayerAttention attention{
+            .problem = whole_attention(config, DType::f32, {.batch = 1, .context = 32}, {.causal = true})};
+        const Layer layer(context, step, spec, weights, attention);
         layer.attend(acts, Keeping::all);
         const Tensor next = layer.feed_forward(acts, Keeping::all);
         for (std::size_t i = 0; i < kActivations; ++i) {

@@ -23,6 +23,7 @@ TEST(Strategy, ValidatesEveryField) {
       [](auto& s) { s.mlp_tile_tokens = -1; },
       [](auto& s) { s.accumulation = 0; },
       [](auto& s) { s.ring_ranks = 0; },
+      [](auto& s) { s.head_group = 2; },
       [](auto& s) { s.state = StatePrecision::bf16; },
   };
   for (std::size_t i = 0; i < breaks.size(); ++i) {

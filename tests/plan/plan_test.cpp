@@ -134,6 +134,29 @@ TEST(Plan, FindsItWhereTheHostHasLittleRoom) {
   }
 }
 
+// Over ranks a plan is that of the rank that takes most, and every rank reserves what was planned for it.
+TEST(Plan, OverRanksIsThatOfTheLargest) {
+  for (const std::int64_t ranks : {2, 3, 8}) {
+    PlanRequest request = small_request(2);
+    request.problem.sizes.context = 251;
+    request.pins.ranks = ranks;
+    const Plan plan = make_plan(request, costs_of(request));
+    EXPECT_TRUE(plan.fits);
+    EXPECT_EQ(plan.step.strategy.ring_ranks, ranks);
+    std::vector<std::int64_t> reserved;
+    for (int rank = 0; rank < ranks; ++rank) {
+      reserved.push_back(rehearse_training(request.problem, plan.step.strategy, request.device, rank)
+                             .reserved(Space::device));
+    }
+    EXPECT_EQ(plan.step.rank_arena_bytes, reserved);
+    EXPECT_EQ(plan.step.arena_bytes, std::ranges::max(reserved));
+    EXPECT_EQ(plan.layout.reserved(Space::device), std::ranges::max(reserved));
+    // The same strategy has not room for a byte less.
+    request.budget_bytes = budgeted_bytes(request, plan.step) - 1;
+    EXPECT_FALSE(fits(request, plan_step(request, plan.step.strategy, costs_of(request))));
+  }
+}
+
 TEST(Plan, SecondsAreExactAndBytesABound) {
   const PlanRequest request = gpu_request();
   const CostModel costs = costs_of(request);

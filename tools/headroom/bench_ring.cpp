@@ -21,11 +21,10 @@
 #include "headroom/parallel.h"
 #include "ring_page.h"
 #include "ring_run.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
-
-constexpr std::int64_t kMostRanks = 1024;
 
 struct Options {
   BenchOptions bench;

@@ -58,6 +58,10 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
              step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
              answer.plan.fits ? "fits" : "does not fit");
+  if (step.strategy.ring_ranks > 1) {
+    fmt::print(out, "ranks     {} divide every sequence; this is what the one that takes most takes\n",
+               step.strategy.ring_ranks);
+  }
   fmt::print(out, "time      {} a step, {} tokens/s (estimated; rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
                  static_cast<double>(request.problem.sizes.batch * request.problem.sizes.context) /
@@ -228,6 +232,8 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
   app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
                  "adamw, or none: forward and backward alone");
   add_pin_options(app, plan.pins);
+  app.add_whole("--ranks", plan.pins.ranks, 1, kMostPlannedRanks,
+                "Devices that divide every sequence; budgets and the answer are those of one of them");
   app.add_whole("--accumulation", plan.pins.accumulation, 1, kMostTokens,
                 "Pins the micro-steps that share a batch");
   app.add_choice("--runtime", options->runtime, {"headroom", "pytorch"},
@@ -248,6 +254,7 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
       "  headroom plan --model qwen3-4b --context 131072 --device h200\n"
       "  headroom plan --model qwen3-0.6b --context 32768 --budget 16GiB --compare\n"
       "  headroom plan --model qwen3-4b --context 131072 --device h200 --runtime pytorch --optimizer none\n"
+      "  headroom plan --model qwen3-4b --context 524288 --device h200 --ranks 8\n"
       "  headroom plan --program ring-softmax --context 8192 --device gtx-1080 --budget 2793MiB\n"
       "Needs neither the device nor weights. Exit code 3: nothing fits.");
   app.callback([app, options, &out, &exit_code] { run(app, *options, out, exit_code); });

@@ -13,6 +13,7 @@
 
 #include "cli.h"
 #include "command.h"
+#include "headroom/comm.h"
 #include "headroom/core/bytes.h"
 #include "headroom/jobs.h"
 #include "run_options.h"
@@ -67,12 +68,16 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              problem.config.layers == 1 ? "layer" : "layers", name(problem.compute_dtype),
              problem.state == StatePrecision::f32 ? "" : fmt::format(", state {}", name(problem.state)));
   fmt::print(out, "data    {}\n", plan.data.describe());
-  fmt::print(out, "plan    {} for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
+  const std::int64_t ranks = plan.ranks();
+  fmt::print(out, "plan    {} {}for {} tokens a {}: {}\n", format_bytes(plan.fit.needed_bytes),
+             ranks == 1 ? "" : fmt::format("on each of {} ranks ", ranks),
              format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
   if (plan.device.description().kind == DeviceKind::cpu) {
-    fmt::print(out, "        budget {} for the arena and host staging; the process itself holds {} besides\n",
-               format_bytes(plan.device.budget.bytes), format_bytes(plan.process_bytes));
+    fmt::print(out,
+               "        budget {} for the arena and host staging{}; the process itself holds {} besides\n",
+               format_bytes(plan.device.budget.bytes), ranks == 1 ? "" : " of a rank",
+               format_bytes(plan.process_bytes));
   } else {
     fmt::print(out, "        and {} on the host; budget {}\n",
                format_bytes(plan.fit.layout.reserved(Space::host)), describe_budgets(plan.device));
@@ -204,10 +209,24 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
   for (const std::string& note : result.notes) fmt::print(out, "note    {}\n", note);
 }
 
-void train(const Options& options, std::ostream& out) {
+// Ranks that mpirun has started, or threads of this process.
+void train(Options options, std::ostream& given) {
+  std::optional<MpiRanks> mpi;
+  if (MpiRanks::launched()) mpi.emplace();
+  Communicator* launched = mpi ? &mpi->communicator() : nullptr;
+  if (launched != nullptr) {
+    const Ranks ranks = launched->ranks();
+    check(options.run.pins.ranks == 1 || options.run.pins.ranks == ranks.count,
+          "--ranks {} is for ranks that are threads, and mpirun has started {} processes; leave it out",
+          options.run.pins.ranks, ranks.count);
+    options.run.pins.ranks = ranks.count;
+  }
+  const bool leads = launched == nullptr || launched->ranks().rank == 0;
+  std::ostream nowhere(nullptr);
+  std::ostream& out = leads ? given : nowhere;
   check(!options.html || !is_file_of_run(*options.html, options.run.out),
         "--html {} is the run's own file; choose another name", options.html.value_or(""));
-  TrainingPlan plan = plan_training(options.run);
+  TrainingPlan plan = plan_training(options.run, launched);
   if (!options.json) {
     print_plan(plan, out);
     out.flush();  // to be read while it trains
@@ -216,7 +235,7 @@ void train(const Options& options, std::ostream& out) {
   TrainingResult result;
   std::optional<std::string> lost_output;
   {
-    Narrator narrator(out, options.run.optimizer.steps, plan.device.budget.bytes, options.json);
+    Narrator narrator(out, options.run.optimizer.steps, plan.device.budget.bytes, options.json || !leads);
     result = train(plan, {.began =
                               [&] {
                                 // The plan can be looked at while it trains.
@@ -233,7 +252,7 @@ void train(const Options& options, std::ostream& out) {
   } else if (!lost_output) {
     print_result(result, plan.data, out);
   }
-  if (options.html) write_html(*options.html, training_page(plan, result));
+  if (options.html && leads) write_html(*options.html, training_page(plan, result));
   if (lost_output) fail_lost_output(*lost_output, result);
 }
 
@@ -259,9 +278,12 @@ void add_train(Command app, std::ostream& out) {
       ->required();
   app.add_text("--out", run.out, "Folder for checkpoints and metrics.jsonl")->required();
   app.add_budget("--budget", run.budget_bytes,
-                 "Bytes it may take, such as 512MiB (default: what is free now)");
+                 "Bytes that it, or each rank, may take, such as 512MiB (default: what is free now)");
   add_host_budget_option(app, run.host_budget_bytes);
   add_pin_options(app, run.pins);
+  app.add_whole("--ranks", run.pins.ranks, 1, kMostRanks,
+                "Threads that divide every sequence, each with its own share of the cores; under mpirun "
+                "its processes are the ranks");
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");
@@ -296,6 +318,8 @@ void add_train(Command app, std::ostream& out) {
       "  headroom train --model qwen3-0.6b --data tokens.bin --context 8192 --steps 1000 --out run\n"
       "  headroom train --model qwen3-4b --data tokens.bin --context 131072 --device cuda:0 --steps 100 "
       "--out run\n"
+      "  headroom train --model demo --data recall --context 16384 --ranks 4 --steps 150 --out run\n"
+      "  mpirun -n 4 headroom train --model demo --data recall --context 16384 --steps 150 --out run\n"
       "Ctrl-C saves and leaves, and so do SIGTERM and SIGHUP; the same command with --resume goes on.");
   app.callback([options, &out] { train(*options, out); });
 }

@@ -14,6 +14,8 @@ class MpiRanks {
   [[nodiscard]] static bool available();
   // Whether mpirun has started this process.
   [[nodiscard]] static bool launched();
+  // How many processes mpirun has started on this host, this one included.
+  [[nodiscard]] static int on_this_host();
 
   // Starts MPI. A process can do that once. Throws where this build has no MPI.
   explicit MpiRanks(Seconds timeout = kDefaultTimeout);

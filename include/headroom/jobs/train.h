@@ -1,4 +1,5 @@
-// A training run from its options to its result, as `headroom train` does it: finds model, data and device,
+// A training run from its options to its result, as `headroom train` does it, on one rank or several: finds
+// model, data and device,
 // chooses the strategy that fits the budget, goes on from a checkpoint, trains, saves. plan_training() opens
 // the device, runs nothing and leaves no trace; train() runs what was planned. Nothing here prints.
 #pragma once
@@ -12,6 +13,7 @@
 
 #include "headroom/core/files.h"
 #include "headroom/jobs/run_device.h"
+#include "headroom/memory/communicator.h"
 #include "headroom/plan/implementations.h"
 #include "headroom/plan/plan.h"
 #include "headroom/plan/question.h"
@@ -28,9 +30,10 @@ struct TrainingOptions {
   std::int64_t accumulation = 1;                // batches per update
   std::optional<std::int64_t> max_documents{};  // pieces of documents in a sequence; without it 256
   bool bytes = false;                           // bytes of the data are tokens
-  std::optional<std::int64_t> budget_bytes{};   // without it: what is free now
+  std::optional<std::int64_t> budget_bytes{};   // of each rank; without it: its share of what is free now
   std::optional<std::int64_t> host_budget_bytes{};  // as RunDeviceOptions has it
-  PinOptions pins{};                                // parts of the strategy; `accumulation` is not read
+  PinOptions pins{};                                // parts of the strategy; `accumulation` is not read.
+                                                    // `ranks` are threads of this process
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // f32 or bf16; without it: what is fast on the device
   std::string state = "f32";                        // of weights, gradients and moments: f32, bf16 or 8bit
@@ -43,7 +46,7 @@ struct TrainingOptions {
   bool resume = false;                              // go on from the last checkpoint in `out`
   bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
-  int threads = 0;  // 0: every core
+  int threads = 0;  // of each rank; 0: every core, or its share of them
 };
 
 struct TrainingPlan {
@@ -60,12 +63,18 @@ struct TrainingPlan {
   std::int64_t process_bytes = 0;        // resident when the plan was made, outside the budget
   std::optional<std::string> warning{};  // about the dtype
   std::vector<std::string> notes{};      // about the model's files and a resumed run
-  std::optional<FolderLock> lock{};      // on `out`, where the folder was there already
+  std::optional<FolderLock> lock{};      // on `out`, where the folder was there already and this is rank 0
+  Communicator* launched = nullptr;      // of this process, where it is one rank of several
+
+  [[nodiscard]] std::int64_t ranks() const { return fit.strategy.ring_ranks; }
+  // Whether this process has rank 0, which prints and writes all files.
+  [[nodiscard]] bool leads() const { return launched == nullptr || launched->ranks().rank == 0; }
 };
 
 // Throws where an option is wrong, where the folder holds another run, and, as an error of kind memory, where
-// nothing fits the budget.
-[[nodiscard]] TrainingPlan plan_training(const TrainingOptions& options);
+// nothing fits the budget. A process that is one rank of several hands in its communicator, and all of them
+// call this: the smallest budget of a rank is that of all. An error of one ends the others.
+[[nodiscard]] TrainingPlan plan_training(const TrainingOptions& options, Communicator* launched = nullptr);
 
 struct StepReport {
   std::int64_t step = 0;
@@ -96,7 +105,7 @@ struct TrainingResult {
   [[nodiscard]] bool finished_a_step() const { return last_step >= first_step; }
 };
 
-// Called by the thread that trains.
+// Called by the thread that trains, of rank 0 alone. Where processes are ranks, stop() is asked in each.
 struct TrainingObserver {
   std::function<void()> began = [] {};  // the folder is the run's own, and nothing is reserved yet
   std::function<void(const StepReport&)> step = [](const StepReport&) {};  // after each
@@ -110,6 +119,8 @@ struct TrainingObserver {
 // is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made.
 // Samples that cannot be read and a line that cannot be added to metrics.jsonl end the run with an error too,
 // after what was trained is saved.
+// Ranks that are processes compare their plans before they reserve anything. An error of one rank ends all of
+// them, and the checkpoints stay as they are.
 [[nodiscard]] TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer = {});
 
 // Whether a run in the folder `out` writes, replaces or removes the file: nobody else should.

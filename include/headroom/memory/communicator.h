@@ -62,6 +62,11 @@ using Seconds = std::chrono::duration<double>;
 // Long enough for a rank that computes between two exchanges while another waits for it.
 inline constexpr Seconds kDefaultTimeout{300};
 
+// What a rank's calls throw when another rank has ended the run. The text is the reason that the other gave.
+struct OtherRankFailed : Error {
+  using Error::Error;
+};
+
 class Communicator {
  public:
   explicit Communicator(Seconds timeout = kDefaultTimeout) : timeout_(timeout) {}

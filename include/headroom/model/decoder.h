@@ -3,8 +3,10 @@
 // strategy's business; whatever they keep, the gradients have the same bits.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "headroom/model/parameters.h"
 #include "headroom/model/strategy.h"
 #include "headroom/ops/rope_frequencies.h"
+#include "headroom/parallel/parallel_schedule.h"
 
 namespace headroom {
 
@@ -34,16 +37,15 @@ struct RankSizes {
 
   [[nodiscard]] std::int64_t tokens() const { return batch * seq; }
 };
-// Returns the sizes of the whole batch: no batch is divided over ranks yet.
-[[nodiscard]] RankSizes rank_sizes(const StepSizes& sizes);
 // Throws where an update has more than 2^40 tokens: a plan tries out every divisor of the batch.
 void check_plannable(const StepSizes& sizes);
 
 struct StepBatch {
-  TensorView tokens;           // [batch, seq] i32
-  TensorView labels;           // [batch, seq] i32: what a token is to predict; -100: nothing
-  TensorView positions;        // [batch, seq] i32
-  TensorView document_starts;  // [batch, max_documents + 1] i32, where sizes have documents
+  TensorView tokens;     // [batch, seq] i32, as the rank's pieces follow each other
+  TensorView labels;     // [batch, seq] i32: what a token is to predict; -100: nothing
+  TensorView positions;  // [batch, seq] i32
+  TensorView
+      document_starts;  // [batch, max_documents + 1] i32, of whole sequences, where sizes have documents
 };
 
 // Flat buffers of the parameter table.
@@ -54,16 +56,25 @@ struct StepBuffers {
 
 class Decoder {
  public:
-  // `mask` holds in every layer. In a layer with a sliding window that window holds too.
+  // `mask` holds in every layer. In a layer with a sliding window that window holds too. Throws where the
+  // strategy's ranks cannot divide a sequence.
   Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ParameterTable& parameters() const { return parameters_; }
   [[nodiscard]] const Strategy& strategy() const { return strategy_; }
   [[nodiscard]] const StepSizes& sizes() const { return sizes_; }
-  [[nodiscard]] RankSizes rank_sizes() const { return headroom::rank_sizes(sizes_); }
+  // Which tokens of a sequence each of the strategy's ranks has.
+  [[nodiscard]] const Partition& partition() const { return partition_; }
+  // The pieces of every sequence that a rank has: all of it where ranks have batches of their own. Throws
+  // where there are not as many ranks as divide a sequence.
+  [[nodiscard]] const std::vector<Piece>& pieces(const Ranks& ranks) const;
+  [[nodiscard]] RankSizes rank_sizes(const Ranks& ranks) const;
   // Which keys a layer's queries see.
   [[nodiscard]] Mask layer_mask(std::int64_t layer) const;
+  // How ranks divide a layer's attention; null where they do not. Documents may begin anywhere in a batch:
+  // the schedule is good for all of them.
+  [[nodiscard]] const ParallelSchedule* schedule(std::int64_t layer) const;
 
   // gradients <- gradients + loss_gradient * d(mean loss); loss [1] f32, loss_gradient [1] f32.
   void train(Context& context, const StepBatch& batch, const StepBuffers& buffers, const TensorView& loss,
@@ -76,12 +87,16 @@ class Decoder {
                 const Inspect& inspect = {}) const;
 
  private:
+  void divide_sequences();
+
   ModelConfig config_;
   ParameterTable parameters_;
   Strategy strategy_;
   StepSizes sizes_;
   Mask mask_;
   RopeFrequencies rope_;
+  Partition partition_;
+  std::array<std::optional<ParallelSchedule>, 2> schedules_;  // [AttentionKind], of those that layers have
 };
 
 }  // namespace headroom

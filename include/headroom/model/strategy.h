@@ -55,7 +55,9 @@ struct Strategy {
                                    // made again after attention's backward instead of waiting for it
   std::int64_t accumulation = 1;   // micro-steps per update
   bool offload_optimizer = false;  // moments and master weights live in host memory
-  std::int64_t ring_ranks = 1;
+  std::int64_t ring_ranks = 1;     // ranks that divide every sequence
+  std::int64_t head_group = 1;     // of them, how many in a row divide the heads of attention: 1 is a ring,
+                                   // all of them are heads alone (headroom/parallel/parallel_schedule.h)
   Sharding sharding = Sharding::none;
   DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read
   StatePrecision state = StatePrecision::f32;

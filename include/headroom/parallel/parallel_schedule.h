@@ -22,6 +22,9 @@ enum class AttentionWay : std::uint8_t {
 // Returns ring, heads, allgather, or product:2 with groups of two ranks.
 [[nodiscard]] std::string name(AttentionWay way, int group);
 
+// Returns the way in which groups of so many of the ranks divide heads.
+[[nodiscard]] AttentionWay way_of(int group, int ranks);
+
 // Whether a way can divide a sequence as the partition has it. `group` is the number of ranks in a group; it
 // is read with the product alone.
 [[nodiscard]] Support supports_way(AttentionWay way, const AttentionProblem& whole,
@@ -29,7 +32,7 @@ enum class AttentionWay : std::uint8_t {
 
 class ParallelSchedule {
  public:
-  // Throws where supports_way says no. The lists of the whole sequence are in host memory.
+  // Throws where supports_way says no. The lists are those of a RingSchedule.
   ParallelSchedule(AttentionWay way, const AttentionProblem& whole, const AttentionForward& lists,
                    Partition partition, int group = 0);
 

@@ -42,7 +42,9 @@ struct Transfer {
 
 class RingSchedule {
  public:
-  // Throws where ring_supports says no. The lists of the whole sequence are in host memory.
+  // Throws where ring_supports says no. The lists of the whole sequence are in host memory. Where the problem
+  // has documents and `lists` has no starts of them, the schedule is good for any batch: it sends what one
+  // document would need, and the kernels leave out what is in another document.
   RingSchedule(const AttentionProblem& whole, const AttentionForward& lists, Partition partition);
 
   [[nodiscard]] const AttentionProblem& problem() const { return problem_; }

@@ -36,6 +36,8 @@ class CostModel {
   [[nodiscard]] const std::map<std::string, KernelRate, std::less<>>& kernels() const { return kernels_; }
   // Bytes a second of kernels that only move them.
   [[nodiscard]] double memory_rate() const { return memory_.bytes_per_second; }
+  // Operations per second of kernels that nobody has measured.
+  [[nodiscard]] double arithmetic_rate() const { return arithmetic_.flops_per_second; }
 
   [[nodiscard]] double seconds(const Work& work) const;
   // Copies go beside the kernels: the longer of the two counts.

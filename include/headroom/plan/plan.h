@@ -26,6 +26,7 @@ struct StrategyPins {
   std::optional<std::int64_t> mlp_tile_tokens;
   std::optional<std::int64_t> accumulation;
   std::optional<bool> offload_optimizer;
+  std::int64_t ranks = 1;  // that divide every sequence
 };
 
 struct PlanRequest {
@@ -36,14 +37,15 @@ struct PlanRequest {
   StrategyPins pins;
 };
 
-// One strategy, rehearsed.
+// One strategy, rehearsed. Over ranks, bytes and time are those of the rank that takes most bytes.
 struct PlannedStep {
   Strategy strategy;
   std::int64_t live_peak_bytes = 0;  // of the device
   std::int64_t arena_bytes = 0;
   std::int64_t host_bytes = 0;
-  double seconds = 0;  // of an update with all its micro-steps
-  std::vector<AssumedKernel> assumed;
+  double seconds = 0;                            // of an update with all its micro-steps
+  std::vector<std::int64_t> rank_arena_bytes{};  // [rank]
+  std::vector<AssumedKernel> assumed{};
 };
 
 struct Plan {
@@ -72,7 +74,7 @@ struct SearchSpace {
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
 
-// One strategy, rehearsed and packed.
+// One strategy, rehearsed and packed; over ranks, as each of them.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
                                     const CostModel& costs, Layout* layout = nullptr);
 
@@ -95,8 +97,8 @@ struct SearchSpace {
 
 // The plan of a run whose batch and accumulation are decided: what train reserves.
 struct TrainingFit {
-  Strategy strategy;  // the fastest that fits; where none does, the one that is least over
-  Layout layout;
+  Strategy strategy;              // the fastest that fits; where none does, the one that is least over
+  Layout layout;                  // of the rank that takes most
   std::int64_t needed_bytes = 0;  // that count against the device's budget; on a CPU with the host staging
   bool fits = false;
 };

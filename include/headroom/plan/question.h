@@ -18,6 +18,7 @@ struct PinOptions {
   std::optional<std::int64_t> mlp_tile_tokens{};
   std::optional<std::int64_t> accumulation{};
   std::optional<std::string> optimizer_state{};  // "device" or "host"
+  std::int64_t ranks = 1;                        // that divide every sequence
 };
 // Throws where the counts of layers are not those of a model of so many.
 [[nodiscard]] StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers);

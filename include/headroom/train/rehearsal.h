@@ -35,15 +35,15 @@ void validate(const TrainingProblem& problem);
 // The attention of a layer that has this mask.
 [[nodiscard]] AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& mask);
 
-// One run of every phase on a phantom of the device: every allocation, and the work of a micro-step and of an
-// update.
+// One run of every phase on a phantom of the device, as one of the strategy's ranks: every allocation, and
+// the work of a micro-step and of an update.
 struct TrainingRehearsal {
   Ledger ledger;
   std::vector<WorkRecord> micro_step;
   std::vector<WorkRecord> update;
 };
 [[nodiscard]] TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
-                                         const DeviceDescription& device);
+                                         const DeviceDescription& device, int rank = 0);
 
 // The kernels that the device does not have yet, each with the largest workspace that its row states: bytes
 // that are assumed, not those of a kernel. Empty where the step can run.
@@ -57,7 +57,7 @@ struct AssumedKernel {
 
 // The same, packed.
 [[nodiscard]] Layout rehearse_training(const TrainingProblem& problem, const Strategy& strategy,
-                                       const DeviceDescription& device);
+                                       const DeviceDescription& device, int rank = 0);
 
 // In words: "keep attention, recompute the rest; loss 384 tokens at a time; MLP 2,048".
 [[nodiscard]] std::string describe(const Strategy& strategy);

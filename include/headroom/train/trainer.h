@@ -79,9 +79,9 @@ class Trainer {
   // What gradients() are multiplied by to be those of the mean loss over this many labels.
   [[nodiscard]] double gradient_scale(std::int64_t labels) const;
 
-  // One batch: fill(batch) writes its samples. Adds to the gradients and returns the loss over all ranks. A
-  // batch without a label is passed over: nothing is computed, nothing changes. A rehearsal counts every
-  // token.
+  // One batch: fill(batch) writes its samples, whole sequences also where ranks divide them. Adds to the
+  // gradients and returns the loss over all ranks. A batch without a label is passed over: nothing is
+  // computed, nothing changes. A rehearsal counts every token.
   using FillBatch = std::function<void(const Samples& batch)>;
   LossSum micro_step(Context& context, const FillBatch& fill);
 
@@ -100,7 +100,7 @@ class Trainer {
  private:
   [[nodiscard]] Tensor take(Context& context, std::string_view name, Category category, DType dtype,
                             const Shape& shape, Space space = Space::device) const;
-  // A batch from the host's buffers to the device's, for the rest of the phase.
+  // The rank's part of a batch, from the host's buffers to the device's, for the rest of the phase.
   struct DeviceBatch {
     Tensor tokens, labels, positions, document_starts;
 
@@ -109,8 +109,16 @@ class Trainer {
   [[nodiscard]] DeviceBatch send(Context& context) const;
   // The largest transfer is a flat tensor of the widest dtype of the state.
   [[nodiscard]] std::int64_t largest_transfer_bytes() const;
-  // Fills the host's buffers and counts the labels.
-  [[nodiscard]] std::int64_t fill_host_batch(Context& context, const FillBatch& fill) const;
+  // The labels of the host's batch, and those of this rank's pieces.
+  struct BatchLabels {
+    std::int64_t all = 0;
+    std::int64_t own = 0;
+  };
+  // Fills the host's buffers.
+  [[nodiscard]] BatchLabels fill_host_batch(Context& context, const FillBatch& fill) const;
+  // body(begin in the rank's tensors, begin in the host's batch, tokens) for each of the rank's pieces.
+  template <class Body>
+  void for_each_own_part(const Context& context, const Body& body) const;
   static void check_words(const Samples& batch, std::int64_t vocab);
   [[nodiscard]] static LossSum sum_over_ranks(Context& context, const LossSum& mine);
   // A value that the device made, on the host, which waits for main to have made it.
@@ -125,8 +133,8 @@ class Trainer {
   Tensor second_moment_;    // flat
   Tensor first_exponents_;  // [elements / kMomentBlock], of moments of 8 bits
   Tensor second_exponents_;
-  DeviceBatch host_batch_;
-  Tensor host_value_;  // [1] f32
+  DeviceBatch host_batch_;  // whole sequences
+  Tensor host_value_;       // [1] f32
 };
 
 }  // namespace headroom

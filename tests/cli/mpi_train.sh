@@ -1,0 +1,31 @@
+#!/bin/sh
+# Training over processes: mpi_train.sh PROGRAM MPIRUN...
+set -eu
+program=$1
+shift
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  echo "$1"
+  exit 1
+}
+run() { # OUT OPTIONS...
+  out=$folder/$1
+  shift
+  echo "$program train --model demo --data recall --context 96 --batch 2 --dtype f32 --threads 1 --budget 64MiB --out $out $*"
+}
+losses() { sed 's/.*"loss":\([^,]*\),.*/\1/' "$folder/$1/metrics.jsonl"; }
+
+$(run threads --steps 6 --ranks 3) >"$folder/threads.txt"
+"$@" -n 3 $(run processes --steps 6) >"$folder/processes.txt"
+[ "$(losses processes)" = "$(losses threads)" ] || fail "processes and threads have other losses"
+[ "$(grep -c '^done' "$folder/processes.txt")" = 1 ] || fail "rank 0 alone prints"
+
+# A run on processes goes on as one rank.
+$(run processes --steps 8 --resume) >"$folder/resumed.txt"
+
+if "$@" -n 1 $(run other --steps 6) : -n 2 $(run other --steps 6 --seed 3) >"$folder/other.txt" 2>&1; then
+  fail "ranks with other options trained"
+fi
+grep -q "rank 0 has another plan than rank 1" "$folder/other.txt" || fail "$(cat "$folder/other.txt")"
+[ ! -e "$folder/other" ] || fail "ranks with other options have made the folder"
