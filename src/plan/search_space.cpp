@@ -100,7 +100,7 @@ void add_new(std::vector<Value>& values, const Value& value) {
 // copied; a slower link favours the ring even more, which sends while it computes.
 std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
   const auto ranks = static_cast<int>(request.pins.ranks);
-  if (ranks == 1 || !runs_on(AttentionWay::heads, request.device.kind)) return 1;
+  if (ranks == 1) return 1;
   const AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
   const WayRates rates{.flops_per_second = costs.arithmetic_rate(),
                        .link_bytes_per_second = costs.memory_rate()};
