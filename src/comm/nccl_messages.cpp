@@ -35,7 +35,7 @@ NcclMessages::NcclMessages(const LaunchedRank& self, int gpu, Seconds timeout)
     end(error.what());
     throw;
   }
-  thread_ = std::jthread([this] { watch(); });
+  thread_ = std::jthread([this, gpu] { watch(gpu); });
 }
 
 NcclMessages::~NcclMessages() {
@@ -280,7 +280,8 @@ void NcclMessages::abort(std::string_view reason) noexcept {
   end(reason);
 }
 
-// Whoever has ended tells all others, also one that was told itself: its connections end before theirs.
+// Whoever ends tells all others, also where somebody told him: his connections may end before the news is
+// there.
 void NcclMessages::end(std::string_view reason) {
   if (aborted_) return;
   aborted_ = true;
@@ -290,8 +291,15 @@ void NcclMessages::end(std::string_view reason) {
   for (int rank = 0; rank < ranks().count; ++rank) {
     if (rank != ranks().rank) mesh_.send(rank, note);
   }
-  on_all_pairs([](cuda::NcclPair& pair) { pair.abort(); });
+  abort_pairs();
   changed_.notify_all();
+}
+
+// All at once: the end of one may wait for the kernel of another, which runs until it is told. Returns when
+// no message is under way.
+void NcclMessages::abort_pairs() {
+  std::vector<std::jthread> threads;
+  on_all_pairs([&](cuda::NcclPair& pair) { threads.emplace_back([&pair] { pair.abort(); }); });
 }
 
 void NcclMessages::lose(int rank) {
@@ -325,7 +333,7 @@ void NcclMessages::handle(int from, const Note& note) {
     }
     case Note::Kind::question: return mesh_.send(from, {.kind = Note::Kind::answer, .waits_for = waits_for_});
     case Note::Kind::answer:
-      if (from == asked_) answer_ = note.waits_for;
+      if (from == asked_) answer_ = note.waits_for < ranks().count ? note.waits_for : -1;
       break;
     case Note::Kind::abort: return end(reinterpret_cast<const char*>(note.payload.data()));
     case Note::Kind::goodbye: peer(from).said_goodbye = true; break;
@@ -335,7 +343,8 @@ void NcclMessages::handle(int from, const Note& note) {
 }
 
 // Runs on the thread until the object ends.
-void NcclMessages::watch() {
+void NcclMessages::watch(int gpu) {
+  cuda::use_gpu(gpu);
   while (true) {
     mesh_.wait(Clock::now() + kGlance);
     const std::lock_guard lock(mutex_);

@@ -84,7 +84,8 @@ class NcclMessages {
   void match(int peer, Side side);
   void meet(Message& message, const Note& theirs);
   void handle(int from, const Note& note);
-  void watch();
+  void abort_pairs();
+  void watch(int gpu);
   void follow_messages_in_flight();
   void recycle();
   void end(std::string_view reason);

@@ -25,6 +25,7 @@ using Clock = RankMesh::Clock;
 
 constexpr std::uint64_t kGreeting = 0x6d6f6f7264616568;
 constexpr std::chrono::milliseconds kRetry{20};
+constexpr std::chrono::seconds kIntroduction{5};  // longer than a rank takes to say who it is
 
 // What a rank says of itself on a new connection.
 struct Hello {
@@ -70,8 +71,12 @@ sockaddr_in socket_address(std::uint32_t address, std::uint16_t port) {
 // Returns whether the socket was ready before the deadline.
 bool wait_for(int socket, short events, Clock::time_point deadline) {
   pollfd entry{.fd = socket, .events = events, .revents = 0};
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  return ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000))) > 0;
+  do {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000))) > 0)
+      return true;
+  } while (Clock::now() < deadline);
+  return false;
 }
 
 // What happens before all ranks are connected is waited for. Throws "WHO ..." where it does not happen.
@@ -113,25 +118,36 @@ class Exchange {
   Clock::time_point deadline_;
 };
 
-void listen_at(const Socket& socket, std::uint16_t port) {
+void listen_at(const Socket& socket, int own, std::uint16_t port) {
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const sockaddr_in any = socket_address(htonl(INADDR_ANY), htons(port));
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 ||
       ::listen(socket.get(), SOMAXCONN) != 0) {
-    if (errno == EADDRINUSE) {
+    if (own == 0 && errno == EADDRINUSE) {
       fail(ErrorKind::runtime,
            "port {} is in use on the host of rank 0; set another MASTER_PORT for every rank", port);
     }
-    fail(ErrorKind::runtime, "rank 0 cannot listen at port {}: {}", port, std::strerror(errno));
+    fail(ErrorKind::runtime, "rank {} cannot listen at port {}: {}", own, port, std::strerror(errno));
   }
 }
 
-std::uint16_t port_of(const Socket& socket) {
+sockaddr_in own_address(const Socket& socket) {
   sockaddr_in own{};
   socklen_t size = sizeof own;
   getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size);
-  return own.sin_port;
+  return own;
+}
+
+bool is_loopback(std::uint32_t address) {
+  return ntohl(address) >> 24 == 127;
+}
+
+// A socket that tries a port of this host where nobody listens may be given that very port, and then it is
+// connected with itself.
+bool connected_with_itself(const Socket& socket, const Place& place) {
+  const sockaddr_in own = own_address(socket);
+  return own.sin_port == place.port && own.sin_addr.s_addr == place.address;
 }
 
 std::uint32_t look_up(const std::string& name) {
@@ -147,6 +163,15 @@ std::uint32_t look_up(const std::string& name) {
   const std::uint32_t address = reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr.s_addr;
   freeaddrinfo(found);
   return address;
+}
+
+// Whoever says nothing, ends or says something else is not a rank: a greeting of zeros.
+Hello read_hello(const Socket& socket, Clock::time_point deadline) {
+  try {
+    return Exchange(socket.get(), "somebody", std::min(deadline, Clock::now() + kIntroduction)).read<Hello>();
+  } catch (const Error&) {
+    return {.greeting = 0};
+  }
 }
 
 // Tries again until the deadline: the other rank may not have started yet.
@@ -166,6 +191,7 @@ int connect_to(const Place& place, int own, int other, Seconds timeout, Clock::t
         }
       }
     }
+    if (code == 0 && connected_with_itself(socket, place)) code = ECONNREFUSED;
     if (code == 0) return socket.release();
     if (Clock::now() + kRetry >= deadline) {
       std::array<char, INET_ADDRSTRLEN> text{};
@@ -212,13 +238,13 @@ void RankMesh::connect_all(const LaunchedRank& self, Seconds timeout) {
   };
   const auto name_of = [](int rank) { return fmt::format("rank {}", rank); };
   Socket listener;
-  listen_at(listener, own == 0 ? static_cast<std::uint16_t>(self.port) : 0);
-  const Hello hello{.rank = own, .count = count, .port = port_of(listener)};
+  listen_at(listener, own, own == 0 ? static_cast<std::uint16_t>(self.port) : 0);
+  const Hello hello{.rank = own, .count = count, .port = own_address(listener).sin_port};
 
   std::vector<Place> places(static_cast<std::size_t>(count));
   const auto accept_rank = [&, own = own, count = count] {
     while (true) {
-      if (!wait_for(listener.get(), POLLIN, deadline)) {
+      if (Clock::now() >= deadline || !wait_for(listener.get(), POLLIN, deadline)) {
         std::string missing;
         for (int rank = own + 1; rank < count; ++rank) {
           if (socket_of(rank) < 0) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
@@ -229,14 +255,21 @@ void RankMesh::connect_all(const LaunchedRank& self, Seconds timeout) {
       sockaddr_in from{};
       socklen_t size = sizeof from;
       Socket socket(accept4(listener.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC));
-      if (socket.get() < 0) continue;
-      const auto theirs = Exchange(socket.get(), "a rank", deadline).read<Hello>();
+      if (socket.get() < 0) {
+        if (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED) continue;
+        fail(ErrorKind::runtime, "rank {} cannot accept a connection: {}", own, std::strerror(errno));
+      }
+      const auto theirs = read_hello(socket, deadline);
       if (theirs.greeting != kGreeting) continue;  // somebody else
       if (theirs.count != count) {
         fail(ErrorKind::runtime, "rank {} was started as one of {} ranks, rank {} as one of {}", theirs.rank,
              theirs.count, own, count);
       }
-      if (theirs.rank <= own || theirs.rank >= count || socket_of(theirs.rank) >= 0) {
+      if (theirs.rank <= own || theirs.rank >= count) {
+        fail(ErrorKind::runtime, "rank {} was connected by rank {}, which is not one of {} to {}", own,
+             theirs.rank, own + 1, count - 1);
+      }
+      if (socket_of(theirs.rank) >= 0) {
         fail(ErrorKind::runtime, "two processes were started as rank {}", theirs.rank);
       }
       places[static_cast<std::size_t>(theirs.rank)] = {from.sin_addr.s_addr, theirs.port};
@@ -255,7 +288,10 @@ void RankMesh::connect_all(const LaunchedRank& self, Seconds timeout) {
     socket_of(0) = connect_to(first, own, 0, timeout, deadline);
     const Exchange with_first(socket_of(0), name_of(0), deadline);
     with_first.write(hello);
-    for (Place& place : places) place = with_first.read<Place>();
+    for (Place& place : places) {
+      place = with_first.read<Place>();
+      if (is_loopback(place.address)) place.address = first.address;  // a rank of rank 0's own host
+    }
     for (int rank = 1; rank < own; ++rank) {
       socket_of(rank) = connect_to(places[static_cast<std::size_t>(rank)], own, rank, timeout, deadline);
       Exchange(socket_of(rank), name_of(rank), deadline).write(hello);
@@ -331,6 +367,8 @@ bool RankMesh::read_available(int peer) {
 Note RankMesh::note_at(std::span<const std::byte> bytes) {
   Note note;
   std::memcpy(&note, bytes.data(), sizeof note);
+  note.step_name.back() = '\0';  // texts end, whatever was sent
+  note.payload.back() = std::byte{0};
   return note;
 }
 

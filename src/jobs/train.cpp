@@ -298,6 +298,10 @@ TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
        .host_budget_bytes = options.host_budget_bytes,
        .ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : MpiRanks::on_this_host()});
   if (launched != nullptr) {
+    check(launched->ranks().count == 1 || device.backend->device().kind == DeviceKind::cpu,
+          "--device {}: processes of mpirun train on CPUs; --ranks {} trains on a GPU with threads of one "
+          "process",
+          options.device, launched->ranks().count);
     for (MemoryBudget* budget : {&device.budget, &device.host}) agree_on(*budget, *launched);
   }
   AppendedFile::check_kind(metrics_path(options.out));
@@ -340,11 +344,17 @@ TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   return plan;
 }
 
-// Every setting, and the layout of the rank that takes most.
-std::uint64_t plan_hash(const TrainingPlan& plan) {
+// Processes that are ranks of one run train one model: every setting, the checkpoint that is resumed, and the
+// layout of the rank that takes most.
+void check_same_run(const TrainingPlan& plan, Communicator& ranks) {
+  const auto check_same_text = [&](const std::string& text, std::string_view what) {
+    ranks.check_same(crc32c(std::as_bytes(std::span(text))), what);
+  };
   std::string settings;
   for (const Setting& setting : plan.settings) settings += setting.name + "=" + setting.value + "\n";
-  return hash(plan.fit.layout) ^ crc32c(std::as_bytes(std::span(settings)));
+  check_same_text(settings, "setting");
+  check_same_text(plan.checkpoint ? plan.checkpoint->filename().string() : "", "checkpoint");
+  ranks.check_same(hash(plan.fit.layout), "plan");
 }
 
 // body(), for a process that is one rank of several: its error ends the other ranks.
@@ -386,7 +396,12 @@ TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver
   };
   {
     std::vector<std::jthread> threads;
-    for (int rank = 1; rank < count; ++rank) threads.emplace_back(run_rank, rank);
+    try {
+      for (int rank = 1; rank < count; ++rank) threads.emplace_back(run_rank, rank);
+    } catch (const std::system_error& error) {
+      ranks.communicator(0).abort("a thread could not be started");
+      fail(ErrorKind::runtime, "{} ranks need as many threads: {}", count, error.what());
+    }
     run_rank(0);
   }
   throw_cause(errors);
@@ -400,7 +415,7 @@ TrainingPlan plan_training(const TrainingOptions& options, Communicator* launche
 }
 
 TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
-  if (plan.launched != nullptr) plan.launched->check_same(plan_hash(plan), "plan");
+  if (plan.launched != nullptr) check_same_run(plan, *plan.launched);
   return or_end_all(plan.launched, [&] {
     const TrainingOptions& options = plan.options;
     if (plan.leads() && !plan.lock) {

@@ -51,6 +51,7 @@ class TrainingRun {
       : options_(plan.options),
         problem_(plan.problem),
         plan_(plan),
+        communicator_(communicator),
         leads_(communicator == nullptr || communicator->ranks().rank == 0),
         files_(leads_ ? files_of(plan) : ModelFiles()),
         state_(first_state(plan)),
@@ -235,16 +236,25 @@ class TrainingRun {
     }
   }
 
+  // A rank that ends earlier would end the one that saves. Where others do not come, they have ended.
+  void wait_for_all() noexcept {
+    try {
+      if (communicator_ != nullptr) communicator_->barrier();
+    } catch (const std::exception&) {  // this rank has a reason of its own to end
+    }
+  }
+
   // What was trained is saved first. Where that fails too, both reasons are said.
   [[noreturn]] void stop_after_saving(const Error& reason) {
-    std::string saved;
+    std::string failed;
     try {
       if (state_.step != saved_step_) static_cast<void>(save());
-      saved = last_good();
     } catch (const Error& error) {
-      saved = error.what();
+      failed = error.what();
     }
-    fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason.what(), state_.step, saved);
+    wait_for_all();
+    fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason.what(), state_.step,
+         failed.empty() ? last_good() : failed);
   }
 
   [[noreturn]] void stop_at_loss(std::int64_t step, double sum, const Trainer::FillBatch& fill) {
@@ -310,6 +320,7 @@ class TrainingRun {
   const TrainingOptions& options_;
   const TrainingProblem& problem_;
   const TrainingPlan& plan_;
+  Communicator* communicator_;
   bool leads_;
   ModelFiles files_;
   TrainState state_;

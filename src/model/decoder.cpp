@@ -330,8 +330,9 @@ void Decoder::divide_sequences() {
       make_partition(windows ? PartitionKind::contiguous : PartitionKind::zigzag, ranks, problem_of(0), {});
   if (ranks == 1) return;
   for (int rank = 0; rank < ranks; ++rank) {
-    check(partition_.tokens(rank) > 0, "a sequence of {} tokens cannot be divided over {} ranks",
-          sizes_.context, ranks);
+    check(partition_.tokens(rank) > 0,
+          "a sequence of {} tokens cannot be divided over {} ranks; {} are enough", sizes_.context, ranks,
+          2 * ranks);
   }
   const auto group = static_cast<int>(strategy_.head_group);
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {

@@ -43,10 +43,12 @@ std::int64_t count_rows(const std::vector<std::vector<RowRun>>& rows) {
   return count;
 }
 
-// The mask that a schedule is made for. Documents that are not listed may begin anywhere: the mask without
-// them is the one that lets through whatever a batch may need.
+// The mask that a schedule is made for. Documents that are not listed may begin anywhere, and segments of a
+// dilation begin with them: the mask without both is the one that lets through whatever a batch may need.
 Mask scheduled_mask(Mask mask, const AttentionForward& lists) {
-  if (lists.document_starts.elements() == 0) mask.max_documents = 0;
+  if (mask.max_documents == 0 || lists.document_starts.elements() > 0) return mask;
+  mask.max_documents = 0;
+  mask.dilation_count = 0;
   return mask;
 }
 

@@ -416,8 +416,9 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.state = StatePrecision::bf16;
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
-  // Half of it has a token for each of a rank's two pieces.
-  if (request.problem.sizes.context > 1 && request.problem.sizes.context / 4 >= request.pins.ranks / 2) {
+  // Half of it has to have a token for each of a rank's two pieces.
+  const std::int64_t least = request.pins.ranks == 1 ? 1 : 2 * request.pins.ranks;
+  if (request.problem.sizes.context / 2 >= least) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;
     consider(fmt::format("half the context, {} tokens", format_count(shorter.problem.sizes.context)), shorter,

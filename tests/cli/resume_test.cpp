@@ -358,12 +358,16 @@ std::string tokens_with(std::size_t count, std::size_t bad) {
 
 TEST_F(Resume, DataThatTurnsOutBadDoesNotTakeTheStepsBeforeIt) {
   put(folder_ / "tokens.bin", tokens_with(64 * 200, 64 * 100));
-  const CliResult result = train({"--data", path("tokens.bin"), "--steps", "300"});
-  EXPECT_EQ(result.code, 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("token 60138"));
-  EXPECT_THAT(result.err, HasSubstr("training stopped after step"));
-  EXPECT_THAT(result.err, HasSubstr("the last checkpoint is " + path("run/step-")));
-  EXPECT_TRUE(latest_checkpoint(path("run")));
+  for (const std::string ranks : {"1", "3"}) {
+    const CliResult result =
+        train({"--data", path("tokens.bin"), "--steps", "300", "--ranks", ranks, "--overwrite"});
+    EXPECT_EQ(result.code, 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("token 60138"));
+    EXPECT_THAT(result.err, HasSubstr("training stopped after step"));
+    EXPECT_THAT(result.err, HasSubstr("the last checkpoint is " + path("run/step-")));
+    EXPECT_TRUE(latest_checkpoint(path("run")));
+    fs::remove_all(path("run"));
+  }
 }
 
 TEST_F(Resume, NothingIsRemovedForDataThatCannotBeRead) {

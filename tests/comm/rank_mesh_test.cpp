@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -48,6 +50,36 @@ std::vector<LaunchedRank> local_ranks(int count, int port) {
     ranks.push_back({.ranks = {rank, count}, .address = "localhost", .port = port});
   }
   return ranks;
+}
+
+// Connects with the port as a health check does, says `text` and ends.
+void knock(int port, std::string_view text) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  for (int tries = 0; tries < 500; ++tries) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    const bool connected =
+        ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    if (connected) ::send(socket, text.data(), text.size(), MSG_NOSIGNAL);
+    close(socket);
+    if (connected) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  FAIL() << "nobody listens at port " << port;
+}
+
+TEST(RankMesh, StrangersDoNotEndTheLaunch) {
+  const int port = next_port();
+  auto ranks = local_ranks(2, port);
+  const std::jthread strangers([&] {
+    knock(port, "");
+    knock(port, "GET / HTTP/1.1");
+    knock(port, "not a rank, and with more bytes than a rank says");
+    EXPECT_THAT(connect({ranks[1]}, Seconds(30)), testing::Each(""));
+  });
+  EXPECT_THAT(connect({ranks[0]}, Seconds(30)), testing::Each(""));
 }
 
 TEST(RankMesh, NotesArriveInOrderFromEveryRank) {

@@ -39,6 +39,10 @@ std::vector<RankCase> rank_cases() {
           {"accumulation", with([](Combination& c) { c.layers = {.keep_all = 2}; }), 1, 3},
           {"window", with([](Combination& c) { c.mask = "window:7"; })},
           {"dilated", with([](Combination& c) { c.mask = "causal+dilated:16/2"; })},
+          {"dilated documents", with([](Combination& c) {
+             c.mask = "causal+dilated:16/2";
+             c.sizes.max_documents = 5;
+           })},
           {"sliding layers", with([&](Combination& c) { c.config = sliding; })}};
 }
 

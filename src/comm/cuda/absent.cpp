@@ -41,6 +41,10 @@ void add_in_order(DType, const Ranks&, std::span<std::byte>, const std::byte*, c
   fail_absent();
 }
 
+void use_gpu(int) {
+  fail_absent();
+}
+
 std::string nccl_is_missing() {
   return "ranks on GPUs need a build with CUDA; configure with the cuda preset";
 }

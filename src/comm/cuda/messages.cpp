@@ -97,6 +97,10 @@ void MessageStream::synchronize() noexcept {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
 }
 
+void use_gpu(int gpu) {
+  check_cuda(cudaSetDevice(gpu), "cudaSetDevice");
+}
+
 void copy_bytes(std::span<std::byte> to, std::span<const std::byte> from, const Stream& stream) {
   check_cuda(cudaMemcpyAsync(to.data(), from.data(), to.size(), cudaMemcpyDeviceToDevice, native(stream)),
              "cudaMemcpyAsync");

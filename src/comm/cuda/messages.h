@@ -65,6 +65,9 @@ class MessageStream {
   std::vector<int> reached_;  // GPUs whose memory copies read without a way through the host, where they can
 };
 
+// The GPU of the calls that this thread makes from now on.
+void use_gpu(int gpu);
+
 // to <- from in a GPU's memory.
 void copy_bytes(std::span<std::byte> to, std::span<const std::byte> from, const Stream& stream);
 

@@ -44,13 +44,12 @@ class Library {
  private:
   Library() {
     const char* chosen = std::getenv("HEADROOM_NCCL");
-    const char* path = chosen == nullptr ? "libnccl.so.2" : chosen;
+    const char* path = chosen == nullptr || *chosen == '\0' ? "libnccl.so.2" : chosen;
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       missing = fmt::format(
-          "ranks on GPUs of several processes need NCCL ({}); install libnccl2 or PyPI's nvidia-nccl-cu13, "
-          "and "
-          "set HEADROOM_NCCL to its libnccl.so.2 where the loader does not find it",
+          "ranks on GPUs of several processes need NCCL ({}); install libnccl2, or PyPI's "
+          "nvidia-nccl-cu13 and set HEADROOM_NCCL to the path of its libnccl.so.2",
           dlerror());
       return;
     }
@@ -170,8 +169,10 @@ NcclPair::Clock::time_point NcclPair::deadline_of_call() const {
 }
 
 void NcclPair::abort() noexcept {
-  if (communicator_ != nullptr) nccl().abort(communicator_);
+  if (communicator_ == nullptr) return;
+  nccl().abort(communicator_);
   communicator_ = nullptr;
+  cudaStreamSynchronize(stream_);
 }
 
 }  // namespace headroom::cuda

@@ -14,13 +14,18 @@ inline int current_gpu() {
 // A GPU is current as long as this lives; then the one before it is.
 class OnGpu {
  public:
-  explicit OnGpu(int gpu) : before_(current_gpu()) { check_cuda(cudaSetDevice(gpu), "cudaSetDevice"); }
+  explicit OnGpu(int gpu) : before_(current_gpu()), gpu_(gpu) {
+    if (before_ != gpu_) check_cuda(cudaSetDevice(gpu_), "cudaSetDevice");
+  }
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { cudaSetDevice(before_); }
+  ~OnGpu() {
+    if (before_ != gpu_) cudaSetDevice(before_);
+  }
 
  private:
   int before_;
+  int gpu_;
 };
 
 }  // namespace headroom::cuda
