@@ -124,7 +124,7 @@ def check_bench_ring(browser, program, folder):
     browser.open(path)
     rows = table(browser, "Measured")
     check([row[0] for row in rows] == [row["impl"] for row in result["rows"]], "ways")
-    for column, key in ((8, "sent_bytes_per_rank"), (9, "peak_bytes_per_rank"), (10, "single_bytes")):
+    for column, key in ((9, "sent_bytes_per_rank"), (10, "peak_bytes_per_rank"), (11, "single_bytes")):
         check([row[column] for row in rows] == [row[key] for row in result["rows"]], key, rows)
     rings = [row for row in result["rows"] if row["impl"] == "ring"]
     check(len(data_of(browser)["sections"]) == 1 + 2 * len(rings), "each ring has its schedule as a picture and as a table")
