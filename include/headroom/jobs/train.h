@@ -1,7 +1,7 @@
 // A training run from its options to its result, as `headroom train` does it, on one rank or several: finds
-// model, data and device,
-// chooses the strategy that fits the budget, goes on from a checkpoint, trains, saves. plan_training() opens
-// the device, runs nothing and leaves no trace; train() runs what was planned. Nothing here prints.
+// model, data and device, chooses the strategy that fits the budget, goes on from a checkpoint, trains,
+// saves. plan_training() opens the device, runs nothing and leaves no trace; train() runs what was planned.
+// Nothing here prints.
 #pragma once
 
 #include <cstdint>

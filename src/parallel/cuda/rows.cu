@@ -109,8 +109,9 @@ void move_rows(RowMove move, const RowBlocks& blocks, const Stream& stream) {
   check(move != RowMove::add || blocks.dtype == DType::f32, "rows are added in f32 on GPUs, not in {}",
         name(blocks.dtype));
   if (divides(sizeof(float4), blocks)) return move_units<float4>(move, blocks, stream);
-  check(divides(sizeof(float), blocks), "rows that are exchanged start at multiples of {} bytes",
-        sizeof(float));
+  check(size_bytes(blocks.dtype) <= 4 && divides(sizeof(float), blocks),
+        "rows of {} {} elements cannot be exchanged on GPUs: rows start at multiples of {} bytes",
+        blocks.row_elements, name(blocks.dtype), sizeof(float));
   move_units<float>(move, blocks, stream);
 }
 
