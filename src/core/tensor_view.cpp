@@ -128,6 +128,27 @@ TensorView TensorView::transpose(int a, int b) const {
   return view;
 }
 
+TensorView TensorView::merge(int dimension) const {
+  check_dimension(dimension);
+  check_dimension(dimension + 1);
+  const std::int64_t outer = extent(dimension);
+  const std::int64_t inner = extent(dimension + 1);
+  const std::int64_t step = inner == 1 ? stride(dimension) : stride(dimension + 1);
+  check(elements() == 0 || outer == 1 || inner == 1 || stride(dimension) == inner * step,
+        "dimensions {} and {} of shape {} cannot be one: strides {} and {} leave a gap", dimension,
+        dimension + 1, shape_, stride(dimension), stride(dimension + 1));
+  std::array<std::int64_t, kMaxRank> extents{};
+  std::array<std::int64_t, kMaxRank> strides{};
+  std::size_t kept = 0;
+  for (int i = 0; i < rank(); ++i) {
+    if (i == dimension + 1) continue;
+    extents[kept] = i == dimension ? outer * inner : extent(i);
+    strides[kept] = i == dimension ? step : stride(i);
+    ++kept;
+  }
+  return {data_, dtype_, Shape(std::span(extents).first(kept)), std::span(strides).first(kept)};
+}
+
 TensorView TensorView::reshape(const Shape& shape) const {
   check(shape.elements() == elements(), "shape {} has {} elements, {} has {}", shape_, elements(), shape,
         shape.elements());

@@ -73,7 +73,8 @@ class Step {
       start_return(layer - 1);
       rebuild(layer);
       with_layer(layer, [&](const Layer& run) {
-        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, layer));
+        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, layer),
+                     buffers_.gradients_are_zero);
       });
     }
     embedding_backward(context_, tokens(), gradient, gradient_of(parameters().embedding()),

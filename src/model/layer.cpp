@@ -9,6 +9,14 @@ LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, 
     const Parameter* parameter = table.find(layer, row.weight);
     if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = table.view(flat, *parameter);
   }
+  const Parameter& first = *table.find(layer, Weight::query);
+  std::int64_t rows = 0;
+  for (const Weight weight : {Weight::query, Weight::key, Weight::value}) {
+    const Parameter& part = *table.find(layer, weight);
+    if (part.offset != first.offset + rows * first.shape[1]) return;
+    rows += part.shape[0];
+  }
+  projections_ = flat.slice(0, first.offset, rows * first.shape[1]).reshape({rows, first.shape[1]});
 }
 
 MlpWeights LayerWeights::mlp() const {
@@ -18,14 +26,6 @@ MlpWeights LayerWeights::mlp() const {
 Tensor Layer::temporary(std::string_view name, Category category, const Shape& shape) const {
   return context_.allocate(
       {.name = name, .category = category, .dtype = step_.strategy.compute_dtype, .shape = shape});
-}
-
-TensorView Layer::heads(const TensorView& view) const {
-  return view.reshape({step_.tokens(), view.extent(2), view.extent(3)});
-}
-
-TensorView Layer::rows(const TensorView& view) const {
-  return view.reshape({step_.tokens(), view.extent(2) * view.extent(3)});
 }
 
 void Layer::norm_input(LayerActivations& acts) const {
@@ -100,7 +100,7 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   return next;
 }
 
-void Layer::project_backward(LayerActivations& acts, const Projection& projection, const Tensor& gradient,
+void Layer::project_backward(LayerActivations& acts, const Projection& projection, const TensorView& gradient,
                              const LayerWeights& gradients) const {
   const RopeCall turn{step_.batch.positions.reshape({step_.tokens()}), step_.rope};
   if (!activation_row(projection.raw).exists(spec_)) {
@@ -121,8 +121,26 @@ void Layer::project_backward(LayerActivations& acts, const Projection& projectio
   acts.drop(projection.rstd);
 }
 
-void Layer::backward(LayerActivations& acts, const TensorView& gradient,
-                     const LayerWeights& gradients) const {
+void Layer::unproject(const TensorView& x, const TensorView& projected, const TensorView& x_gradient,
+                      const LayerWeights& gradients, bool gradients_are_zero) const {
+  const auto through = [&](const TensorView& heads, const TensorView& weight,
+                           const TensorView& weight_gradient, bool add) {
+    matmul(context_, rows(heads).transpose(0, 1), x, weight_gradient, !gradients_are_zero);
+    matmul(context_, rows(heads), weight, x_gradient, add);
+  };
+  if (weights_.projections().elements() > 0) {
+    return through(projected, weights_.projections(), gradients.projections(), false);
+  }
+  std::int64_t begin = 0;
+  for (const Weight weight : {Weight::query, Weight::key, Weight::value}) {
+    const std::int64_t count = weights_[weight].extent(0) / step_.config.head_dim;
+    through(projected.slice(2, begin, count), weights_[weight], gradients[weight], begin > 0);
+    begin += count;
+  }
+}
+
+void Layer::backward(LayerActivations& acts, const TensorView& gradient, const LayerWeights& gradients,
+                     bool gradients_are_zero) const {
   using enum Activation;
   const Shape hidden_shape{step_.tokens(), step_.config.hidden};
   {
@@ -137,7 +155,8 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
                  {.forward = forward,
                   .y_gradient = gradient,
                   .x_gradient = norm2_gradient,
-                  .gradients = gradients.mlp()},
+                  .gradients = gradients.mlp(),
+                  .gradients_are_zero = gradients_are_zero},
                  step_.strategy.mlp_tile_tokens);
     acts.drop(gate);
     acts.drop(up);
@@ -155,12 +174,18 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
   }
   const auto stage = context_.stage(StageKind::attention);
   // dWo <- dWo + gradient^T output, and what of it is the output's
-  matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients[Weight::output], true);
+  matmul(context_, gradient.transpose(0, 1), rows(acts[output]), gradients[Weight::output],
+         !gradients_are_zero);
   Tensor output_gradient = temporary("output gradient", Category::attention, acts[output].view().shape());
   matmul(context_, gradient, weights_[Weight::output], rows(output_gradient));
-  Tensor query_gradient = temporary("query gradient", Category::attention, acts[query].view().shape());
-  Tensor key_gradient = temporary("key gradient", Category::attention, acts[key].view().shape());
-  Tensor value_gradient = temporary("value gradient", Category::attention, acts[key].view().shape());
+  const std::int64_t heads_q = step_.config.heads_q;
+  const std::int64_t heads_kv = step_.config.heads_kv;
+  Tensor projected =
+      temporary("query, key and value gradients", Category::attention,
+                {step_.sizes.batch, step_.sizes.seq, heads_q + 2 * heads_kv, step_.config.head_dim});
+  const TensorView query_gradient = projected.view().slice(2, 0, heads_q);
+  const TensorView key_gradient = projected.view().slice(2, heads_q, heads_kv);
+  const TensorView value_gradient = projected.view().slice(2, heads_q + heads_kv, heads_kv);
   attention_backward(
       context_, attention_, acts,
       {.output = output_gradient, .query = query_gradient, .key = key_gradient, .value = value_gradient});
@@ -169,17 +194,9 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient,
   if (!acts.has(norm1)) norm_input(acts);
   project_backward(acts, kProjections[0], query_gradient, gradients);
   project_backward(acts, kProjections[1], key_gradient, gradients);
-
   Tensor norm1_gradient = temporary("norm 1 gradient", Category::activations, hidden_shape);
-  const auto through = [&](Tensor& projected, const TensorView& weight, const TensorView& weight_gradient,
-                           bool add) {
-    matmul(context_, rows(projected).transpose(0, 1), acts[norm1], weight_gradient, true);
-    matmul(context_, rows(projected), weight, norm1_gradient, add);
-    projected.free();
-  };
-  through(query_gradient, weights_[Weight::query], gradients[Weight::query], false);
-  through(key_gradient, weights_[Weight::key], gradients[Weight::key], true);
-  through(value_gradient, weights_[Weight::value], gradients[Weight::value], true);
+  unproject(acts[norm1], projected, norm1_gradient, gradients, gradients_are_zero);
+  projected.free();
   acts.drop(norm1);
   rms_norm_backward(context_,
                     {.x = acts[input],

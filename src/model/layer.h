@@ -20,9 +20,13 @@ class LayerWeights {
     return views_[static_cast<std::size_t>(weight)];
   }
   [[nodiscard]] MlpWeights mlp() const;
+  // Those of queries, keys and values as one matrix, [all heads * head_dim, hidden]; empty where the table
+  // has a gap between them.
+  [[nodiscard]] const TensorView& projections() const { return projections_; }
 
  private:
   std::array<TensorView, kLayerWeights> views_;
+  TensorView projections_;
 };
 
 // What all layers of a step share.
@@ -49,8 +53,10 @@ class Layer {
   [[nodiscard]] Tensor feed_forward(LayerActivations& acts, Keeping keeping) const;
 
   // gradient [tokens, hidden]: of the next layer's input on entry, of this layer's on return. Everything that
-  // attend makes is there, and is dropped when it has been used.
-  void backward(LayerActivations& acts, const TensorView& gradient, const LayerWeights& gradients) const;
+  // attend makes is there, and is dropped when it has been used. Products are added to the gradients of
+  // weights, or overwrite them where they are zero.
+  void backward(LayerActivations& acts, const TensorView& gradient, const LayerWeights& gradients,
+                bool gradients_are_zero) const;
 
  private:
   const Tensor& make(LayerActivations& acts, Activation activation) const {
@@ -75,11 +81,15 @@ class Layer {
   void project(LayerActivations& acts, const Projection& projection) const;
   // gradient <- that of the raw projection, from that of the result. Makes the raw projection again where it
   // is not there; drops the result.
-  void project_backward(LayerActivations& acts, const Projection& projection, const Tensor& gradient,
+  void project_backward(LayerActivations& acts, const Projection& projection, const TensorView& gradient,
                         const LayerWeights& gradients) const;
+  // x_gradient, and those of the weights, from the gradients of the raw projections, whose heads lie side by
+  // side: one product each where the weights do so too.
+  void unproject(const TensorView& x, const TensorView& projected, const TensorView& x_gradient,
+                 const LayerWeights& gradients, bool gradients_are_zero) const;
   // [batch, seq, heads, head_dim] as [tokens, heads, head_dim], and as [tokens, heads * head_dim].
-  [[nodiscard]] TensorView heads(const TensorView& view) const;
-  [[nodiscard]] TensorView rows(const TensorView& view) const;
+  [[nodiscard]] static TensorView heads(const TensorView& view) { return view.merge(0); }
+  [[nodiscard]] static TensorView rows(const TensorView& view) { return view.merge(2).merge(0); }
 
   Context& context_;
   const LayerStep& step_;

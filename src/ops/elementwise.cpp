@@ -82,7 +82,11 @@ void fill(Context& context, const TensorView& view, float value) {
 }
 
 void zero(Context& context, const TensorView& view) {
-  Arguments("zero").dense(view, "the view");
+  if (const Arguments arguments("zero"); !view.is_dense()) {
+    arguments.floating(view, "the view, which is not dense,");
+    arguments.rank(view, 2, 2, "the view, which is not dense,");
+    arguments.written_rows(view, "the view");
+  }
   run_operation<ZeroCall>(context, kZero, {view}, moves("zero", {view}));
 }
 
@@ -91,8 +95,11 @@ void convert(Context& context, const TensorView& from, const TensorView& to) {
   arguments.floating(from, "from");
   arguments.floating(to, "to");
   arguments.shape(to, from.shape(), "to");
-  arguments.dense(from, "from");
-  arguments.dense(to, "to");
+  if (!from.is_dense() || !to.is_dense()) {
+    arguments.rank(from, 2, 2, "from, which is not dense or is converted to what is not,");
+    arguments.rows(from, "from");
+    arguments.written_rows(to, "to");
+  }
   run_operation<ConvertCall>(context, kConvert, {from, to}, moves("convert", {from, to}));
 }
 

@@ -187,6 +187,7 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
       const TensorView x = forward.x.slice(0, begin, count);
       const TensorView dy = views.y_gradient.slice(0, begin, count);
       const TensorView dx = views.x_gradient.slice(0, begin, count);
+      const bool add = begin > 0 || !views.gradients_are_zero;
       if (!tile.keeps()) tile.make(begin, count, stream);
       const TensorView dgate = tile.gate(begin, count);
       const TensorView dup = tile.up(begin, count);
@@ -201,9 +202,9 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
                            .act = act},
                           {}, stream);
       // dDown <- dDown + dy^T act
-      tile.product(dy.transpose(0, 1), act, down_sum.view(), true, stream);
-      tile.product(dgate.transpose(0, 1), x, gate_sum.view(), true, stream);
-      tile.product(dup.transpose(0, 1), x, up_sum.view(), true, stream);
+      tile.product(dy.transpose(0, 1), act, down_sum.view(), add, stream);
+      tile.product(dgate.transpose(0, 1), x, gate_sum.view(), add, stream);
+      tile.product(dup.transpose(0, 1), x, up_sum.view(), add, stream);
       // dx <- dgate gate + dup up
       tile.product(dgate, forward.weights.gate, dx, false, stream);
       tile.product(dup, forward.weights.up, dx, true, stream);

@@ -106,7 +106,8 @@ class GatherRank {
     }
   }
   void keep_rows(const TensorView& all, const TensorView& own) const {
-    if (own.elements() > 0) convert(context_, all.slice(1, begin_, own.extent(1)), own);
+    if (own.elements() == 0) return;
+    convert(context_, all.slice(1, begin_, own.extent(1)).merge(2).merge(0), own.merge(2).merge(0));
   }
 
   [[nodiscard]] AttentionForward inputs() const {

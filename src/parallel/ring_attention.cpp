@@ -10,6 +10,11 @@
 namespace headroom {
 namespace {
 
+// [batch, tokens, heads, head_dim] as [batch * tokens, heads * head_dim].
+TensorView by_token(const TensorView& view) {
+  return view.merge(2).merge(0);
+}
+
 void check_dense(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
   check(view.shape() == shape && view.dtype() == dtype && view.is_dense(),
         "ring attention: {} has to be {} of {}, dense; it is {} of {}", what, shape, name(dtype),
@@ -234,11 +239,9 @@ class RingBackwardRank : private RingRank {
                    std::string_view pinned, int rings)
       : RingRank(context, schedule, views.forward, pinned, rings), backward_(views) {
     check_dense(views.output_gradient, rows(problem_.heads_q), problem_.dtype_of_output(), "output_gradient");
-    check_dense(views.query_gradient, rows(problem_.heads_q), problem_.dtype_of_gradients(),
-                "query_gradient");
-    check_dense(views.key_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(), "key_gradient");
-    check_dense(views.value_gradient, rows(problem_.heads_kv), problem_.dtype_of_gradients(),
-                "value_gradient");
+    check_gradient(views.query_gradient, problem_.heads_q, "query_gradient");
+    check_gradient(views.key_gradient, problem_.heads_kv, "key_gradient");
+    check_gradient(views.value_gradient, problem_.heads_kv, "value_gradient");
     if (views.lse_gradient.elements() > 0) {
       check_dense(views.lse_gradient, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(),
                   "lse_gradient");
@@ -261,7 +264,7 @@ class RingBackwardRank : private RingRank {
 
     keys.start(0);
     if (!alone()) {
-      for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, *view);
+      for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, by_token(*view));
     }
     for (const ChunkPair& pair : schedule_.local(rank_)) {
       compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), query,
@@ -284,9 +287,9 @@ class RingBackwardRank : private RingRank {
     gradients.finish();
     keys.finish();
     if (narrows) {
-      convert(context_, query, backward_.query_gradient);
-      convert(context_, sums.key, backward_.key_gradient);
-      convert(context_, sums.value, backward_.value_gradient);
+      convert(context_, by_token(query), by_token(backward_.query_gradient));
+      convert(context_, by_token(sums.key), by_token(backward_.key_gradient));
+      convert(context_, by_token(sums.value), by_token(backward_.value_gradient));
     }
     add_sinks();
   }
@@ -308,6 +311,14 @@ class RingBackwardRank : private RingRank {
     attention_backward(context_, problem_of(pair, Pass::backward), backward, workspace_, pinned_);
   }
 
+  // Other heads may lie between those of one token and of the next.
+  void check_gradient(const TensorView& view, std::int64_t heads, std::string_view what) const {
+    const DType dtype = problem_.dtype_of_gradients();
+    check(view.shape() == rows(heads) && view.dtype() == dtype,
+          "ring attention: {} has to be {} of {}; it is {} of {}", what, rows(heads), name(dtype),
+          view.shape(), name(view.dtype()));
+    static_cast<void>(by_token(view));
+  }
   // dSink of every piece, after their sum; then that of all rings.
   void take_sinks() {
     if (!problem_.sinks) return;

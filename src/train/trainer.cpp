@@ -100,6 +100,7 @@ void Trainer::load(Context& context, const HostWork& body) {
     host_value_ = take(context, "value on the host", Category::staging, DType::f32, {1}, Space::host);
     // Host memory is pinned, so kernels reach it; only a step's copies have to be fast.
     for (const Tensor* zeros : flats) zero(context, *zeros);
+    gradients_are_zero_ = true;
     Staging staging(context, largest_transfer_bytes());
     body(staging);
   });
@@ -247,8 +248,10 @@ LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
     // Every label weighs the same in the gradients, whatever the number of labels beside it; how many there
     // are in all is known at the update. A rank may have none: its mean loss and its gradients are zero.
     fill(context, loss_gradient, static_cast<float>(1 / gradient_scale(labels.own)));
-    decoder_.train(context, batch.views(), {.weights = weights_, .gradients = gradients_}, loss,
-                   loss_gradient);
+    decoder_.train(context, batch.views(),
+                   {.weights = weights_, .gradients = gradients_, .gradients_are_zero = gradients_are_zero_},
+                   loss, loss_gradient);
+    gradients_are_zero_ = false;
     mean = read_back(context, loss);
   });
   return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels.own), .labels = labels.own});
@@ -286,6 +289,7 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
       update_on_device(context, update, state);
     }
     zero(context, gradients_);
+    gradients_are_zero_ = true;
     norm_value = read_back(context, norm);
   });
   return norm_value;

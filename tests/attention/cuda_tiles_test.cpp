@@ -332,6 +332,35 @@ TEST(CudaRows, StridesDecideWhichRowIsPicked) {
   }
 }
 
+TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
+  AttentionProblem problem{.batch = 1,
+                           .seq_q = 16'384,
+                           .seq_k = 16'384,
+                           .heads_q = 32,
+                           .heads_kv = 1,
+                           .head_dim = 128,
+                           .dtype = DType::bf16};
+  const auto parts = [&] { return sm90::Plan::of(problem).key_parts; };
+  const auto bytes = [&] { return sm90::Workspace(problem, Pass::backward, nullptr).bytes; };
+  EXPECT_EQ(parts(), 4);  // 128 tiles
+  const std::int64_t divided = bytes();
+  problem.heads_kv = 4;
+  EXPECT_EQ(parts(), 1);
+  // Two sums of four parts, of 16,384 keys.
+  EXPECT_EQ(divided - bytes(), std::int64_t{2} * 4 * 16'384 * 128 * 4);
+  problem.heads_kv = 32;
+  problem.seq_k = 100;
+  EXPECT_EQ(parts(), 1);  // nothing to divide
+  problem.heads_q = 24;
+  problem.heads_kv = 2;
+  EXPECT_EQ(parts(), 12);  // all there are
+  problem.seq_k = 6400;
+  EXPECT_EQ(parts(), 6);  // 100 tiles by 5.12 or more, and 12 by 5 leaves some over
+  problem.mask.dilations = {Dilation{100, 2}};
+  problem.mask.dilation_count = 1;
+  EXPECT_EQ(parts(), 1);  // launches are of one head
+}
+
 // A row that writes down what the sequence launches.
 struct Recorder {
   static constexpr bool kAddsQueryGradient = false;
@@ -346,8 +375,11 @@ struct Recorder {
       .sinks_gradient = [](const AttentionCall&, const Stream&) { add("sinks"); },
       .zero_counters = nullptr,
       .zero = nullptr,
-      .narrow = [](const AttentionCall&, const TypedHeadsView&, const TypedHeadsView& from, std::int64_t,
-                   std::int64_t, const Stream&) { add(from.dtype == DType::f32 ? "narrow" : "wrong"); }};
+      .narrow =
+          [](const AttentionCall&, const TypedHeadsView&, const TypedHeadsView& from, std::int64_t,
+             std::int64_t, std::int64_t parts, const Stream&) {
+            add(from.dtype != DType::f32 ? "wrong" : parts == 1 ? "narrow" : fmt::format("narrow {}", parts));
+          }};
   Workspace workspace;
   const SharedLaunches& shared = kShared;
   Stream stream{};
@@ -360,17 +392,17 @@ struct Recorder {
   void backward(const AttentionCall& call) const {
     add(fmt::format("backward {}..{}", call.group_begin, call.group_end));
   }
-  void zero(const AttentionCall&, const TypedHeadsView&, std::int64_t rows, std::int64_t) const {
-    add(fmt::format("zero {}", rows));
+  void zero(const AttentionCall& call, const TypedHeadsView&, std::int64_t rows, std::int64_t) const {
+    add(call.batch == 1 ? fmt::format("zero {}", rows) : fmt::format("zero {} x {}", call.batch, rows));
   }
 };
 
-std::vector<std::string> launched(const AttentionProblem& problem, Pass pass) {
+std::vector<std::string> launched(const AttentionProblem& problem, Pass pass, std::int64_t key_parts = 1) {
   Recorder::launched.clear();
   std::vector<std::byte> memory(1 << 20);
   Pieces pieces(memory.data());
   Recorder row;
-  row.workspace.take(problem, pass, {.row_statistics = problem.sinks}, pieces);
+  row.workspace.take(problem, pass, {.row_statistics = problem.sinks, .key_parts = key_parts}, pieces);
   EXPECT_LE(pieces.bytes(), std::ssize(memory));
   std::vector<float> sinks(static_cast<std::size_t>(problem.heads_q));
   const TensorView q(nullptr, problem.dtype, {1, problem.seq_q, problem.heads_q, problem.head_dim});
@@ -408,6 +440,10 @@ TEST(CudaSequence, IsWhatEveryRowRuns) {
   EXPECT_EQ(launched(problem, Pass::forward), (Names{"lists 0", "forward 0"}));
   // A group's heads are summed by one launch; dQ is rounded from its f32 sums.
   EXPECT_EQ(launched(problem, Pass::backward), (Names{"lists 0", "statistics", "backward 0..2", "narrow"}));
+  // Blocks that divide a group add to sums of their own, which are added up.
+  EXPECT_EQ(launched(problem, Pass::backward, 2),
+            (Names{"zero 2 x 10", "zero 2 x 10", "lists 0", "statistics", "backward 0..2", "narrow",
+                   "narrow 2", "narrow 2"}));
   problem.sinks = true;
   EXPECT_EQ(launched(problem, Pass::backward),
             (Names{"row statistics", "sinks", "lists 0", "statistics", "backward 0..2", "narrow"}));

@@ -50,6 +50,23 @@ TEST(TensorView, SlicesShareMemory) {
   EXPECT_EQ(view.slice(1, 6, 0).elements(), 0);  // empty at the end is fine
 }
 
+TEST(TensorView, MergesDimensionsWithoutAGap) {
+  const TensorView view(nullptr, DType::f32, {2, 5, 6, 4});
+  const TensorView some = view.slice(2, 1, 3);  // heads of every token
+  const TensorView rows = some.merge(2).merge(0);
+  EXPECT_EQ(rows.shape(), (Shape{10, 12}));
+  EXPECT_EQ(rows.offset(7, 9), view.offset(1, 2, 2, 1) - view.offset(0, 0, 0, 0));
+  EXPECT_EQ(rows.stride(0), 24);
+  EXPECT_THROW(static_cast<void>(some.merge(1)), Error);  // other heads lie between
+  EXPECT_THROW(static_cast<void>(view.transpose(0, 1).merge(0)), Error);
+  EXPECT_THROW(static_cast<void>(view.merge(3)), Error);
+  // One of something has no gap, whatever its stride.
+  EXPECT_EQ(view.slice(2, 1, 1).merge(1).shape(), (Shape{2, 5, 4}));
+  EXPECT_EQ(view.slice(2, 1, 1).merge(1).stride(1), 24);
+  EXPECT_EQ(view.slice(1, 3, 1).merge(0).stride(0), 120);
+  EXPECT_EQ(view.slice(1, 0, 0).merge(1).shape(), (Shape{2, 0, 4}));
+}
+
 TEST(TensorView, RefusesWhatDoesNotFit) {
   std::array<float, 24> data{};
   const TensorView view(data.data(), DType::f32, {4, 6});

@@ -481,6 +481,20 @@ TEST(Decoder, GradientsAreTheLosssDerivatives) {
   }
 }
 
+// Weights of queries, keys and values that do not lie side by side in the flat buffer.
+TEST(Decoder, GradientsAreTheLosssDerivativesWithGapsBetweenWeights) {
+  ModelConfig config = small_model(true, true);
+  config.layers = 2;
+  config.hidden = 10;
+  config.heads_q = 3;
+  config.heads_kv = 1;
+  config.head_dim = 8;
+  const ParameterTable table(config);
+  ASSERT_NE(table.find(0, Weight::query)->offset + 240, table.find(0, Weight::key)->offset);
+  const SmallStep step{.config = config, .sizes = {.batch = 2, .context = 23}};
+  check_derivatives(step, random_batch(config, step.sizes));
+}
+
 TEST(Decoder, GradientsAreTheLosssDerivativesUnderMasks) {
   ModelConfig config = small_model(true, true);
   config.layers = 2;

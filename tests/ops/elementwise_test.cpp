@@ -51,6 +51,20 @@ TEST_P(Elementwise, FillAndZero) {
         EXPECT_EQ(zeros, Values(static_cast<std::size_t>(count), 0.0));
       });
     }
+    for (const std::int64_t dim : kOddSizes) {
+      const Shape shape{11, dim};
+      const Values values = random_values(shape.elements() + 3 * shape[0], dtype, 5);
+      run_phase(2, [&](Context& context) {
+        const Placed whole(context, {shape[0], dim + 3}, dtype, values);
+        zero(context, whole.view.slice(1, 0, dim));
+        const Values left = whole.read(context);
+        if (context.phantom()) return;
+        for (std::size_t i = 0; i < left.size(); ++i) {
+          const bool inside = static_cast<std::int64_t>(i) % (dim + 3) < dim;
+          ASSERT_EQ(left[i], inside ? 0.0 : values[i]) << i << " of rows of " << dim;
+        }
+      });
+    }
   }
 }
 
@@ -62,13 +76,21 @@ TEST_P(Elementwise, ConvertRoundsToNearest) {
         values[0] = std::numeric_limits<double>::infinity();
         Values expected = values;
         for (double& value : expected) value = rounded(value, to);
+        const Values three = random_values(3 * count, from, 6);
+        Values three_expected = three;
+        for (double& value : three_expected) value = rounded(value, to);
         run_phase(2, [&](Context& context) {
           const Placed source(context, {count}, from, values);
           const Placed target(context, {count}, to);
           convert(context, source.view, target.view);
           const Values actual = target.read(context);
+          const Placed rows(context, {3, count}, from, three, 5);
+          const Placed apart(context, {3, count}, to, 2);
+          convert(context, rows.view, apart.view);
+          const Values placed = apart.read(context);
           if (context.phantom()) return;
           EXPECT_EQ(actual, expected) << name(from) << " to " << name(to);
+          EXPECT_EQ(placed, three_expected) << name(from) << " to " << name(to);
         });
       }
     }
@@ -92,9 +114,13 @@ TEST(ElementwiseArguments, NameWhatIsWrong) {
   EXPECT_EQ(message([&] { add(context, a, a, a); }), "");
   EXPECT_EQ(message([&] { add(context, a, other, a); }), "add: b holds bf16, not f32");
   EXPECT_EQ(message([&] { convert(context, a, other); }), "");
-  EXPECT_EQ(message([&] { convert(context, gaps, other); }),
-            "convert: from of shape [4, 8] has gaps between its elements; it has to be dense");
+  EXPECT_EQ(message([&] { convert(context, gaps, other); }), "");
+  EXPECT_EQ(message([&] { convert(context, gaps.transpose(0, 1), other.transpose(0, 1)); }),
+            "convert: from has stride 16 inside a row, not 1");
+  EXPECT_EQ(message([&] { zero(context, gaps); }), "");
   EXPECT_EQ(message([&] { zero(context, ids); }), "");
+  EXPECT_EQ(message([&] { zero(context, ids.slice(1, 0, 4)); }),
+            "zero: the view, which is not dense, holds i32, not f32, bf16 or f16");
   EXPECT_EQ(message([&] { fill(context, ids, 1); }), "fill: the view holds i32, not f32, bf16 or f16");
 }
 

@@ -50,8 +50,9 @@ struct StepBatch {
 
 // Flat buffers of the parameter table.
 struct StepBuffers {
-  TensorView weights;    // in the strategy's compute dtype
-  TensorView gradients;  // in the gradient dtype of the strategy's state, added to
+  TensorView weights;               // in the strategy's compute dtype
+  TensorView gradients;             // in the gradient dtype of the strategy's state, added to
+  bool gradients_are_zero = false;  // then products need not read them; the bits are the same
 };
 
 class Decoder {

@@ -23,10 +23,11 @@ struct MlpForward {
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens);
 
 struct MlpBackward {
-  MlpForward forward;     // its inputs and what was kept, which is overwritten; y is not read
-  TensorView y_gradient;  // [tokens, hidden]
-  TensorView x_gradient;  // [tokens, hidden], overwritten
-  MlpWeights gradients;   // f32 or of the weights' dtype, added to; tiles are summed in f32
+  MlpForward forward;               // its inputs and what was kept, which is overwritten; y is not read
+  TensorView y_gradient;            // [tokens, hidden]
+  TensorView x_gradient;            // [tokens, hidden], overwritten
+  MlpWeights gradients;             // f32 or of the weights' dtype, added to; tiles are summed in f32
+  bool gradients_are_zero = false;  // then the first tile need not read them; the bits are the same
 };
 void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_tokens);
 

@@ -126,8 +126,9 @@ class Trainer {
 
   Decoder decoder_;
   OptimizerSettings optimizer_;
-  Tensor weights_;          // flat, compute dtype
-  Tensor gradients_;        // flat; their dtype and what else there is is the state's
+  Tensor weights_;    // flat, compute dtype
+  Tensor gradients_;  // flat; their dtype and what else there is is the state's
+  bool gradients_are_zero_ = false;
   Tensor master_;           // flat f32; this and the moments are on the host where the strategy says so
   Tensor first_moment_;     // flat
   Tensor second_moment_;    // flat

@@ -167,10 +167,11 @@ void Workspace::take(const AttentionProblem& problem, Pass pass, const Needs& ne
   const bool narrow = problem.dtype_of_gradients() != DType::f32;  // sums need more than the gradients hold
   if (narrow && needs.query_gradient) query_gradient = pieces.take<float>(q_elements);
   // Heads of a K/V group differ in the rows that take part.
-  adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv);
+  key_parts = needs.key_parts;
+  adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv) || key_parts > 1;
   if (narrow && adds_key_gradients) {
-    key_gradient = pieces.take<float>(k_elements);
-    value_gradient = pieces.take<float>(k_elements);
+    key_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
+    value_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
   }
   if (problem.mask.detach_mixing) {
     output = pieces.take<float>(q_elements);

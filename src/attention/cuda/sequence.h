@@ -45,6 +45,7 @@ struct Workspace {
     bool intervals = true;       // kernels read them from memory
     bool row_statistics = true;  // backward's kernels read row_shift and row_dot
     bool query_gradient = true;  // dQ is summed in rows of f32
+    std::int64_t key_parts = 1;  // dK and dV are summed by so many blocks, each of a part of a group's heads
   };
   void take(const AttentionProblem& problem, Pass pass, const Needs& needs, Pieces& pieces);
 
@@ -54,8 +55,9 @@ struct Workspace {
   float* row_shift = nullptr;    // [batch, heads_q, seq_q]
   float* row_dot = nullptr;
   float* query_gradient = nullptr;  // [batch, seq_q, heads_q, head_dim]
-  float* key_gradient = nullptr;    // [batch, seq_k, heads_kv, head_dim]
+  float* key_gradient = nullptr;    // [parts, batch, seq_k, heads_kv, head_dim]
   float* value_gradient = nullptr;
+  std::int64_t key_parts = 1;
   bool adds_key_gradients = false;  // launches add to what earlier ones wrote
   std::int64_t bytes = 0;
 };
@@ -107,7 +109,7 @@ void run_forward(const AttentionProblem& problem, const AttentionForward& views,
     row.forward(call);
   }
   if (workspace.output != nullptr) {
-    row.shared.narrow(call, heads_view(views.output), call.output, problem.seq_q, problem.heads_q,
+    row.shared.narrow(call, heads_view(views.output), call.output, problem.seq_q, problem.heads_q, 1,
                       row.stream);
   }
 }
@@ -136,9 +138,11 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   if (starts_from_zero && (Row::kAddsQueryGradient || some_take_no_part)) {
     row.zero(call, call.query_gradient, problem.seq_q, problem.heads_q);
   }
-  if (starts_from_zero && some_take_no_part) {
-    row.zero(call, call.key_gradient, problem.seq_k, problem.heads_kv);
-    row.zero(call, call.value_gradient, problem.seq_k, problem.heads_kv);
+  if (starts_from_zero && (some_take_no_part || workspace.key_parts > 1)) {
+    AttentionCall parts = call;
+    parts.batch *= workspace.key_parts;
+    row.zero(parts, call.key_gradient, problem.seq_k, problem.heads_kv);
+    row.zero(parts, call.value_gradient, problem.seq_k, problem.heads_kv);
   }
   const int patterns = nothing_seen ? 0 : problem.mask.patterns_per_head();
   const std::int64_t heads = dilated(problem) ? 1 : call.group();  // of a group, in one launch
@@ -159,13 +163,13 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
       row.backward(call);
     }
   }
-  const auto round = [&](float* sums, const TensorView& to, const TypedHeadsView& from) {
+  const auto round = [&](float* sums, const TensorView& to, const TypedHeadsView& from, std::int64_t parts) {
     if (sums == nullptr) return;
-    row.shared.narrow(call, heads_view(to), from, to.extent(1), to.extent(2), row.stream);
+    row.shared.narrow(call, heads_view(to), from, to.extent(1), to.extent(2), parts, row.stream);
   };
-  round(workspace.query_gradient, views.query_gradient, call.query_gradient);
-  round(workspace.key_gradient, views.key_gradient, call.key_gradient);
-  round(workspace.value_gradient, views.value_gradient, call.value_gradient);
+  round(workspace.query_gradient, views.query_gradient, call.query_gradient, 1);
+  round(workspace.key_gradient, views.key_gradient, call.key_gradient, workspace.key_parts);
+  round(workspace.value_gradient, views.value_gradient, call.value_gradient, workspace.key_parts);
 }
 
 }  // namespace headroom::cuda

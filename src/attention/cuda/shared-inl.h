@@ -95,15 +95,19 @@ static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t wor
   if (i < words) call.turns[i] = 0;
 }
 
-// dst <- src; one warp per row
+// to <- the sum of the parts; one warp per row
 static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, TypedHeadsView from,
-                                     std::int64_t rows, std::int64_t heads) {
+                                     std::int64_t rows, std::int64_t heads, std::int64_t parts) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
   const std::int64_t source = row_offset(from, item, rows, heads);
   for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
-    store_element(to.data, to.dtype, at + c, load_element(from.data, from.dtype, source + c));
+    float sum = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      sum += load_element(from.data, from.dtype, source + part * call.batch * from.batch_stride + c);
+    }
+    store_element(to.data, to.dtype, at + c, sum);
   }
 }
 
@@ -193,9 +197,9 @@ inline void launch_zero_counters(const AttentionCall& call, const Stream& stream
 }
 
 inline void launch_narrow(const AttentionCall& call, const TypedHeadsView& to, const TypedHeadsView& from,
-                          std::int64_t rows, std::int64_t heads, const Stream& stream) {
+                          std::int64_t rows, std::int64_t heads, std::int64_t parts, const Stream& stream) {
   launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kRowThreads, 0, stream, call, to,
-         from, rows, heads);
+         from, rows, heads, parts);
 }
 
 inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {

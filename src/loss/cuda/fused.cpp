@@ -1,8 +1,8 @@
 // The loss on a GPU, in chunks of tokens. A chunk's logits are in the dtype of the problem, and their
 // gradients take their place:
 //   Z <- X W^T; losses, and dZ in place of Z; dX <- dZ W; dW <- dW + dZ^T X
-// The first and the third product are fastest over a few thousand tokens. The last one reads and writes all
-// of dW in f32, and is the faster the more tokens it takes at once: it takes the whole chunk.
+// The last product reads and writes all of dW in f32, and is the faster the more tokens it takes at once: the
+// chunk is as large as it may be. The third one has few columns and is fastest over a thousand tokens.
 #include <algorithm>
 
 #include "core/pieces.h"
@@ -13,15 +13,18 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kOwnLogitsBytes = 1229LL << 20;  // where nobody says: 4,224 tokens of 151,936 words
-constexpr std::int64_t kProductTokens = 2048;
+constexpr std::int64_t kOwnLogitsBytes = 1484LL << 20;  // where nobody says: 5,120 tokens of 151,936 words
+constexpr std::int64_t kGradientTokens = 1024;          // of a product that gives dX
+constexpr std::int64_t kForwardTokens = 2048;           // of a chunk without gradients
 constexpr std::int64_t kTileTokens = 128;
 constexpr std::int64_t kRowAlignment = 64;  // elements; what products and copies like
 
 // As many tokens of a chunk as are fast.
 std::int64_t fast_tokens(const LossProblem& problem) {
   const std::int64_t row_bytes = round_up(problem.vocab, kRowAlignment) * size_bytes(problem.dtype);
-  const std::int64_t fast = std::max(kOwnLogitsBytes / row_bytes / kTileTokens * kTileTokens, kTileTokens);
+  const std::int64_t fit = kOwnLogitsBytes / row_bytes;
+  const std::int64_t unit = fit >= kGradientTokens ? kGradientTokens : kTileTokens;
+  const std::int64_t fast = std::max(fit / unit * unit, kTileTokens);
   return std::clamp<std::int64_t>(fast, 1, std::max<std::int64_t>(problem.tokens, 1));
 }
 
@@ -33,7 +36,7 @@ struct ChunkPieces {
     tokens = problem.chunk_tokens == 0 ? fast_tokens(problem)
                                        : std::clamp<std::int64_t>(problem.chunk_tokens, 1,
                                                                   std::max<std::int64_t>(problem.tokens, 1));
-    if (pass == Pass::forward) tokens = std::min(tokens, kProductTokens);
+    if (pass == Pass::forward) tokens = std::min(tokens, kForwardTokens);
     // First: cuBLASLt wants it at a multiple of 256 bytes.
     const std::int64_t product =
         std::max({product_workspace_bytes(problem.vocab, problem.hidden, device, problem.dtype),
@@ -69,23 +72,17 @@ void run(const LossProblem& problem, const LossForward& views, const LossBackwar
   for (std::int64_t begin = 0; begin < problem.tokens; begin += pieces.tokens) {
     const std::int64_t count = std::min(pieces.tokens, problem.tokens - begin);
     const TensorView z = pieces.logits.slice(0, 0, count);
-    const auto for_parts = [&](const auto& body) {
-      for (std::int64_t part = 0; part < count; part += kProductTokens) {
-        body(part, std::min(kProductTokens, count - part));
-      }
-    };
-    for_parts([&](std::int64_t part, std::int64_t tokens) {
-      multiply({views.hidden.slice(0, begin + part, tokens), views.weight.transpose(0, 1),
-                z.slice(0, part, tokens)});
-    });
+    const TensorView x = views.hidden.slice(0, begin, count);
+    multiply({x, views.weight.transpose(0, 1), z});
     cuda::softmax_loss(problem, labels, pieces.scratch, z, begin,
                        gradients == nullptr ? TensorView() : gradients->loss_gradient, stream);
     if (gradients == nullptr) continue;
-    for_parts([&](std::int64_t part, std::int64_t tokens) {
+    for (std::int64_t part = 0; part < count; part += kGradientTokens) {
+      const std::int64_t tokens = std::min(kGradientTokens, count - part);
       multiply({z.slice(0, part, tokens), views.weight,
                 gradients->hidden_gradient.slice(0, begin + part, tokens)});
-    });
-    multiply({z.transpose(0, 1), views.hidden.slice(0, begin, count), gradients->weight_gradient, true});
+    }
+    multiply({z.transpose(0, 1), x, gradients->weight_gradient, true});
   }
   cuda::loss_total(problem, pieces.scratch, views.loss, stream);
 }

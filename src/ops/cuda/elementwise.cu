@@ -42,11 +42,11 @@ struct Fill {
   float value;
   [[nodiscard]] bool aligned() const { return to.aligned; }
   template <class Count>
-  __device__ void operator()(std::int64_t, std::int64_t column, Count count) const {
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
     Eight values;
 #pragma unroll
     for (int i = 0; i < kEight; ++i) values.at[i] = value;
-    store_eight<kType>(to.data + column, count, to.aligned, values);
+    store_eight<kType>(to.row(row) + column, count, to.aligned, values);
   }
 };
 
@@ -56,9 +56,9 @@ struct Convert {
   RowsOf<kTo> to;
   [[nodiscard]] bool aligned() const { return from.aligned && to.aligned; }
   template <class Count>
-  __device__ void operator()(std::int64_t, std::int64_t column, Count count) const {
-    store_eight<kTo>(to.data + column, count, to.aligned,
-                     load_eight<kFrom>(from.data + column, count, from.aligned));
+  __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
+    store_eight<kTo>(to.row(row) + column, count, to.aligned,
+                     load_eight<kFrom>(from.row(row) + column, count, from.aligned));
   }
 };
 
@@ -122,20 +122,23 @@ void add(const TensorView& a, const TensorView& b, const TensorView& y, const St
 }
 
 void fill(const TensorView& view, float value, const Stream& stream) {
+  const Walk walk = Walk::of(view);
   with_dtype(view.dtype(), [&]<DType kType>() {
-    for_eights("fill_kernel", 1, view.elements(), stream, Fill<kType>{one_row_of<kType>(view), value});
+    for_eights("fill_kernel", walk.rows, walk.dim, stream, Fill<kType>{walk.rows_of<kType>(view), value});
   });
 }
 
 void zero(const TensorView& view, const Stream& stream) {
+  if (!view.is_dense()) return fill(view, 0, stream);
   set_bytes(view.raw(), 0, view.bytes(), stream);
 }
 
 void convert(const TensorView& from, const TensorView& to, const Stream& stream) {
+  const Walk walk = Walk::of(from, to);
   with_dtype(from.dtype(), [&]<DType kFrom>() {
     with_dtype(to.dtype(), [&]<DType kTo>() {
-      for_eights("convert_kernel", 1, from.elements(), stream,
-                 Convert<kFrom, kTo>{one_row_of<kFrom>(from), one_row_of<kTo>(to)});
+      for_eights("convert_kernel", walk.rows, walk.dim, stream,
+                 Convert<kFrom, kTo>{walk.rows_of<kFrom>(from), walk.rows_of<kTo>(to)});
     });
   });
 }

@@ -9,7 +9,9 @@ namespace headroom::cuda {
 namespace {
 
 constexpr int kHeadTokens = 16;  // whose angles a block makes at a time
+constexpr int kHeadBlocks = 3;   // of backward, on an SM at once
 constexpr int kFour = 4;
+static_assert(kHeadBlocks <= kMostParts);
 
 template <DType kType>
 using StoredFour = Pack<kType, kFour>;
@@ -87,7 +89,7 @@ struct HeadsCall {
   bool add = false;  // to the gradient of x
   Rotation rotation{};
   float* parts = nullptr;   // [blocks, 2 * half], of the gradient of the weight
-  std::int64_t blocks = 0;  // each takes every so many-th group of tokens
+  std::int64_t blocks = 0;  // that divide the tokens
 };
 
 // One of the heads of a block's tokens; an absent one is the first again.
@@ -99,15 +101,15 @@ struct HeadPlace {
   bool there;        // with elements for this lane
 };
 
-// load(place), and then body(place, what was loaded, angles), for the heads of the tokens from `first` on: as
-// often for every lane. The next head is on its way while one is computed.
+// load(place), and then body(place, what was loaded, angles), for the heads of up to kHeadTokens tokens from
+// `first` on: as often for every lane. The next head is on its way while one is computed.
 template <int kLanes, class Call, class Load, class Body>
-__device__ __forceinline__ void for_heads(const Call& call, std::int64_t first, Angle* angles,
-                                          const Load& load, const Body& body) {
+__device__ __forceinline__ void for_heads(const Call& call, std::int64_t first, std::int64_t end,
+                                          Angle* angles, const Load& load, const Body& body) {
   constexpr int kGroups = kThreads / kLanes;
   const int half = call.rotation.frequencies.half;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
-  const auto tokens = static_cast<int>(call.tokens - first < kHeadTokens ? call.tokens - first : kHeadTokens);
+  const auto tokens = static_cast<int>(end - first < kHeadTokens ? end - first : kHeadTokens);
   const auto place_of = [&](int i) {
     const bool there = i < tokens * call.heads;
     const int turn = there ? i / call.heads : 0;
@@ -156,12 +158,14 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(HeadsCall<kType, kWeigh
     rotate(values, turns);
     store_halves<kType>(call.y.at(place.token, place.head) + column, half, values);
   };
-  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, angles, load, body);
+  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, call.tokens, angles, load,
+                    body);
 }
 
 // The gradient of x, from that of y turned back; parts <- each block's sum of what is the weight's.
 template <int kLanes, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kThreads, 3) heads_backward_kernel(HeadsCall<kType, kWeight> call) {
+__global__ void __launch_bounds__(kThreads, kHeadBlocks)
+    heads_backward_kernel(HeadsCall<kType, kWeight> call) {
   constexpr int kGroups = kThreads / kLanes;
   auto* angles = reinterpret_cast<Angle*>(shared_memory);
   const int half = call.rotation.frequencies.half;
@@ -206,9 +210,10 @@ __global__ void __launch_bounds__(kThreads, 3) heads_backward_kernel(HeadsCall<k
     }
     store_halves<kType>(to, half, result);
   };
-  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kHeadTokens; first < call.tokens;
-       first += call.blocks * kHeadTokens) {
-    for_heads<kLanes>(call, first, angles, load, body);
+  // Blocks have the same number of tokens, or one more.
+  const std::int64_t end = call.tokens * (blockIdx.x + 1) / call.blocks;
+  for (std::int64_t first = call.tokens * blockIdx.x / call.blocks; first < end; first += kHeadTokens) {
+    for_heads<kLanes>(call, first, end, angles, load, body);
     __syncthreads();  // everybody has read the angles
   }
   auto* shared = reinterpret_cast<float*>(shared_memory);  // [groups, 2 * half]
@@ -299,8 +304,7 @@ void rms_norm_rope_backward(const RmsNormBackward& views, Store x_gradient, cons
     cuda::rope(views.y_gradient, rope.positions, rope.frequencies, Pass::backward, stream);
     return rms_norm_backward(views, x_gradient, workspace, stream);
   }
-  const std::int64_t blocks =
-      std::min(divide_up(views.x.extent(0), kHeadTokens), rms_norm_parts(*stream.device));
+  const std::int64_t blocks = std::min(views.x.extent(0), std::int64_t{kHeadBlocks} * stream.device->cores);
   with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
     auto call = call_of<kType, kWeight>(views.x, views.y_gradient, rope, Pass::backward);
     call.gradient = Heads<kType>::of(views.x_gradient);

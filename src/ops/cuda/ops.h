@@ -14,8 +14,9 @@ inline constexpr std::int64_t kMostNormElements = 32'768;
 void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& stream);
 
 // The workspace holds parts of the weight's gradient, one per block of the launch.
+inline constexpr std::int64_t kMostParts = 6;  // for each core of the device
 [[nodiscard]] inline std::int64_t rms_norm_parts(const DeviceDescription& device) {
-  return std::int64_t{device.cores} * 6;
+  return device.cores * kMostParts;
 }
 void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const TensorView& workspace,
                        const Stream& stream);

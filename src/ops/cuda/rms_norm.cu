@@ -13,6 +13,7 @@ constexpr std::int64_t kFloat = sizeof(float);
 constexpr int kMostThreads = 512;
 constexpr int kMostVectors = 8;
 constexpr int kMostWarps = kMostThreads / kWarp;
+constexpr int kThreadsTogether = 1024;  // of backward, on an SM: so many have 64 registers each
 
 // The sum over a block's threads, in the same order every time. Turns use two places in turn, so that one
 // barrier is enough: who writes a place again has seen all others behind their reading of it.
@@ -128,45 +129,46 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, 
 
 // dx of every row; parts <- each block's sum of dy * h. With g = dy * weight, h = x * rstd.
 template <int kVectors, bool kWhole, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kMostThreads, kVectors == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kMostThreads, kVectors == 1 ? kThreadsTogether / kMostThreads : 1)
     rms_norm_backward_kernel(NormCall<kType, kWeight> call) {
   const Share<kVectors, kWhole> share{call.threads, call.dim};
   Eight weight[kVectors];
   share.template load<kWeight>(call.weight).widen_to(weight);
   Eight sums[kVectors] = {};
   int turn = 0;
-  auto next_x = share.template load<kType>(call.x.row(blockIdx.x));
-  auto next_gradient = share.template load<kType>(call.y.row(blockIdx.x));
+  typename Share<kVectors, kWhole>::template Raw<kType> next_x, next_gradient, next_before;
+  float next_rstd = 0;
+  const auto load = [&](std::int64_t row) {
+    next_x = share.template load<kType>(call.x.row(row));
+    next_gradient = share.template load<kType>(call.y.row(row));
+    if (call.add) next_before = share.template load<kType>(call.gradient.row(row));
+    next_rstd = call.rstd[row];
+  };
+  load(blockIdx.x);
   for (std::int64_t row = blockIdx.x; row < call.rows; row += call.blocks) {
-    typename Share<kVectors, kWhole>::template Raw<kType> before;
-    if (call.add) before = share.template load<kType>(call.gradient.row(row));
-    Eight h[kVectors];
-    Eight gradient[kVectors];
-    next_x.widen_to(h);
-    next_gradient.widen_to(gradient);
-    if (const std::int64_t next = row + call.blocks; next < call.rows) {
-      next_x = share.template load<kType>(call.x.row(next));
-      next_gradient = share.template load<kType>(call.y.row(next));
-    }
-    const float rstd = call.rstd[row];
+    const auto x = next_x;
+    const auto gradient = next_gradient;
+    const auto before = next_before;
+    const float rstd = next_rstd;
+    if (row + call.blocks < call.rows) load(row + call.blocks);
     float dot = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
-        h[v].at[j] *= rstd;
-        dot += gradient[v].at[j] * weight[v].at[j] * h[v].at[j];
+        dot += gradient.eights[v].wide(j) * weight[v].at[j] * (x.eights[v].wide(j) * rstd);
       }
     }
     const float mean = sum_threads(dot, call.threads, turn++) / static_cast<float>(call.dim);
     Eight result[kVectors];
-    before.widen_to(result);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
-        sums[v].at[j] += gradient[v].at[j] * h[v].at[j];
-        result[v].at[j] += rstd * (gradient[v].at[j] * weight[v].at[j] - h[v].at[j] * mean);
+        const float h = x.eights[v].wide(j) * rstd;
+        const float g = gradient.eights[v].wide(j);
+        sums[v].at[j] += g * h;
+        result[v].at[j] = before.eights[v].wide(j) + rstd * (g * weight[v].at[j] - h * mean);
       }
     }
     share.template store<kType>(call.gradient.row(row), result);
@@ -181,7 +183,7 @@ __global__ void __launch_bounds__(kMostThreads)
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kWarp + threadIdx.x % kWarp;
   float sum = 0;
   if (column < dim) {
-#pragma unroll 4
+#pragma unroll 8
     for (std::int64_t part = threadIdx.x / kWarp; part < count; part += kMostWarps) {
       sum += parts[part * dim + column];
     }
@@ -231,7 +233,7 @@ void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& 
     with_share(dim, call.x.aligned && call.y.aligned && weight.aligned && dim % kEight == 0,
                [&]<int kVectors, bool kWhole>() {
                  call.threads = threads_for(dim, kVectors);
-                 call.blocks = std::min(call.rows, rms_norm_parts(*stream.device));
+                 call.blocks = std::min(call.rows, kMostParts * std::int64_t{stream.device->cores});
                  launch("rms_norm_kernel", rms_norm_kernel<kVectors, kWhole, kType, kWeight>, call.blocks,
                         call.threads, 2 * kMostWarps * kFloat, stream, call);
                });
@@ -243,7 +245,6 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
   const std::int64_t dim = views.weight.extent(0);
   const std::int64_t rows = views.rstd.elements();
   if (rows == 0) return;
-  const std::int64_t blocks = std::min(rows, rms_norm_parts(*stream.device));
   auto* parts = static_cast<float*>(workspace.raw());
   with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
     const RowsOf<kWeight> weight = one_row_of<kWeight>(views.weight);
@@ -255,17 +256,19 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
                                   .rows = rows,
                                   .dim = dim,
                                   .add = x_gradient == Store::add,
-                                  .parts = parts,
-                                  .blocks = blocks};
+                                  .parts = parts};
     const bool whole =
         call.x.aligned && call.y.aligned && call.gradient.aligned && weight.aligned && dim % kEight == 0;
     with_share(dim, whole, [&]<int kVectors, bool kWhole>() {
       call.threads = threads_for(dim, kVectors);
-      launch("rms_norm_backward_kernel", rms_norm_backward_kernel<kVectors, kWhole, kType, kWeight>, blocks,
-             call.threads, 2 * kMostWarps * kFloat, stream, call);
+      // All at once: a block that waits for another to end would begin late with its many rows.
+      const std::int64_t together = std::clamp<std::int64_t>(kThreadsTogether / call.threads, 1, kMostParts);
+      call.blocks = std::min(rows, stream.device->cores * together);
+      launch("rms_norm_backward_kernel", rms_norm_backward_kernel<kVectors, kWhole, kType, kWeight>,
+             call.blocks, call.threads, 2 * kMostWarps * kFloat, stream, call);
+      add_parts(parts, call.blocks, views.weight_gradient, stream);
     });
   });
-  add_parts(parts, blocks, views.weight_gradient, stream);
 }
 
 }  // namespace headroom::cuda

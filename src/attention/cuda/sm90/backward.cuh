@@ -31,6 +31,7 @@ struct BackwardShape {
   static constexpr int kStages = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr bool kTakeTurns = kQueries == 64;
+  static constexpr bool kValueInRegisters = !kOfGeneral && kHead == 96;  // where there is room
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
 };
@@ -122,6 +123,41 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 
     ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner, ptx::Major::inner>(
         scores, a + (tile * kTileColumns * Shape::kKeys + within),
         b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
+  }
+}
+
+// 64 rows of shared memory as the left operand of products, over the head's columns.
+template <class Shape>
+__device__ __forceinline__ void load_rows_to_registers(std::uint32_t (&a)[Shape::kHeadDim / 4],
+                                                       const typename Shape::Element* rows) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int row = thread / 32 * 16 + thread % 16;
+  const int piece = thread % 32 / 16;
+  const std::uint32_t address = ptx::shared_address(rows) + row * 128;
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns / 8;
+    std::uint32_t quad[4];
+    ptx::load_matrix(address + tile * kTileColumns * Shape::kKeys * 2 + (((within + piece) ^ (row & 7)) << 4),
+                     quad);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[k / 4 + i] = quad[i];
+  }
+}
+
+// D = A B^T likewise, with A in registers.
+template <class Shape>
+__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
+                                              const std::uint32_t (&a)[Shape::kHeadDim / 4],
+                                              const typename Shape::Element* b_rows) {
+  const auto b = ptx::MatrixDescriptor::of(b_rows);
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner>(
+        scores, a + k / 4, b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
   }
 }
 
@@ -309,6 +345,8 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
     if (tile.query_tiles > 0) {
       const SeenBy seen_by = Shape::kGeneral ? SeenBy{} : SeenBy(call, tile, Shape::kKeys, row_in_block);
       shared.key_ring.wait_full(key_at);
+      std::uint32_t value_rows[Shape::kHeadDim / 4];
+      if constexpr (Shape::kValueInRegisters) load_rows_to_registers<Shape>(value_rows, value);
 
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[Shape::kQueries / 2];
@@ -319,7 +357,11 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         ptx::wgmma_commit();
         shared.gradient_ring.wait_full(at);
         ptx::wgmma_fence();
-        multiply_rows<Shape>(gradients, value, shared.output_gradient[at.stage()]);
+        if constexpr (Shape::kValueInRegisters) {
+          multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
+        } else {
+          multiply_rows<Shape>(gradients, value, shared.output_gradient[at.stage()]);
+        }
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(scores);

@@ -8,10 +8,12 @@
 
 namespace headroom::cuda::sm90 {
 
-// A block's share of keys, and the query tiles it passes over for each head of the group.
+// A block's share of keys, and the query tiles it passes over for each head of its part of the group.
 struct KeyTile {
   int batch;
-  int head;  // of keys
+  int head;        // of keys
+  int part;        // of the group
+  int query_head;  // the part's first
   int index;
   int places;  // none or less: past the end
   int first_query_tile;
@@ -34,7 +36,7 @@ struct QuerySteps {
   int visit;  // -1: none is left
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(first_head(call, tile)),
+      : head(tile.query_head),
         visit(tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1) {
     if (lists(call)) {
       visit = last_listed(call, tile);
@@ -47,7 +49,7 @@ struct QuerySteps {
       visit = call.visits.before[call.visits.offset(tile.batch * call.heads_q + head, visit)];
       skip_heads(call, tile);
     } else if (++head == end_head(call, tile)) {
-      head = first_head(call, tile);
+      head = tile.query_head;
       if (--visit < tile.first_query_tile) visit = -1;
     }
   }
@@ -56,11 +58,8 @@ struct QuerySteps {
   __device__ __forceinline__ static bool lists(const BackwardCall& call) {
     return Shape::kGeneral && call.visits.counts != nullptr;
   }
-  __device__ __forceinline__ static int first_head(const BackwardCall& call, const KeyTile& tile) {
-    return tile.head * call.group + call.group_begin;
-  }
   __device__ __forceinline__ static int end_head(const BackwardCall& call, const KeyTile& tile) {
-    return first_head(call, tile) + call.group_heads;
+    return tile.query_head + call.part_heads;
   }
   __device__ __forceinline__ int last_listed(const BackwardCall& call, const KeyTile& tile) const {
     const std::int64_t query_head = tile.batch * call.heads_q + head;
@@ -86,21 +85,20 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
       body(head, visit);
     }
   } else {
-    const int first_head = tile.head * call.group + call.group_begin;
     for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) {
-      for (int g = 0; g < call.group_heads; ++g) body(first_head + g, m);
+      for (int h = 0; h < call.part_heads; ++h) body(tile.query_head + h, m);
     }
   }
 }
 
 template <class Shape>
 __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index) {
-  const TileIndex at = tile_at(call.order, index, call.heads_q / call.group);
-  const int query_head = at.head * call.group + call.group_begin;
+  const TileIndex at = tile_at(call.order, index, call.heads_q / call.group * call.parts);
   const int first_key = at.tile * Shape::kKeys;
   KeyTile tile{
-      at.batch, at.head, at.tile, min(call.keys.count_of(at.batch, query_head) - first_key, Shape::kKeys),
-      0,        0,       false};
+      .batch = at.batch, .head = at.head / call.parts, .part = at.head % call.parts, .index = at.tile};
+  tile.query_head = tile.head * call.group + call.group_begin + tile.part * call.part_heads;
+  tile.places = min(call.keys.count_of(at.batch, tile.query_head) - first_key, Shape::kKeys);
   if (tile.places <= 0) return tile;
   if constexpr (Shape::kGeneral) {
     if (call.visits.counts != nullptr) {
@@ -109,8 +107,8 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
     }
   }
   // Intervals of queries rise with the key, so the first and the last key bound them all.
-  const int begin = call.seen_by.of(at.batch, query_head, first_key).begin / Shape::kQueries;
-  const int end = call.seen_by.of(at.batch, query_head, first_key + tile.places - 1).end;
+  const int begin = call.seen_by.of(at.batch, tile.query_head, first_key).begin / Shape::kQueries;
+  const int end = call.seen_by.of(at.batch, tile.query_head, first_key + tile.places - 1).end;
   tile.first_query_tile = begin;
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
   return tile;
@@ -127,9 +125,9 @@ struct SeenBy {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int place = row_in_block + 8 * r;
-      const int query_head = tile.head * call.group + call.group_begin;
-      queries[r] =
-          place < tile.places ? call.seen_by.of(tile.batch, query_head, tile.index * keys + place) : Range{};
+      queries[r] = place < tile.places
+                       ? call.seen_by.of(tile.batch, tile.query_head, tile.index * keys + place)
+                       : Range{};
     }
     every = {__reduce_max_sync(0xFFFFFFFF, max(queries[0].begin, queries[1].begin)),
              __reduce_min_sync(0xFFFFFFFF, min(queries[0].end, queries[1].end))};
@@ -202,12 +200,13 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int place = row_in_block + 8 * r;
-    const int query_head = tile.head * call.group + call.group_begin;
-    row[r] =
-        place < tile.places ? call.keys.row(tile.batch, query_head, tile.index * Shape::kKeys + place) : -1;
+    row[r] = place < tile.places
+                 ? call.keys.row(tile.batch, tile.query_head, tile.index * Shape::kKeys + place)
+                 : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.add_key_gradients, tile.batch, tile.head,
-                                                       row, 0, scale, sums, call.head_dim);
+  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.add_key_gradients,
+                                                       tile.part * call.batch + tile.batch, tile.head, row, 0,
+                                                       scale, sums, call.head_dim);
 }
 
 // ---- the thread that loads
@@ -228,13 +227,12 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
     tile_at.advance();
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
-    const int query_head = tile.head * call.group + call.group_begin;
     shared.key_ring.wait_empty(key_at);
     std::uint64_t& full = shared.key_ring.full[0];
     ptx::mbarrier_arrive_expect(full, sizeof(shared.key) + sizeof(shared.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, query_head,
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, tile.query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, query_head,
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, tile.query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {

@@ -102,11 +102,13 @@ struct BackwardCall {
   Places keys;
   Intervals seen;     // keys that queries see
   Intervals seen_by;  // queries that see keys
-  TileOrder order;    // of key tiles, over key heads
+  TileOrder order;    // of key tiles, over the parts of key heads
+  int batch = 1;
   int heads_q = 1;
   int group = 1;
-  int group_begin = 0;  // of a group's query heads: those that this launch sums over
-  int group_heads = 1;
+  int group_begin = 0;  // of a group's query heads: those that this launch sums over,
+  int part_heads = 1;   // so many in a block
+  int parts = 1;        // in so many; each has its own dK and dV, [parts * batch, ...]
   int head_dim = 0;
   float scale = 1;
   float softcap = 0;

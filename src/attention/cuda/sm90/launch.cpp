@@ -129,13 +129,19 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
       divide_up(heads, std::clamp<std::int64_t>(device.l2_bytes / 2 / head_bytes, 1, heads)));
 }
 
+// A mask may have room for many more documents than a batch has.
+constexpr std::int64_t kMostDocuments = 16;
+
 // Sections of as many heads as give every multiprocessor a tile, and with a causal mask two: neighbours in
-// the order then work on different heads, and wait less for their turns.
-int backward_sections(const AttentionProblem& problem, const DeviceDescription& device, int tiles) {
-  const std::int64_t heads = problem.batch * problem.heads_kv;
-  const std::int64_t wanted =
-      divide_up(std::int64_t{device.cores} * (problem.mask.causal ? 2 : 1), std::max(tiles, 1));
-  return static_cast<int>(std::max<std::int64_t>(heads / wanted, 1));
+// the order then work on different heads, and wait less for their turns. They wait inside a document only, so
+// it is a document's tiles that count.
+int backward_sections(const AttentionProblem& problem, const DeviceDescription& device,
+                      const TileOrder& order) {
+  const auto documents =
+      static_cast<int>(std::clamp<std::int64_t>(problem.mask.max_documents, 1, kMostDocuments));
+  const int tiles = std::max(order.tiles_per_head / documents, 1);
+  const int wanted = divide_up(device.cores * (problem.mask.causal ? 2 : 1), tiles);
+  return std::max(order.heads / wanted, 1);
 }
 
 // What the sequence launches (attention/cuda/sequence.h).
@@ -203,10 +209,12 @@ struct Launches {
     auto to = described<BackwardCall>(call, pattern, tile.queries, tile.keys);
     to.output_gradient = query_map(call.output_gradient, pattern, tile.queries);
     to.seen_by = pattern.seen_by;
-    to.order = order(pattern.keys, tile.keys, problem.heads_kv);
-    to.order.sections = backward_sections(problem, *stream.device, to.order.tiles_per_head);
+    to.batch = static_cast<int>(call.batch);
+    to.parts = static_cast<int>(workspace.key_parts);
+    to.order = order(pattern.keys, tile.keys, problem.heads_kv * to.parts);
+    to.order.sections = backward_sections(problem, *stream.device, to.order);
     to.group_begin = static_cast<int>(call.group_begin);
-    to.group_heads = static_cast<int>(call.group_end - call.group_begin);
+    to.part_heads = static_cast<int>(call.group_end - call.group_begin) / to.parts;
     to.lse = workspace.lse_log2;
     to.delta = workspace.delta;
     to.padded_places = static_cast<int>(workspace.padded_places);
@@ -266,7 +274,7 @@ struct Launches {
     to.batch = static_cast<int>(call.batch);
     to.heads = from.heads_q;
     to.group_begin = from.group_begin;
-    to.group_heads = from.group_heads;
+    to.group_heads = from.part_heads * from.parts;
     to.group = from.group;
     to.query_tiles = static_cast<int>(workspace.padded_places / workspace.plan.backward.queries);
     to.head_dim = from.head_dim;

@@ -20,6 +20,18 @@ bool divides_evenly(const AttentionProblem& problem) {
                      });
 }
 
+// Blocks that divide a group's heads: as many as give every multiprocessor about four key tiles, so that the
+// long ones of a causal mask do not last to the end. The launches of a dilated pattern are of one head each.
+std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
+  constexpr std::int64_t kEnoughTiles = 512;
+  if (dilated(problem) || problem.heads_kv == 0) return 1;
+  const std::int64_t tiles = problem.batch * problem.heads_kv * divide_up(problem.seq_k, tile_keys);
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  std::int64_t parts = 1;
+  while (parts < group && (group % parts != 0 || tiles * parts < kEnoughTiles)) ++parts;
+  return parts;
+}
+
 // Block lists in tiles, without memory. What they take is bounded by the lists, not by the square of the
 // length.
 Visits plan_visits(const AttentionProblem& problem, int tile_rows, int tile_keys) {
@@ -63,6 +75,7 @@ Plan Plan::of(const AttentionProblem& problem) {
   plan.forward = forward_tile(head_dim, plan.general);
   plan.backward = backward_tile(head_dim, plan.general);
   plan.apart = queries_apart(plan.backward.head_dim);
+  plan.key_parts = parts_of_group(problem, plan.backward.keys);
   return plan;
 }
 
@@ -71,7 +84,8 @@ Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base
   take(problem, pass,
        {.intervals = plan.source != Source::formula,
         .row_statistics = problem.sinks,
-        .query_gradient = problem.mask.patterns_per_head() > 1},
+        .query_gradient = problem.mask.patterns_per_head() > 1,
+        .key_parts = plan.key_parts},
        pieces);
   const bool blocks = problem.mask.block_rows > 0;
   std::int32_t* block_lists = nullptr;

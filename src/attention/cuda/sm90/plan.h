@@ -27,6 +27,7 @@ struct Plan {
   ForwardTile forward{};
   BackwardTile backward{};
   bool apart = false;  // dQ has a kernel of its own
+  std::int64_t key_parts = 1;
 
   bool operator==(const Plan&) const = default;
 };
