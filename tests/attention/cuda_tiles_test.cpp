@@ -342,12 +342,12 @@ TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
                            .dtype = DType::bf16};
   const auto parts = [&] { return sm90::Plan::of(problem).key_parts; };
   const auto bytes = [&] { return sm90::Workspace(problem, Pass::backward, nullptr).bytes; };
-  EXPECT_EQ(parts(), 4);  // 128 tiles
+  EXPECT_EQ(parts(), 8);  // 128 tiles
   const std::int64_t divided = bytes();
   problem.heads_kv = 4;
   EXPECT_EQ(parts(), 1);
-  // Two sums of four parts, of 16,384 keys.
-  EXPECT_EQ(divided - bytes(), std::int64_t{2} * 4 * 16'384 * 128 * 4);
+  // Two sums of eight parts, of 16,384 keys.
+  EXPECT_EQ(divided - bytes(), std::int64_t{2} * 8 * 16'384 * 128 * 4);
   problem.heads_kv = 32;
   problem.seq_k = 100;
   EXPECT_EQ(parts(), 1);  // nothing to divide
@@ -355,7 +355,7 @@ TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
   problem.heads_kv = 2;
   EXPECT_EQ(parts(), 12);  // all there are
   problem.seq_k = 6400;
-  EXPECT_EQ(parts(), 6);  // 100 tiles by 5.12 or more, and 12 by 5 leaves some over
+  EXPECT_EQ(parts(), 12);  // 100 tiles by 10.24 or more, and 12 cannot be divided by 11
   problem.mask.dilations = {Dilation{100, 2}};
   problem.mask.dilation_count = 1;
   EXPECT_EQ(parts(), 1);  // launches are of one head
@@ -440,10 +440,9 @@ TEST(CudaSequence, IsWhatEveryRowRuns) {
   EXPECT_EQ(launched(problem, Pass::forward), (Names{"lists 0", "forward 0"}));
   // A group's heads are summed by one launch; dQ is rounded from its f32 sums.
   EXPECT_EQ(launched(problem, Pass::backward), (Names{"lists 0", "statistics", "backward 0..2", "narrow"}));
-  // Blocks that divide a group add to sums of their own, which are added up.
+  // Blocks that divide a group have sums of their own, which are added up.
   EXPECT_EQ(launched(problem, Pass::backward, 2),
-            (Names{"zero 2 x 10", "zero 2 x 10", "lists 0", "statistics", "backward 0..2", "narrow",
-                   "narrow 2", "narrow 2"}));
+            (Names{"lists 0", "statistics", "backward 0..2", "narrow", "narrow 2", "narrow 2"}));
   problem.sinks = true;
   EXPECT_EQ(launched(problem, Pass::backward),
             (Names{"row statistics", "sinks", "lists 0", "statistics", "backward 0..2", "narrow"}));
@@ -470,6 +469,8 @@ TEST(CudaSequence, IsWhatEveryRowRuns) {
   problem.seq_k = 0;
   EXPECT_EQ(launched(problem, Pass::forward), (Names{"start"}));
   EXPECT_EQ(launched(problem, Pass::backward), (Names{"zero 10", "zero 0", "zero 0", "narrow"}));
+  EXPECT_EQ(launched(problem, Pass::backward, 2),
+            (Names{"zero 10", "zero 2 x 0", "zero 2 x 0", "narrow", "narrow 2", "narrow 2"}));
 }
 
 TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {

@@ -168,8 +168,8 @@ void Workspace::take(const AttentionProblem& problem, Pass pass, const Needs& ne
   if (narrow && needs.query_gradient) query_gradient = pieces.take<float>(q_elements);
   // Heads of a K/V group differ in the rows that take part.
   key_parts = needs.key_parts;
-  adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv) || key_parts > 1;
-  if (narrow && adds_key_gradients) {
+  adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv);
+  if (narrow && (adds_key_gradients || key_parts > 1)) {
     key_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
     value_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
   }

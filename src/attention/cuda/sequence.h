@@ -138,7 +138,7 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   if (starts_from_zero && (Row::kAddsQueryGradient || some_take_no_part)) {
     row.zero(call, call.query_gradient, problem.seq_q, problem.heads_q);
   }
-  if (starts_from_zero && (some_take_no_part || workspace.key_parts > 1)) {
+  if (starts_from_zero && some_take_no_part) {
     AttentionCall parts = call;
     parts.batch *= workspace.key_parts;
     row.zero(parts, call.key_gradient, problem.seq_k, problem.heads_kv);

@@ -104,6 +104,7 @@ static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, Type
   const std::int64_t source = row_offset(from, item, rows, heads);
   for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
     float sum = 0;
+#pragma unroll 4
     for (std::int64_t part = 0; part < parts; ++part) {
       sum += load_element(from.data, from.dtype, source + part * call.batch * from.batch_stride + c);
     }

@@ -18,7 +18,13 @@ struct KeyTile {
   int places;  // none or less: past the end
   int first_query_tile;
   int query_tiles;
+  int start;  // the query tile that it begins with
   bool none;  // no work is left
+
+  // The query tile after m: the one before it, and the last one after the first.
+  __device__ __forceinline__ int after(int m) const {
+    return m == first_query_tile ? first_query_tile + query_tiles - 1 : m - 1;
+  }
 };
 
 // Steps are numbered by query tile; in the general kernel by visit.
@@ -27,17 +33,16 @@ __device__ __forceinline__ int query_tile_of(const BackwardCall& call, int visit
   return Shape::kGeneral ? visit / call.visits.capacity : visit;
 }
 
-// The visits to a key tile, query tiles from the last on. Heads of the group take turns with a query tile, so
-// that all blocks of a key head, with many queries or few, come to the next query tile at the same time and
-// do not wait long for each other. Block lists are of one head each: head after head.
+// The visits to a key tile, query tiles from its start on. Heads of the group take turns with a query tile,
+// so that all blocks of a key head, with many queries or few, come to the next query tile at the same time
+// and do not wait long for each other. Block lists are of one head each: head after head.
 template <class Shape>
 struct QuerySteps {
   int head;
   int visit;  // -1: none is left
 
   __device__ __forceinline__ QuerySteps(const BackwardCall& call, const KeyTile& tile)
-      : head(tile.query_head),
-        visit(tile.query_tiles > 0 ? tile.first_query_tile + tile.query_tiles - 1 : -1) {
+      : head(tile.query_head), visit(tile.query_tiles > 0 ? tile.start : -1) {
     if (lists(call)) {
       visit = last_listed(call, tile);
       skip_heads(call, tile);
@@ -50,7 +55,8 @@ struct QuerySteps {
       skip_heads(call, tile);
     } else if (++head == end_head(call, tile)) {
       head = tile.query_head;
-      if (--visit < tile.first_query_tile) visit = -1;
+      visit = tile.after(visit);
+      if (visit == tile.start) visit = -1;
     }
   }
 
@@ -85,8 +91,10 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
       body(head, visit);
     }
   } else {
-    for (int m = tile.first_query_tile + tile.query_tiles - 1; m >= tile.first_query_tile; --m) {
+    int m = tile.start;
+    for (int left = tile.query_tiles; left > 0; --left) {
       for (int h = 0; h < call.part_heads; ++h) body(tile.query_head + h, m);
+      m = tile.after(m);
     }
   }
 }
@@ -111,6 +119,11 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   const int end = call.seen_by.of(at.batch, tile.query_head, first_key + tile.places - 1).end;
   tile.first_query_tile = begin;
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
+  // The last that ends a period, if there is one: blocks of neighbouring keys, which see different queries,
+  // then come to a query tile at the same time, and it is read from memory once.
+  const int last = begin + tile.query_tiles - 1;
+  const int aligned = (last + 1) / call.period * call.period - 1;
+  tile.start = aligned >= begin ? aligned : last;
   return tile;
 }
 
@@ -204,7 +217,7 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
                  ? call.keys.row(tile.batch, tile.query_head, tile.index * Shape::kKeys + place)
                  : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.add_key_gradients,
+  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.key_rows,
                                                        tile.part * call.batch + tile.batch, tile.head, row, 0,
                                                        scale, sums, call.head_dim);
 }

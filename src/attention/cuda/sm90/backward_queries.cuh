@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const 
     const int place = row_in_block + 8 * r;
     row[r] = place < tile.places ? call.queries.row(tile.batch, tile.head, tile.first_place + place) : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.add, tile.batch, tile.head,
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, tile.batch, tile.head,
                                                        row, 0, call.scale, sums, call.head_dim);
 }
 

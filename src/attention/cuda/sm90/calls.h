@@ -71,6 +71,9 @@ struct TileOrder {
   int sections = 1;
 };
 
+// How rows of a gradient are written: in 16 bits; in f32; in f32, added to what is there.
+enum class Write : std::uint8_t { rounded, f32, added };
+
 struct ForwardCall {
   CUtensorMap query;
   CUtensorMap key;
@@ -115,12 +118,13 @@ struct BackwardCall {
   const float* lse = nullptr;    // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
   const float* delta = nullptr;  // sum of O dO, likewise
   int padded_places = 0;
+  int period = 1;               // query tiles that see a key tile, at most
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time
   HeadsView key_gradient;
   HeadsView value_gradient;
-  bool add_key_gradients = false;  // to what is there, in f32
+  Write key_rows = Write::rounded;  // of dK and dV
   int* next_tile = nullptr;
   Visits visits;  // with block lists
 };
@@ -144,7 +148,7 @@ struct QueriesCall {
   const float* delta = nullptr;
   int padded_places = 0;
   HeadsView query_gradient;
-  bool add = false;  // to what is there, in f32
+  Write rows = Write::rounded;
   int* next_tile = nullptr;
   Visits visits;  // with block lists
 };
@@ -170,7 +174,7 @@ struct AfterCall {
   Places queries;
   Intervals seen;
   HeadsView query_gradient;
-  bool add = false;  // to what is there, in f32
+  Write rows = Write::rounded;
   int batch = 0;
   int heads = 0;
   int group_begin = 0;  // of every group of heads

@@ -118,35 +118,34 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], co
   }
 }
 
-// Adds a warp's 16 rows to f32 rows in global memory.
+// A warp's 16 rows as f32 rows in global memory, or added to them.
 template <int kColumns>
-__device__ __forceinline__ void add_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
-                                         float* const (&row)[2], int head_dim) {
+__device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
+                                                float* const (&row)[2], bool add, int head_dim) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; i += 2) {
     const int r = i % 4 / 2;
     const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
     if (row[r] == nullptr || column >= head_dim) continue;
     auto* at = reinterpret_cast<float2*>(row[r] + column);
-    const float2 before = *at;
+    const float2 before = add ? *at : make_float2(0, 0);
     *at = make_float2(fmaf(sums[i], factor[r], before.x), fmaf(sums[i + 1], factor[r], before.y));
   }
 }
 
-// A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on: added in f32 to what is
-// there, or stored.
+// A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on.
 template <class Element, int kColumns>
-__device__ __forceinline__ void write_rows(const HeadsView& rows, bool add, int batch, int head,
+__device__ __forceinline__ void write_rows(const HeadsView& rows, Write write, int batch, int head,
                                            const int (&row)[2], int first_column, float scale,
                                            const float (&sums)[kColumns / 2], int head_dim) {
   const float factor[2] = {scale, scale};
-  if (add) {
+  if (write != Write::rounded) {
     float* to[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       to[r] = row[r] < 0 ? nullptr : rows.template row<float>(batch, head, row[r]) + first_column;
     }
-    add_rows<kColumns>(sums, factor, to, head_dim - first_column);
+    store_wide_rows<kColumns>(sums, factor, to, write == Write::added, head_dim - first_column);
   } else {
     Element* to[2];
 #pragma unroll

@@ -133,13 +133,13 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
 constexpr std::int64_t kMostDocuments = 16;
 
 // Sections of as many heads as give every multiprocessor a tile, and with a causal mask two: neighbours in
-// the order then work on different heads, and wait less for their turns. They wait inside a document only, so
-// it is a document's tiles that count.
+// the order then work on different heads, and wait less for their turns. They wait inside a document and a
+// window only, so it is the tiles of these that count.
 int backward_sections(const AttentionProblem& problem, const DeviceDescription& device,
-                      const TileOrder& order) {
+                      const TileOrder& order, int window_tiles) {
   const auto documents =
       static_cast<int>(std::clamp<std::int64_t>(problem.mask.max_documents, 1, kMostDocuments));
-  const int tiles = std::max(order.tiles_per_head / documents, 1);
+  const int tiles = std::clamp(order.tiles_per_head / documents, 1, std::max(window_tiles, 1));
   const int wanted = divide_up(device.cores * (problem.mask.causal ? 2 : 1), tiles);
   return std::max(order.heads / wanted, 1);
 }
@@ -212,18 +212,27 @@ struct Launches {
     to.batch = static_cast<int>(call.batch);
     to.parts = static_cast<int>(workspace.key_parts);
     to.order = order(pattern.keys, tile.keys, problem.heads_kv * to.parts);
-    to.order.sections = backward_sections(problem, *stream.device, to.order);
     to.group_begin = static_cast<int>(call.group_begin);
     to.part_heads = static_cast<int>(call.group_end - call.group_begin) / to.parts;
     to.lse = workspace.lse_log2;
     to.delta = workspace.delta;
     to.padded_places = static_cast<int>(workspace.padded_places);
+    const Intervals& seen_by = pattern.seen_by;
+    to.period = static_cast<int>(std::min<std::int64_t>(
+        divide_up(std::int64_t{seen_by.before} + seen_by.after + tile.keys, tile.queries),
+        workspace.padded_places / tile.queries));
+    to.order.sections =
+        backward_sections(problem, *stream.device, to.order, to.period * tile.queries / tile.keys);
     to.query_sums = workspace.query_sums;
     if (problem.deterministic && !workspace.plan.apart)
       to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
     to.key_gradient = call.key_gradient;
     to.value_gradient = call.value_gradient;
-    to.add_key_gradients = call.add_key_gradients;
+    if (to.parts > 1) {
+      to.key_rows = Write::f32;
+    } else if (call.add_key_gradients) {
+      to.key_rows = Write::added;
+    }
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, workspace.counter_bytes, stream);
     if (!problem.deterministic && !workspace.plan.apart) {
@@ -257,7 +266,7 @@ struct Launches {
     to.delta = workspace.delta;
     to.padded_places = static_cast<int>(workspace.padded_places);
     to.query_gradient = call.query_gradient;
-    to.add = workspace.query_gradient != nullptr;
+    if (workspace.query_gradient != nullptr) to.rows = Write::added;
     to.visits = workspace.query_visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
     backward_kernels().backward_queries(to, blocks(to.order), stream);
@@ -270,7 +279,7 @@ struct Launches {
     to.queries = from.queries;
     to.seen = from.seen;
     to.query_gradient = call.query_gradient;
-    to.add = workspace.query_gradient != nullptr;
+    if (workspace.query_gradient != nullptr) to.rows = Write::added;
     to.batch = static_cast<int>(call.batch);
     to.heads = from.heads_q;
     to.group_begin = from.group_begin;

@@ -20,14 +20,16 @@ bool divides_evenly(const AttentionProblem& problem) {
                      });
 }
 
-// Blocks that divide a group's heads: as many as give every multiprocessor about four key tiles, so that the
-// long ones of a causal mask do not last to the end. The launches of a dilated pattern are of one head each.
+// Blocks that divide a group's heads, where there are fewer key tiles than keep a GPU busy to the end: then
+// as many as give every multiprocessor eight. The launches of a dilated pattern are of one head each.
 std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
-  constexpr std::int64_t kEnoughTiles = 512;
+  constexpr std::int64_t kFewTiles = 256;
+  constexpr std::int64_t kEnoughTiles = 1024;
   if (dilated(problem) || problem.heads_kv == 0) return 1;
   const std::int64_t tiles = problem.batch * problem.heads_kv * divide_up(problem.seq_k, tile_keys);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   std::int64_t parts = 1;
+  if (tiles >= kFewTiles) return parts;
   while (parts < group && (group % parts != 0 || tiles * parts < kEnoughTiles)) ++parts;
   return parts;
 }

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
     const int place = m * Shape::kQueries + first_query + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
     row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.add, batch, head, row, 0,
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, batch, head, row, 0,
                                                        call.scale, sums, call.head_dim);
 }
 
