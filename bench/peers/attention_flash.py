@@ -3,7 +3,8 @@
 
 Needs the PyTorch of the machine with the GPU and flash-attn-4 with what it imports on PYTHONPATH; nothing in the build or the tests
 uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic), in cuDNN where it serves the mask, and in
-Headroom (free order, then deterministic); ratios are of the medians over the rounds. A first call of every kernel is not timed.
+Headroom (free order, then deterministic); ratios are of the medians over the rounds. PyTorch asks cuDNN for no fixed order. First
+calls are not timed.
 
     bench/peers/attention_flash.py --headroom build/cuda/headroom > bench/results/attention_flash_peers.json
 """
@@ -135,7 +136,7 @@ def compare(torch, case, options):
             if cudnn:
                 try:
                     times = timed(torch, *cudnn, options.seconds)
-                    one["cudnn"] = {"forward": times[0], "deterministic": times[1]}
+                    one["cudnn"] = {"forward": times[0], "free": times[1]}
                 except RuntimeError:
                     cudnn = None
             bench, free = run_headroom(case, options, name, False)
@@ -143,7 +144,8 @@ def compare(torch, case, options):
             one["headroom"] = dict(zip(PARTS, (statistics.mean((free["forward_ms"], fixed["forward_ms"])), free["backward_ms"],
                                                fixed["backward_ms"])))
             rounds.append(one)
-    middle = {side: {part: statistics.median(r[side][part] for r in rounds) for part in rounds[0][side]} for side in rounds[0]}
+    sides = [side for side in rounds[0] if all(side in r for r in rounds)]
+    middle = {side: {part: statistics.median(r[side][part] for r in rounds) for part in rounds[0][side]} for side in sides}
     ratios = {side: {part: middle[side][part] / middle["headroom"][part] for part in middle[side]} for side in middle
               if side != "headroom"}
     return {**case, "milliseconds": middle, "ratios": ratios, "rounds": rounds}, bench

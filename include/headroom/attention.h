@@ -43,6 +43,9 @@ struct AttentionProblem {
   // group of K/V heads after the other, in a smaller workspace and with the same bits. Dilated heads are not
   // cut into groups, sequences with sinks not into parts.
   std::int64_t most_backward_bytes = std::numeric_limits<std::int64_t>::max();
+  // K/V heads of all sequences of the problem that this is a part of, so that a part has the bits of the
+  // whole; 0: it is whole.
+  std::int64_t whole_key_heads = 0;
   Mask mask{};
   // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and
   // the last query stands at the last key.

@@ -134,9 +134,10 @@ TensorView TensorView::merge(int dimension) const {
   const std::int64_t outer = extent(dimension);
   const std::int64_t inner = extent(dimension + 1);
   const std::int64_t step = inner == 1 ? stride(dimension) : stride(dimension + 1);
-  check(elements() == 0 || outer == 1 || inner == 1 || stride(dimension) == inner * step,
-        "dimensions {} and {} of shape {} cannot be one: strides {} and {} leave a gap", dimension,
-        dimension + 1, shape_, stride(dimension), stride(dimension + 1));
+  check(
+      elements() == 0 || outer == 1 || inner == 1 || stride(dimension) == inner * step,
+      "dimensions {} and {} of shape {}, with strides {} and {}, do not follow each other and cannot be one",
+      dimension, dimension + 1, shape_, stride(dimension), stride(dimension + 1));
   std::array<std::int64_t, kMaxRank> extents{};
   std::array<std::int64_t, kMaxRank> strides{};
   std::size_t kept = 0;

@@ -317,7 +317,13 @@ class RingBackwardRank : private RingRank {
     check(view.shape() == rows(heads) && view.dtype() == dtype,
           "ring attention: {} has to be {} of {}; it is {} of {}", what, rows(heads), name(dtype),
           view.shape(), name(view.dtype()));
-    static_cast<void>(by_token(view));
+    const bool side_by_side =
+        view.is_dense() || (dtype != DType::f64 && view.stride(3) == 1 && view.stride(2) == view.extent(3) &&
+                            (view.extent(0) == 1 || view.stride(0) == view.extent(1) * view.stride(1)));
+    check(side_by_side,
+          "ring attention: {} of {} has strides {}, {}, {} and {}; the heads of a token have to lie side by "
+          "side, and tokens equally far apart",
+          what, view.shape(), view.stride(0), view.stride(1), view.stride(2), view.stride(3));
   }
   // dSink of every piece, after their sum; then that of all rings.
   void take_sinks() {

@@ -249,9 +249,10 @@ LossSum Trainer::micro_step(Context& context, const FillBatch& fill_batch) {
     // are in all is known at the update. A rank may have none: its mean loss and its gradients are zero.
     fill(context, loss_gradient, static_cast<float>(1 / gradient_scale(labels.own)));
     decoder_.train(context, batch.views(),
-                   {.weights = weights_, .gradients = gradients_, .gradients_are_zero = gradients_are_zero_},
+                   {.weights = weights_,
+                    .gradients = gradients_,
+                    .gradients_are_zero = std::exchange(gradients_are_zero_, false)},
                    loss, loss_gradient);
-    gradients_are_zero_ = false;
     mean = read_back(context, loss);
   });
   return sum_over_ranks(context, {.sum = mean * static_cast<double>(labels.own), .labels = labels.own});

@@ -356,6 +356,12 @@ TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
   EXPECT_EQ(parts(), 12);  // all there are
   problem.seq_k = 6400;
   EXPECT_EQ(parts(), 12);  // 100 tiles by 10.24 or more, and 12 cannot be divided by 11
+  problem.heads_q = 142;
+  EXPECT_EQ(parts(), 1);  // 71 is far more than 11
+  problem.heads_q = 24;
+  problem.whole_key_heads = 64;
+  EXPECT_EQ(parts(), 1);  // a part of a problem with tiles enough
+  problem.whole_key_heads = 0;
   problem.mask.dilations = {Dilation{100, 2}};
   problem.mask.dilation_count = 1;
   EXPECT_EQ(parts(), 1);  // launches are of one head

@@ -362,6 +362,29 @@ TEST(Decoder, ThePadTokenLearnsAsAnOutputAlone) {
   }
 }
 
+TEST(Decoder, GradientsThatAreZeroNeedNotBeRead) {
+  const ModelConfig config = small_model(true, true);
+  const std::vector<float> weights = random_weights(config);
+  for (const StatePrecision state : {StatePrecision::f32, StatePrecision::bf16}) {
+    for (const std::int64_t tile : {0, 64}) {
+      SmallStep step{.config = config,
+                     .strategy = {.layers = {.keep_all = 2, .recompute = 3},
+                                  .mlp_tile_tokens = tile,
+                                  .compute_dtype = state == StatePrecision::f32 ? DType::f32 : DType::bf16,
+                                  .state = state}};
+      const HostBatch batch = random_batch(config, step.sizes);
+      const StepResult read = step.run(weights, batch);
+      step.gradients_are_zero = true;
+      expect_same_bits(step.run(weights, batch), read, "told that they are zero");
+      // What it was told is not true, and not looked at: all but norms and embedding is as if it were.
+      step.gradients_before = 1;
+      const Parameter& up = ParameterTable(config).at("model.layers.3.mlp.up_proj.weight");
+      const auto first = static_cast<std::size_t>(up.offset);
+      EXPECT_EQ(step.run(weights, batch).gradients[first], read.gradients[first]);
+    }
+  }
+}
+
 TEST(Decoder, GradientsAreAddedUp) {
   const ModelConfig config = small_model(true, false);
   const std::vector<float> weights = random_weights(config);

@@ -98,7 +98,8 @@ struct SmallStep {
   Mask mask{.causal = true};
   int threads = 2;
   float loss_gradient = 1;
-  float gradients_before = 0;  // what stands in the gradients already
+  float gradients_before = 0;       // what stands in the gradients already
+  bool gradients_are_zero = false;  // the decoder is told so
   Decoder::Inspect inspect{};
   std::unique_ptr<Backend> (*make_backend)(int threads) = [](int count) -> std::unique_ptr<Backend> {
     return std::make_unique<CpuBackend>(count);
@@ -139,7 +140,9 @@ struct SmallStep {
         decoder.evaluate(context, batch, computed, loss, inspect);
         context.download(std::as_writable_bytes(std::span(&result.evaluated, 1)), loss);
         fill(context, loss, -1);
-        decoder.train(context, batch, {.weights = computed, .gradients = gradients}, loss, upstream);
+        decoder.train(context, batch,
+                      {.weights = computed, .gradients = gradients, .gradients_are_zero = gradients_are_zero},
+                      loss, upstream);
         context.download(std::as_writable_bytes(std::span(&result.loss, 1)), loss);
         result.gradients.resize(static_cast<std::size_t>(flat.elements()));
         convert(context, gradients, widened);

@@ -320,6 +320,27 @@ void add_uneven_blocks(CaseList& list) {
   }
 }
 
+// Kernels for Hopper divide a group's heads among blocks where there are few tiles of keys. Here are so many
+// that they do not, or by a part of the group; and windows that are shorter than the sequence by several
+// tiles.
+void add_groups_of_many_tiles(CaseList& list) {
+  const auto grouped = [](AttentionProblem problem, std::int64_t batch, std::int64_t heads_q,
+                          std::int64_t heads_kv) {
+    problem.batch = batch;
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    return problem;
+  };
+  list.add("many tiles", grouped(sized(130, 130, 8, DType::bf16, causal()), 128, 4, 1));
+  list.add("many tiles", grouped(sized(130, 130, 8, DType::f16, Mask{}), 80, 16, 1));
+  list.add("many tiles", grouped(sized(400, 400, 72, DType::bf16, window(99, 0, true)), 48, 4, 1));
+  list.add("many tiles", grouped(sized(300, 300, 136, DType::bf16, window(70, 30)), 40, 2, 1));
+  AttentionProblem capped = sized(700, 700, 16, DType::bf16, window(99, 0, true));
+  capped.softcap = 4.0F;
+  list.add("many tiles", grouped(capped, 2, 3, 1));
+  list.add("many tiles", grouped(sized(700, 700, 200, DType::bf16, window(99, 0, true)), 1, 2, 1));
+}
+
 // In f32: kernels that copy 16 bytes at a time refuse such views of 16-bit types.
 void add_odd_strides(CaseList& list) {
   const std::array<std::pair<std::int64_t, std::int64_t>, 4> heads = {{{8, 1}, {8, 2}, {6, 3}, {4, 4}}};
@@ -445,6 +466,7 @@ std::vector<AttentionCase> attention_cases() {
   add_larger_heads(list);
   add_padded_dilation(list);
   add_uneven_blocks(list);
+  add_groups_of_many_tiles(list);
   add_odd_strides(list);
   add_chunks(list);
   add_dilated_chunks(list);

@@ -88,7 +88,7 @@ class TensorView {
   // One index of a dimension, which disappears.
   [[nodiscard]] TensorView select(int dimension, std::int64_t index) const;
   [[nodiscard]] TensorView transpose(int a, int b) const;
-  // A dimension and the next as one; there must be no gap between the rows of the next.
+  // A dimension and the next as one. The rows of the next have to follow each other without a gap.
   [[nodiscard]] TensorView merge(int dimension) const;
   // The same elements in another shape; dense views only.
   [[nodiscard]] TensorView reshape(const Shape& shape) const;

@@ -29,8 +29,8 @@ struct RingBackward {
   RingForward forward;         // its inputs and its results
   TensorView output_gradient;  // as output
   TensorView lse_gradient;     // as lse, or empty for zero
-  // As query, key, value and sinks; of the first three, other heads may lie between those of one token and
-  // of the next. Every rank gets all of sinks_gradient.
+  // As query, key, value and sinks; of the first three, unless they are f64, other heads may lie between
+  // those of one token and of the next. Every rank gets all of sinks_gradient.
   TensorView query_gradient;
   TensorView key_gradient;
   TensorView value_gradient;

@@ -13,7 +13,11 @@ constexpr std::int64_t kFloat = sizeof(float);
 constexpr int kMostThreads = 512;
 constexpr int kMostVectors = 8;
 constexpr int kMostWarps = kMostThreads / kWarp;
-constexpr int kThreadsTogether = 1024;  // of backward, on an SM: so many have 64 registers each
+
+// Threads of backward that an SM has at once: with one eight each they have 64 registers, with more 128.
+constexpr int threads_together(int vectors) {
+  return vectors == 1 ? 1024 : 512;
+}
 
 // The sum over a block's threads, in the same order every time. Turns use two places in turn, so that one
 // barrier is enough: who writes a place again has seen all others behind their reading of it.
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, 
 
 // dx of every row; parts <- each block's sum of dy * h. With g = dy * weight, h = x * rstd.
 template <int kVectors, bool kWhole, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kMostThreads, kVectors == 1 ? kThreadsTogether / kMostThreads : 1)
+__global__ void __launch_bounds__(kMostThreads, threads_together(kVectors) / kMostThreads)
     rms_norm_backward_kernel(NormCall<kType, kWeight> call) {
   const Share<kVectors, kWhole> share{call.threads, call.dim};
   Eight weight[kVectors];
@@ -233,7 +237,7 @@ void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& 
     with_share(dim, call.x.aligned && call.y.aligned && weight.aligned && dim % kEight == 0,
                [&]<int kVectors, bool kWhole>() {
                  call.threads = threads_for(dim, kVectors);
-                 call.blocks = std::min(call.rows, kMostParts * std::int64_t{stream.device->cores});
+                 call.blocks = std::min(call.rows, rms_norm_parts(*stream.device));
                  launch("rms_norm_kernel", rms_norm_kernel<kVectors, kWhole, kType, kWeight>, call.blocks,
                         call.threads, 2 * kMostWarps * kFloat, stream, call);
                });
@@ -262,7 +266,8 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
     with_share(dim, whole, [&]<int kVectors, bool kWhole>() {
       call.threads = threads_for(dim, kVectors);
       // All at once: a block that waits for another to end would begin late with its many rows.
-      const std::int64_t together = std::clamp<std::int64_t>(kThreadsTogether / call.threads, 1, kMostParts);
+      const std::int64_t together =
+          std::clamp<std::int64_t>(threads_together(kVectors) / call.threads, 1, kMostParts);
       call.blocks = std::min(rows, stream.device->cores * together);
       launch("rms_norm_backward_kernel", rms_norm_backward_kernel<kVectors, kWhole, kType, kWeight>,
              call.blocks, call.threads, 2 * kMostWarps * kFloat, stream, call);

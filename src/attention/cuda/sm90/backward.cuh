@@ -1,5 +1,5 @@
 // Attention backward on Hopper. A block keeps a tile of keys and values with the sums of their gradients and
-// takes the query tiles that see them one after the other, last to first: scores and probabilities again
+// takes the query tiles that see them one after the other: scores and probabilities again
 // (transposed, so that they are the left operand of dV and dK without leaving registers), then the gradients
 // of scores, which also go through shared memory into dQ. One warp loads, two add dQ to global memory, two
 // warpgroups of 64 keys compute.

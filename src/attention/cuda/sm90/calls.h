@@ -109,16 +109,16 @@ struct BackwardCall {
   int batch = 1;
   int heads_q = 1;
   int group = 1;
-  int group_begin = 0;  // of a group's query heads: those that this launch sums over,
-  int part_heads = 1;   // so many in a block
-  int parts = 1;        // in so many; each has its own dK and dV, [parts * batch, ...]
+  int group_begin = 0;  // the first of a group's query heads that this launch sums over
+  int part_heads = 1;   // query heads that a block sums over
+  int parts = 1;        // blocks that divide the heads; each writes its own dK and dV, [parts * batch, ...]
   int head_dim = 0;
   float scale = 1;
   float softcap = 0;
   const float* lse = nullptr;    // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
   const float* delta = nullptr;  // sum of O dO, likewise
   int padded_places = 0;
-  int period = 1;               // query tiles that see a key tile, at most
+  int period = 1;               // query tiles that a window is long; blocks begin at a multiple of it
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time

@@ -129,7 +129,8 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
       divide_up(heads, std::clamp<std::int64_t>(device.l2_bytes / 2 / head_bytes, 1, heads)));
 }
 
-// A mask may have room for many more documents than a batch has.
+// A mask may have room for many more documents than a batch has, and too many heads side by side lose a
+// tenth.
 constexpr std::int64_t kMostDocuments = 16;
 
 // Sections of as many heads as give every multiprocessor a tile, and with a causal mask two: neighbours in

@@ -21,16 +21,22 @@ bool divides_evenly(const AttentionProblem& problem) {
 }
 
 // Blocks that divide a group's heads, where there are fewer key tiles than keep a GPU busy to the end: then
-// as many as give every multiprocessor eight. The launches of a dilated pattern are of one head each.
+// as many as give every multiprocessor eight, or the most below that where a group cannot be divided by about
+// so many. The launches of a dilated pattern are of one head each.
 std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
-  constexpr std::int64_t kFewTiles = 256;
+  constexpr std::int64_t kFewTiles = 192;
   constexpr std::int64_t kEnoughTiles = 1024;
   if (dilated(problem) || problem.heads_kv == 0) return 1;
-  const std::int64_t tiles = problem.batch * problem.heads_kv * divide_up(problem.seq_k, tile_keys);
+  const std::int64_t key_heads =
+      problem.whole_key_heads > 0 ? problem.whole_key_heads : problem.batch * problem.heads_kv;
+  const std::int64_t tiles = std::max<std::int64_t>(key_heads * divide_up(problem.seq_k, tile_keys), 1);
+  if (tiles >= kFewTiles) return 1;
+  const std::int64_t wanted = divide_up(kEnoughTiles, tiles);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   std::int64_t parts = 1;
-  if (tiles >= kFewTiles) return parts;
-  while (parts < group && (group % parts != 0 || tiles * parts < kEnoughTiles)) ++parts;
+  for (std::int64_t more = 2; parts < wanted && more <= std::min(group, 2 * wanted); ++more) {
+    if (group % more == 0) parts = more;
+  }
   return parts;
 }
 

@@ -26,8 +26,8 @@ struct Plan {
   bool general = false;  // the kernels with a softcap and block lists, which have tiles of their own
   ForwardTile forward{};
   BackwardTile backward{};
-  bool apart = false;  // dQ has a kernel of its own
-  std::int64_t key_parts = 1;
+  bool apart = false;          // dQ has a kernel of its own
+  std::int64_t key_parts = 1;  // blocks that divide the heads of a group, each with its own dK and dV
 
   bool operator==(const Plan&) const = default;
 };
