@@ -377,7 +377,7 @@ auto or_end_all(Communicator* launched, const Body& body) {
 TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver& observer) {
   const auto count = static_cast<int>(plan.ranks());
   const Backend& first = *plan.device.backend;
-  ThreadRanks ranks(count);
+  ThreadRanks ranks(count, plan.options.rank_timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
   TrainingResult result;
   const auto run_rank = [&](int rank) {

@@ -315,7 +315,9 @@ void add_train(Table& table, const fs::path& folder) {
   table.whole(line, "--threads", 1, 4096);
   table.whole(line, "--ranks", 1, 1024);
   table.add(with(line, "--ranks", "65"), "divided over 65 ranks");  // more than the tokens
-  table.add(with(line, "--warmup", "2"), "warm-up");                // more than the steps
+  for (const char* bad : {"", "20", "0s", "-1s", "1e3s", "20 s", "s", "20seconds", "9000000h"})
+    table.value(line, "--rank-timeout", bad);
+  table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})

@@ -46,7 +46,8 @@ struct TrainingOptions {
   bool resume = false;                              // go on from the last checkpoint in `out`
   bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
-  int threads = 0;  // of each rank; 0: every core, or its share of them
+  int threads = 0;                         // of each rank; 0: every core, or its share of them
+  Seconds rank_timeout = kDefaultTimeout;  // for which a rank waits for another, where the ranks are threads
 };
 
 struct TrainingPlan {
