@@ -37,6 +37,7 @@ void MpiControl::listen() {
     if (arrived == 0) return;
     handle(status.MPI_SOURCE);
   }
+  if (aborted_here_) fail(ErrorKind::runtime, "{}", heard_.reason.data());
   throw OtherRankFailed(ErrorKind::runtime, heard_.reason.data(), std::source_location::current());
 }
 
@@ -69,7 +70,7 @@ void MpiControl::send(int peer, const Note& note, std::chrono::steady_clock::tim
 
 void MpiControl::abort(std::string_view reason) noexcept {
   if (aborted_) return;
-  aborted_ = true;
+  aborted_ = aborted_here_ = true;
   reason.copy(ends_.reason.data(), ends_.reason.size() - 1);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   for (int peer = 0; peer < ranks_.count; ++peer) {

@@ -27,11 +27,14 @@ class MpiControl {
   // To be called before MPI ends, unless the ranks were aborted.
   void close() noexcept;
 
-  // Handles what has arrived. Throws where the ranks have ended; MPI is not called any more then, because it
-  // would go on with messages from and to memory that may be gone.
+  // Handles what has arrived. Throws where the ranks have ended, as OtherRankFailed unless this rank has
+  // ended them; MPI is not called any more then, because it would go on with messages from and to memory that
+  // may be gone.
   void listen();
   void abort(std::string_view reason) noexcept;
   [[nodiscard]] bool aborted() const { return aborted_; }
+  // Whether this rank has ended the others.
+  [[nodiscard]] bool aborted_here() const { return aborted_here_; }
 
   // What other ranks are told when they ask. None is -1.
   void set_waits_for(int peer) { waits_for_ = peer; }
@@ -43,7 +46,7 @@ class MpiControl {
   struct Note {
     Kind kind = Kind::abort;
     int waits_for = -1;
-    std::array<char, 248> reason{};
+    std::array<char, 1016> reason{};  // of notes that Open MPI still copies at once
   };
 
   void receive_next();
@@ -54,8 +57,9 @@ class MpiControl {
   Ranks ranks_;
   int waits_for_ = -1;
   bool aborted_ = false;
-  Note heard_;  // the next to arrive; after an abort, why
-  Note ends_;   // what this rank has ended the others with
+  bool aborted_here_ = false;  // by this rank
+  Note heard_;                 // the next to arrive; after an abort, why
+  Note ends_;                  // what this rank has ended the others with
   std::optional<int> answer_;
   int asked_ = -1;
   MPI_Request request_ = MPI_REQUEST_NULL;

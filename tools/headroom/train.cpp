@@ -256,6 +256,8 @@ void train(Options options, std::ostream& given) {
   }
   if (options.html && leads) write_html(*options.html, training_page(plan, result));
   if (lost_output) fail_lost_output(*lost_output, result);
+  // A rank that hangs from here on is noticed: the end of MPI would wait for it without a timeout.
+  if (launched != nullptr) launched->barrier();
 }
 
 }  // namespace

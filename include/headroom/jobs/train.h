@@ -120,7 +120,8 @@ struct TrainingObserver {
 // is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made.
 // Samples that cannot be read and a line that cannot be added to metrics.jsonl end the run with an error too,
 // after what was trained is saved.
-// Ranks that are processes compare their plans before they reserve anything. An error of one rank ends all of
+// Ranks that are processes compare their options before they plan, and their plans before they reserve
+// anything. An error of one rank ends all of
 // them, and the checkpoints stay as they are.
 [[nodiscard]] TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer = {});
 
