@@ -454,6 +454,9 @@ void add_bench(Table& table) {
     table.add(with(bench_ring(), "--impl", bad), "product");
   }
   table.size(bench_ring(), "--link-rate");
+  table.number(bench_ring(), "--link-share");
+  for (const char* bad : {"", "5", "-1us", "us", "1e3s", "61s"}) table.value(bench_ring(), "--latency", bad);
+  table.add(with(bench_ring(), {"--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
   table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);
   for (const char* option : {"--batch", "--accumulation"})
