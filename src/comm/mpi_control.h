@@ -7,7 +7,9 @@
 #include <array>
 #include <chrono>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "headroom/memory/communicator.h"
 
@@ -42,11 +44,11 @@ class MpiControl {
   [[nodiscard]] std::optional<int> ask(int peer, std::chrono::milliseconds patience);
 
  private:
-  enum class Kind : int { abort, question, answer };
+  enum class Kind : int { reason, abort, question, answer };
   struct Note {
     Kind kind = Kind::abort;
     int waits_for = -1;
-    std::array<char, 1016> reason{};  // of notes that Open MPI still copies at once
+    std::array<char, 248> reason{};  // or a part of one: MPI copies only small notes at once
   };
 
   void receive_next();
@@ -57,9 +59,11 @@ class MpiControl {
   Ranks ranks_;
   int waits_for_ = -1;
   bool aborted_ = false;
-  bool aborted_here_ = false;  // by this rank
-  Note heard_;                 // the next to arrive; after an abort, why
-  Note ends_;                  // what this rank has ended the others with
+  bool aborted_here_ = false;         // by this rank
+  Note heard_;                        // the next to arrive
+  std::vector<std::string> reasons_;  // [rank], of the abort that is to follow
+  std::string reason_;                // after an abort, why
+  std::vector<Note> ends_;            // what this rank has ended the others with
   std::optional<int> answer_;
   int asked_ = -1;
   MPI_Request request_ = MPI_REQUEST_NULL;
