@@ -225,6 +225,39 @@ class TrainingRun {
     return name;
   }
 
+  // What ranks have found, each for itself: the one that comes first in a list that all of them have.
+  struct FirstOfRanks {
+    std::string name;  // empty where no rank has found anything
+    int rank = 0;
+  };
+  // All ranks call it, each with what it has found, and come to the same result.
+  [[nodiscard]] FirstOfRanks first_of_ranks(const std::vector<std::string>& names, std::string_view own) {
+    const auto found = static_cast<std::size_t>(std::ranges::find(names, own) - names.begin());
+    if (communicator_ == nullptr) return {.name = found < names.size() ? names[found] : ""};
+    const std::span<const std::uint64_t> all = communicator_->all_values(found);
+    const auto first = std::ranges::min_element(all);
+    if (*first >= names.size()) return {};
+    return {.name = names[*first], .rank = static_cast<int>(first - all.begin())};
+  }
+  [[nodiscard]] FirstOfRanks first_broken_parameter(const Tensor& flat) {
+    std::vector<std::string> names;
+    for (const Parameter& parameter : trainer_.decoder().parameters().entries()) {
+      names.push_back(parameter.name);
+    }
+    return first_of_ranks(names, broken_parameter(flat));
+  }
+
+  [[nodiscard]] std::string on_rank(int rank) const {
+    return context_.ranks().count == 1 ? "" : fmt::format(" on rank {}", rank);
+  }
+  // Throws what all ranks have found; the rank that it is about says it. The others stay until it has ended
+  // the run: one of them that left before would end it with less to say.
+  [[noreturn]] void fail_on_all(int rank, const std::string& text) {
+    if (communicator_ == nullptr) fail(ErrorKind::runtime, "{}", text);
+    if (communicator_->ranks().rank != rank) wait_for_all();
+    communicator_->fail_on_all(rank, text);
+  }
+
   // For the end of an error's message, which must not become another error.
   [[nodiscard]] std::string last_good() const {
     try {
@@ -259,19 +292,24 @@ class TrainingRun {
 
   [[noreturn]] void stop_at_loss(std::int64_t step, double sum, const Trainer::FillBatch& fill) {
     const std::string_view loss = std::isnan(sum) ? "nan" : "infinite";
-    if (const std::string name = broken_parameter(trainer_.buffers().weights); !name.empty()) {
-      fail(ErrorKind::runtime, "step {}: the loss is {} because weight {} is not finite; {}", step, loss,
-           name, last_good());
+    if (const FirstOfRanks weight = first_broken_parameter(trainer_.buffers().weights);
+        !weight.name.empty()) {
+      fail_on_all(weight.rank, fmt::format("step {}: the loss is {} because weight {} is not finite; {}",
+                                           step, loss, weight.name, last_good()));
     }
-    std::string first = "the loss itself";
-    bool found = false;
+    std::vector<std::string> names;
+    std::string own;
     trainer_.evaluate(context_, fill, [&](std::string_view name, const Tensor& result, Staging& staging) {
-      if (found || is_finite({result, 0, result.view().elements()}, staging)) return;
-      found = true;
-      first = fmt::format("the result of {}", name);
+      names.emplace_back(name);
+      if (own.empty() && !is_finite({result, 0, result.view().elements()}, staging)) own = name;
     });
-    fail(ErrorKind::runtime, "step {}: the loss is {}; the first tensor that is not finite is {}; {}", step,
-         loss, first, last_good());
+    const FirstOfRanks first = first_of_ranks(names, own);
+    const std::string tensor = first.name.empty()
+                                   ? "the loss itself"
+                                   : fmt::format("the result of {}{}", first.name, on_rank(first.rank));
+    fail_on_all(first.rank,
+                fmt::format("step {}: the loss is {}; the first tensor that is not finite is {}; {}", step,
+                            loss, tensor, last_good()));
   }
 
   [[noreturn]] void stop_at_gradient(std::int64_t step, double norm) {
@@ -279,10 +317,13 @@ class TrainingRun {
     for (std::int64_t i = 0; i < problem_.accumulation; ++i) {
       trainer_.micro_step(context_, batch_from(state_.samples + i * problem_.sizes.batch));
     }
-    const std::string name = broken_parameter(trainer_.gradients());
-    fail(ErrorKind::runtime,
-         "step {}: the gradients' norm is {}; the first that is not finite is that of {}; {}", step, norm,
-         name.empty() ? "none: their squares overflow" : name, last_good());
+    const FirstOfRanks first = first_broken_parameter(trainer_.gradients());
+    const std::string which = first.name.empty() ? "none: their squares overflow"
+                                                 : fmt::format("{}{}", first.name, on_rank(first.rank));
+    fail_on_all(
+        first.rank,
+        fmt::format("step {}: the gradients' norm is {}; the first that is not finite is that of {}; {}",
+                    step, norm, which, last_good()));
   }
 
   fs::path save() {

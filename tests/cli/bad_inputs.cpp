@@ -315,7 +315,9 @@ void add_train(Table& table, const fs::path& folder) {
   table.whole(line, "--threads", 1, 4096);
   table.whole(line, "--ranks", 1, 1024);
   table.add(with(line, "--ranks", "65"), "divided over 65 ranks");  // more than the tokens
-  table.add(with(line, "--warmup", "2"), "warm-up");                // more than the steps
+  for (const char* bad : {"", "20", "0s", "-1s", "1e3s", "20 s", "s", "20seconds", "9000000h"})
+    table.value(line, "--rank-timeout", bad);
+  table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})
@@ -452,6 +454,9 @@ void add_bench(Table& table) {
     table.add(with(bench_ring(), "--impl", bad), "product");
   }
   table.size(bench_ring(), "--link-rate");
+  table.number(bench_ring(), "--link-share");
+  for (const char* bad : {"", "5", "-1us", "us", "1e3s", "61s"}) table.value(bench_ring(), "--latency", bad);
+  table.add(with(bench_ring(), {"--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
   table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);
   for (const char* option : {"--batch", "--accumulation"})

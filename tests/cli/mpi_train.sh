@@ -27,5 +27,5 @@ $(run processes --steps 8 --resume) >"$folder/resumed.txt"
 if "$@" -n 1 $(run other --steps 6) : -n 2 $(run other --steps 6 --seed 3) >"$folder/other.txt" 2>&1; then
   fail "ranks with other options trained"
 fi
-grep -q "rank 0 has another setting than rank 1" "$folder/other.txt" || fail "$(cat "$folder/other.txt")"
+grep -q "rank 0 has --seed 0, rank 1 has 3" "$folder/other.txt" || fail "$(cat "$folder/other.txt")"
 [ ! -e "$folder/other" ] || fail "ranks with other options have made the folder"

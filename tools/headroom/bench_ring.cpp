@@ -1,11 +1,13 @@
 // headroom bench ring: attention over ranks beside attention on one: time, waiting, bytes sent and bytes
-// held. The ranks are threads of this process, on the CPU or as streams of one GPU; under mpirun they are its
-// processes.
+// held. The ranks are threads of this process, on the CPU or as streams of GPUs; under mpirun, and on GPUs
+// under torchrun, they are its processes.
 #include <fmt/ostream.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -19,6 +21,7 @@
 #include "headroom/cpu.h"
 #include "headroom/device.h"
 #include "headroom/parallel.h"
+#include "launched_ranks.h"
 #include "ring_page.h"
 #include "ring_run.h"
 #include "run_options.h"
@@ -28,6 +31,7 @@ namespace {
 
 struct Options {
   BenchOptions bench;
+  std::vector<std::string> devices = {"cpu"};
   std::vector<std::int64_t> ranks = {2, 4};
   std::vector<std::int64_t> seq = {4096};
   std::int64_t heads = 8;
@@ -38,6 +42,10 @@ struct Options {
   std::vector<std::string> partition = {"zigzag"};
   std::vector<std::string> implementation = {"ring"};
   std::optional<std::int64_t> link_rate;
+  double latency = 0;
+  double link_share = 0;  // of the time of computing that messages take; 0: the link's rate is given
+
+  [[nodiscard]] bool has_link() const { return link_rate || latency > 0 || link_share > 0; }
 };
 
 struct Case {
@@ -88,6 +96,11 @@ struct Row {
   std::int64_t single_bytes = 0;
   double overlap = 0;
   double error = 0;
+  // Over a link: what the passes take without it, and the rates of their links.
+  double alone_forward_ms = 0;
+  double alone_backward_ms = 0;
+  double forward_link = std::numeric_limits<double>::infinity();
+  double backward_link = std::numeric_limits<double>::infinity();
 };
 
 // Inputs and results of the whole sequence, in host memory.
@@ -263,6 +276,7 @@ void measure_single(const Case& c, const AttentionBackward& whole, const Options
   row.single_bytes = layout.reserved(Space::device);
 }
 
+// `launched` is the number of processes, where ranks are those.
 std::vector<Case> make_cases(const Options& options, std::optional<int> launched) {
   std::vector<Case> cases;
   for (const std::string& mask : options.mask) {
@@ -293,7 +307,59 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
   return cases;
 }
 
-Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDevice& device) {
+// Ranks that are threads, over a link.
+Row measure_threads(const Case& c, const ParallelSchedule& schedule, const AttentionBackward& whole,
+                    const Options& options, const std::vector<Device>& devices, int threads,
+                    const LinkModel& link) {
+  Row row;
+  on_thread_ranks(c.ranks, link, [&](Communicator& communicator) {
+    const int rank = communicator.ranks().rank;
+    const Row measured = measure_rank(c, schedule, whole, options, communicator,
+                                      *open_backend(device_of_rank(devices, rank), threads));
+    if (rank == 0) row = measured;
+  });
+  return row;
+}
+
+std::int64_t most_sent_bytes(const ParallelSchedule& schedule, int ranks, Pass pass) {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank) most = std::max(most, schedule.sent_bytes(rank, pass));
+  return most;
+}
+
+// The same over a link as fast as memory and over the one that was asked for. A link whose messages take a
+// share of the time of computing has another rate in each pass, and each pass is measured over its own.
+template <class Measure>
+Row measure_over_link(const Case& c, const ParallelSchedule& schedule, const Options& options,
+                      const Measure& measured_over) {
+  if (!options.has_link()) return measured_over(LinkModel{});
+  const Row alone = measured_over(LinkModel{});
+  const auto link_of = [&](Pass pass, double alone_ms) {
+    LinkModel link{.latency = Seconds(options.latency)};
+    if (options.link_rate) link.bytes_per_second = static_cast<double>(*options.link_rate);
+    if (options.link_share > 0) {
+      link.bytes_per_second = static_cast<double>(most_sent_bytes(schedule, c.ranks, pass)) /
+                              (options.link_share * alone_ms / 1e3);
+    }
+    return link;
+  };
+  const LinkModel forward = link_of(Pass::forward, alone.forward_ms);
+  const LinkModel backward = link_of(Pass::backward, alone.backward_ms);
+  Row row = measured_over(forward);
+  if (options.link_share > 0) {
+    const Row over_backward = measured_over(backward);
+    row.backward_ms = over_backward.backward_ms;
+    row.overlap = std::min(row.overlap, over_backward.overlap);
+  }
+  row.alone_forward_ms = alone.forward_ms;
+  row.alone_backward_ms = alone.backward_ms;
+  row.forward_link = forward.bytes_per_second;
+  row.backward_link = backward.bytes_per_second;
+  return row;
+}
+
+Row measure(const Case& c, const Options& options, LaunchedRanks& launched,
+            const std::vector<Device>& devices, const BenchDevice& device) {
   const Whole whole(c);
   const AttentionBackward& views = whole.views();
   const Partition partition = make_partition(c.partition, c.ranks, c.problem, views.forward);
@@ -304,45 +370,42 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
     return row;
   }
   const ParallelSchedule schedule(c.way, c.problem, views.forward, partition, c.group);
+  Communicator* communicator = launched.communicator();
   const int threads = options.bench.threads == 0 ? usable_cores() : options.bench.threads;
-  const int each = mpi != nullptr ? threads : std::max(1, threads / c.ranks);
-  std::int64_t bytes = 0;  // of all ranks of this process
+  const int each = communicator != nullptr ? threads : std::max(1, threads / c.ranks);
+  std::int64_t bytes = 0;  // of all ranks of this process on the first device
   const Device where = device.listed.device;
   DeviceDescription description = device.listed.description;
   if (where.kind == DeviceKind::cpu) description.cores = each;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const std::int64_t one =
         rehearse_ring(schedule, views, description, {rank, c.ranks}).reserved(Space::device);
-    bytes = mpi != nullptr ? std::max(bytes, one) : bytes + one;
+    if (communicator != nullptr) {
+      bytes = std::max(bytes, one);
+    } else if (device_of_rank(devices, rank) == where) {
+      bytes += one;
+    }
   }
   if (bytes > device.budget) {
     row.reason = fmt::format("needs {}, the budget is {}", format_bytes(bytes), format_bytes(device.budget));
     return row;
   }
-  if (mpi != nullptr) {
-    row = measure_rank(c, schedule, views, options, mpi->communicator(), *open_backend(where, each));
-  } else {
-    LinkModel link;
-    if (options.link_rate) link.bytes_per_second = static_cast<double>(*options.link_rate);
-    on_thread_ranks(c.ranks, link, [&](Communicator& communicator) {
-      const Row measured =
-          measure_rank(c, schedule, views, options, communicator, *open_backend(where, each));
-      if (communicator.ranks().rank == 0) row = measured;
+  if (communicator == nullptr) {
+    row = measure_over_link(c, schedule, options, [&](const LinkModel& link) {
+      return measure_threads(c, schedule, views, options, devices, each, link);
     });
-  }
-  if (mpi == nullptr) {
     measure_single(c, views, options, *open_backend(where, threads), row, [] {});
     return row;
   }
+  row = measure_rank(c, schedule, views, options, *communicator, *open_backend(where, each));
   // The other ranks wait while the first one measures, step by step: all steps together may take longer than
   // the timeout. The sum is 1 where another step follows.
-  Communicator& communicator = mpi->communicator();
-  if (communicator.ranks().rank == 0) {
+  if (communicator->ranks().rank == 0) {
     measure_single(c, views, options, *open_backend(where, threads), row,
-                   [&] { static_cast<void>(communicator.all_reduce(1.0)); });
-    static_cast<void>(communicator.all_reduce(0.0));
+                   [&] { static_cast<void>(communicator->all_reduce(1.0)); });
+    static_cast<void>(communicator->all_reduce(0.0));
   } else {
-    while (communicator.all_reduce(0.0) > 0) {
+    while (communicator->all_reduce(0.0) > 0) {
     }
   }
   return row;
@@ -368,6 +431,14 @@ nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
                {"single_bytes", row.single_bytes},
                {"overlap", row.overlap},
                {"error", row.error}});
+  if (row.alone_forward_ms > 0) {
+    json.update({{"alone_forward_ms", row.alone_forward_ms},
+                 {"alone_backward_ms", row.alone_backward_ms},
+                 {"forward_of_alone", row.forward_ms / row.alone_forward_ms},
+                 {"backward_of_alone", row.backward_ms / row.alone_backward_ms},
+                 {"forward_link_bytes_per_second", row.forward_link},
+                 {"backward_link_bytes_per_second", row.backward_link}});
+  }
   return json;
 }
 
@@ -412,8 +483,24 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
   write_html(*options.bench.html, page);
 }
 
+void print_links(const std::vector<Row>& rows, std::ostream& out) {
+  for (const Row& row : rows) {
+    if (row.alone_forward_ms == 0) continue;
+    const auto rate = [](double link) {
+      return std::isfinite(link) ? format_bytes(std::llround(link)) + "/s" : std::string("as fast as memory");
+    };
+    fmt::print(
+        out,
+        "{} over {} ranks, {}, {} tokens: forward {:.3f} x and backward {:.3f} x what they take without "
+        "the link ({:.2f} ms, {:.2f} ms); link {} and {}\n",
+        name(row.c.way, row.c.group), row.c.ranks, row.c.mask, format_count(row.c.problem.seq_k),
+        row.forward_ms / row.alone_forward_ms, row.backward_ms / row.alone_backward_ms, row.alone_forward_ms,
+        row.alone_backward_ms, rate(row.forward_link), rate(row.backward_link));
+  }
+}
+
 // What the cost model would pick with the rate that one rank reached here and the link's.
-void print_choices(const std::vector<Row>& rows, const Options& options, std::ostream& out) {
+void print_choices(const std::vector<Row>& rows, std::ostream& out) {
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
     const AttentionForward lists = lists_of(row.c);
@@ -421,30 +508,35 @@ void print_choices(const std::vector<Row>& rows, const Options& options, std::os
     const double flops = 4.0 * static_cast<double>(row.c.problem.head_dim) *
                          static_cast<double>(count_pairs(row.c.problem, lists, all, all));
     const double flops_per_second = flops / (row.single_forward_ms / 1e3);
-    const WayChoice choice =
-        choose_way(row.c.problem, lists, make_partition(row.c.partition, row.c.ranks, row.c.problem, lists),
-                   {.flops_per_second = flops_per_second / row.c.ranks,
-                    .link_bytes_per_second = static_cast<double>(*options.link_rate)});
+    const WayChoice choice = choose_way(
+        row.c.problem, lists, make_partition(row.c.partition, row.c.ranks, row.c.problem, lists),
+        {.flops_per_second = flops_per_second / row.c.ranks, .link_bytes_per_second = row.forward_link});
     fmt::print(out, "{} over {} ranks: {} is best; {}\n", row.c.mask, row.c.ranks,
                name(choice.way, choice.group), choice.reason);
   }
 }
 
-void run(const Options& options, std::ostream& given) {
+void run(Options options, std::ostream& given) {
+  const std::vector<Device> devices = devices_of_ranks(options.devices);
+  check(!options.link_rate || options.link_share == 0,
+        "--link-rate and --link-share both give the link's rate; use one of them");
+  LaunchedRanks launched(devices);
+  check(launched.communicator() == nullptr || !options.has_link(),
+        "--link-rate, --link-share and --latency are for ranks that are threads, and this is one of several "
+        "processes");
+  options.bench.device = to_string(launched.device());
   const BenchDevice device = bench_device(options.bench);
-  std::optional<MpiRanks> mpi;
-  if (MpiRanks::launched()) mpi.emplace();
   std::ostream nowhere(nullptr);
-  const bool prints = !mpi || mpi->communicator().ranks().rank == 0;
+  const bool prints = launched.ranks().rank == 0;
   std::ostream& out = prints ? given : nowhere;
-  const std::string_view transport = mpi ? "mpi" : "threads";
-  check(!mpi || !options.link_rate, "--link-rate is for ranks that are threads, and mpirun started this");
-  std::optional<int> launched;
-  if (mpi) launched = mpi->communicator().ranks().count;
+  const std::string_view transport = launched.transport();
+  std::optional<int> count;
+  if (launched.communicator() != nullptr) count = launched.ranks().count;
   std::vector<Row> rows;
-  for (const Case& c : make_cases(options, launched)) {
-    rows.push_back(measure(c, options, mpi ? &*mpi : nullptr, device));
+  for (const Case& c : make_cases(options, count)) {
+    rows.push_back(measure(c, options, launched, devices, device));
   }
+  launched.finish();
   const Table table = to_table(rows);
   if (prints) write_page(options, rows, table, transport);
   if (options.bench.json) {
@@ -454,7 +546,9 @@ void run(const Options& options, std::ostream& given) {
     return print_json(json, out);
   }
   out << as_asked(table, options.bench);
-  if (!options.bench.csv && options.link_rate) print_choices(rows, options, out);
+  if (options.bench.csv || !options.has_link()) return;
+  print_links(rows, out);
+  if (options.latency == 0) print_choices(rows, out);
 }
 
 }  // namespace
@@ -478,12 +572,20 @@ void add_bench_ring(Command app, std::ostream& out) {
       "allgather (every rank gathers all of Q, K and V, to compare with)");
   app.add_budget("--link-rate", options->link_rate,
                  "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
-  add_bench_options(app, options->bench);
+  app.add_number(
+      "--link-share", options->link_share, {.most = 100},
+      "Give the link the rate at which messages take this part of the time of computing, such as 0.8");
+  app.add_seconds("--latency", options->latency, {.most = 60}, "How late messages arrive, such as 5us");
+  app.add_list("--device", options->devices,
+               "Devices that the ranks take in turn: cpu, cuda:0, cuda:0,cuda:1");
+  add_bench_options(app, options->bench, BenchDevices::given_apart);
   app.footer(
       "Examples:\n  headroom bench ring --ranks 2,4 --seq 8192 --mask causal --impl ring,allgather\n"
       "  headroom bench ring --ranks 8 --seq 16384 --mask window:1024 --partition contiguous --html "
       "ring.html\n"
-      "  mpirun -n 2 headroom bench ring --seq 32768 --heads 32 --kv-heads 8 --head-dim 128 --threads 1");
+      "  headroom bench ring --ranks 4 --seq 8192 --heads 32 --kv-heads 8 --head-dim 128 --link-share 0.8\n"
+      "  mpirun -n 2 headroom bench ring --seq 32768 --heads 32 --kv-heads 8 --head-dim 128 --threads 1\n"
+      "  torchrun --no-python --nproc-per-node 2 headroom bench ring --device cuda:0,cuda:1 --dtype bf16");
   app.callback([options, &out] { run(*options, out); });
 }
 

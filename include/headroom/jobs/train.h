@@ -46,7 +46,8 @@ struct TrainingOptions {
   bool resume = false;                              // go on from the last checkpoint in `out`
   bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
-  int threads = 0;  // of each rank; 0: every core, or its share of them
+  int threads = 0;                         // of each rank; 0: every core, or its share of them
+  Seconds rank_timeout = kDefaultTimeout;  // for which a rank waits for another, where the ranks are threads
 };
 
 struct TrainingPlan {
@@ -119,7 +120,8 @@ struct TrainingObserver {
 // is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made.
 // Samples that cannot be read and a line that cannot be added to metrics.jsonl end the run with an error too,
 // after what was trained is saved.
-// Ranks that are processes compare their plans before they reserve anything. An error of one rank ends all of
+// Ranks that are processes compare their options before they plan, and their plans before they reserve
+// anything. An error of one rank ends all of
 // them, and the checkpoints stay as they are.
 [[nodiscard]] TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer = {});
 
