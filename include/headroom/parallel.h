@@ -3,6 +3,7 @@
 
 #include "headroom/parallel/parallel_schedule.h"
 #include "headroom/parallel/partition.h"
+#include "headroom/parallel/rank_classes.h"
 #include "headroom/parallel/ring_attention.h"
 #include "headroom/parallel/ring_schedule.h"
 #include "headroom/parallel/ways.h"
