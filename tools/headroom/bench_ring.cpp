@@ -19,6 +19,7 @@
 #include "headroom/cpu.h"
 #include "headroom/device.h"
 #include "headroom/parallel.h"
+#include "headroom/plan/links.h"
 #include "ring_page.h"
 #include "ring_run.h"
 #include "run_options.h"
@@ -38,6 +39,16 @@ struct Options {
   std::vector<std::string> partition = {"zigzag"};
   std::vector<std::string> implementation = {"ring"};
   std::optional<std::int64_t> link_rate;
+  std::optional<std::string> latency;
+
+  // The delays of messages between threads; nothing where neither is asked for.
+  [[nodiscard]] std::optional<LinkModel> link() const {
+    if (!link_rate && !latency) return std::nullopt;
+    LinkModel model;
+    if (link_rate) model.bytes_per_second = static_cast<double>(*link_rate);
+    if (latency) model.latency = parse_latency(*latency);
+    return model;
+  }
 };
 
 struct Case {
@@ -88,6 +99,7 @@ struct Row {
   std::int64_t single_bytes = 0;
   double overlap = 0;
   double error = 0;
+  std::optional<AttentionTime> predicted{};  // over a modelled link
 };
 
 // Inputs and results of the whole sequence, in host memory.
@@ -293,6 +305,17 @@ std::vector<Case> make_cases(const Options& options, std::optional<int> launched
   return cases;
 }
 
+// A rank's rates, from what the whole machine reached and the part of it that a rank has.
+RankRates rank_rates(const Row& row, const LinkModel& link, double part) {
+  const AttentionForward lists = lists_of(row.c);
+  const Piece all{0, row.c.problem.seq_k};
+  const double flops_per_ms = static_cast<double>(row.c.problem.head_dim) *
+                              static_cast<double>(count_pairs(row.c.problem, lists, all, all)) * part * 1e3;
+  return {.forward = {.flops_per_second = 4 * flops_per_ms / row.single_forward_ms},
+          .backward = {.flops_per_second = 10 * flops_per_ms / row.single_backward_ms},
+          .link = link};
+}
+
 Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDevice& device) {
   const Whole whole(c);
   const AttentionBackward& views = whole.views();
@@ -322,9 +345,7 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
   if (mpi != nullptr) {
     row = measure_rank(c, schedule, views, options, mpi->communicator(), *open_backend(where, each));
   } else {
-    LinkModel link;
-    if (options.link_rate) link.bytes_per_second = static_cast<double>(*options.link_rate);
-    on_thread_ranks(c.ranks, link, [&](Communicator& communicator) {
+    on_thread_ranks(c.ranks, options.link().value_or(LinkModel{}), [&](Communicator& communicator) {
       const Row measured =
           measure_rank(c, schedule, views, options, communicator, *open_backend(where, each));
       if (communicator.ranks().rank == 0) row = measured;
@@ -332,6 +353,12 @@ Row measure(const Case& c, const Options& options, MpiRanks* mpi, const BenchDev
   }
   if (mpi == nullptr) {
     measure_single(c, views, options, *open_backend(where, threads), row, [] {});
+    const double cores_of_rank =
+        std::min<double>(each, static_cast<double>(usable_cores()) / static_cast<double>(c.ranks));
+    if (options.link() && c.way != AttentionWay::gather) {
+      row.predicted = play_attention(c.problem, views.forward, partition, schedule.group(),
+                                     rank_rates(row, *options.link(), cores_of_rank / threads));
+    }
     return row;
   }
   // The other ranks wait while the first one measures, step by step: all steps together may take longer than
@@ -368,6 +395,10 @@ nlohmann::ordered_json to_json(const Row& row, std::string_view transport) {
                {"single_bytes", row.single_bytes},
                {"overlap", row.overlap},
                {"error", row.error}});
+  if (row.predicted) {
+    json["predicted_forward_ms"] = row.predicted->forward.seconds * 1e3;
+    json["predicted_backward_ms"] = row.predicted->backward.seconds * 1e3;
+  }
   return json;
 }
 
@@ -394,11 +425,33 @@ Table to_table(const std::vector<Row>& rows) {
   return table;
 }
 
+// Measured times beside those of the play of the schedule.
+Table predicted_table(const std::vector<Row>& rows) {
+  Table table({"way", "ranks", "pass", "measured", "predicted", "difference", "waits", "bubbles"});
+  for (const Row& row : rows) {
+    if (!row.predicted) continue;
+    const auto add = [&](std::string_view pass, double measured_ms, const PassTime& time) {
+      table.add({name(row.c.way, row.c.group), std::to_string(row.c.ranks), std::string(pass),
+                 fmt::format("{:.2f} ms", measured_ms), fmt::format("{:.2f} ms", time.seconds * 1e3),
+                 fmt::format("{:+.1f} %", 100 * (time.seconds * 1e3 / measured_ms - 1)),
+                 fmt::format("{:.2f} ms", time.waited_seconds * 1e3),
+                 fmt::format("{:.1f} %", 100 * time.bubbles())});
+    };
+    add("forward", row.forward_ms, row.predicted->forward);
+    add("backward", row.backward_ms, row.predicted->backward);
+  }
+  return table;
+}
+
 void write_page(const Options& options, const std::vector<Row>& rows, const Table& table,
                 std::string_view transport) {
   if (!options.bench.html) return;
   Page page{.title = "Attention over ranks", .subtitle = fmt::format("ranks over {}", transport)};
   page.sections.emplace_back(TableSection{.title = "Measured", .table = table});
+  if (options.link()) {
+    page.sections.emplace_back(
+        TableSection{.title = "Measured and predicted", .table = predicted_table(rows)});
+  }
   for (const Row& row : rows) {
     if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
     const AttentionForward lists = lists_of(row.c);
@@ -412,19 +465,14 @@ void write_page(const Options& options, const std::vector<Row>& rows, const Tabl
   write_html(*options.bench.html, page);
 }
 
-// What the cost model would pick with the rate that one rank reached here and the link's.
+// What the play of the schedule would pick with the rates that were reached here and the link's.
 void print_choices(const std::vector<Row>& rows, const Options& options, std::ostream& out) {
   for (const Row& row : rows) {
-    if (row.c.way != AttentionWay::ring || !row.reason.empty()) continue;
+    if (row.c.way != AttentionWay::ring || !row.predicted) continue;
     const AttentionForward lists = lists_of(row.c);
-    const Piece all{0, row.c.problem.seq_k};
-    const double flops = 4.0 * static_cast<double>(row.c.problem.head_dim) *
-                         static_cast<double>(count_pairs(row.c.problem, lists, all, all));
-    const double flops_per_second = flops / (row.single_forward_ms / 1e3);
     const WayChoice choice =
         choose_way(row.c.problem, lists, make_partition(row.c.partition, row.c.ranks, row.c.problem, lists),
-                   {.flops_per_second = flops_per_second / row.c.ranks,
-                    .link_bytes_per_second = static_cast<double>(*options.link_rate)});
+                   rank_rates(row, *options.link(), 1.0 / row.c.ranks));
     fmt::print(out, "{} over {} ranks: {} is best; {}\n", row.c.mask, row.c.ranks,
                name(choice.way, choice.group), choice.reason);
   }
@@ -438,7 +486,8 @@ void run(const Options& options, std::ostream& given) {
   const bool prints = !mpi || mpi->communicator().ranks().rank == 0;
   std::ostream& out = prints ? given : nowhere;
   const std::string_view transport = mpi ? "mpi" : "threads";
-  check(!mpi || !options.link_rate, "--link-rate is for ranks that are threads, and mpirun started this");
+  check(!mpi || !options.link(),
+        "--link-rate and --latency are for ranks that are threads, and mpirun started this");
   std::optional<int> launched;
   if (mpi) launched = mpi->communicator().ranks().count;
   std::vector<Row> rows;
@@ -454,7 +503,9 @@ void run(const Options& options, std::ostream& given) {
     return print_json(json, out);
   }
   out << as_asked(table, options.bench);
-  if (!options.bench.csv && options.link_rate) print_choices(rows, options, out);
+  if (options.bench.csv || !options.link()) return;
+  out << "\n" << predicted_table(rows).text();
+  print_choices(rows, options, out);
 }
 
 }  // namespace
@@ -478,11 +529,14 @@ void add_bench_ring(Command app, std::ostream& out) {
       "allgather (every rank gathers all of Q, K and V, to compare with)");
   app.add_budget("--link-rate", options->link_rate,
                  "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
+  app.add_text("--latency", options->latency,
+               "How late a message of that link is, such as 50us or 2ms (default: not at all)");
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench ring --ranks 2,4 --seq 8192 --mask causal --impl ring,allgather\n"
       "  headroom bench ring --ranks 8 --seq 16384 --mask window:1024 --partition contiguous --html "
       "ring.html\n"
+      "  headroom bench ring --ranks 2,4,8 --seq 2048 --link-rate 64MiB --latency 1ms\n"
       "  mpirun -n 2 headroom bench ring --seq 32768 --heads 32 --kv-heads 8 --head-dim 128 --threads 1");
   app.callback([options, &out] { run(*options, out); });
 }

@@ -1,0 +1,83 @@
+#include "headroom/plan/links.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+
+#include "headroom/core/error.h"
+#include "headroom/core/parse.h"
+#include "headroom/core/text.h"
+
+namespace headroom {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double value;
+};
+
+// A number followed by one of the units.
+template <std::size_t Count>
+double parse_with_unit(std::string_view what, std::string_view text, const std::array<Unit, Count>& units,
+                       std::string_view accepted, double least, bool above) {
+  for (const Unit& unit : units) {
+    if (!text.ends_with(unit.name)) continue;
+    const std::string_view number = text.substr(0, text.size() - unit.name.size());
+    if (number.empty() || number.back() < '0' || number.back() > '9') continue;
+    return unit.value * parse_number(fmt::format("{} {}: its number", what, quote(text)), number,
+                                     {.least = least, .most = 1e9, .above = above});
+  }
+  fail(ErrorKind::input, "{} {} is not understood; {}", what, quote(text), accepted);
+}
+
+}  // namespace
+
+double parse_link_rate(std::string_view text) {
+  constexpr std::array kUnits = {Unit{"Gb/s", 1e9 / 8}, Unit{"GB/s", 1e9}, Unit{"Mb/s", 1e6 / 8},
+                                 Unit{"MB/s", 1e6}};
+  return parse_with_unit("--link", text, kUnits,
+                         "write a number with Gb/s, GB/s, Mb/s or MB/s, such as 400Gb/s", 0, true);
+}
+
+Seconds parse_latency(std::string_view text) {
+  constexpr std::array kUnits = {Unit{"us", 1e-6}, Unit{"ms", 1e-3}, Unit{"s", 1.0}};
+  return Seconds(
+      parse_with_unit("--latency", text, kUnits, "write a number with us, ms or s, such as 5us", 0, false));
+}
+
+NamedLink default_link(const DeviceDescription& device, std::int64_t ranks) {
+  constexpr Seconds kNvlinkLatency{5e-6};
+  constexpr Seconds kPcieLatency{10e-6};
+  constexpr Seconds kNetworkLatency{10e-6};
+  constexpr Seconds kEthernetLatency{30e-6};
+  const auto named = [](std::string_view name, double bytes_per_second, Seconds latency) {
+    const LinkModel model{.latency = latency, .bytes_per_second = bytes_per_second};
+    return NamedLink{model, fmt::format("{}: {} (published rate, assumed latency)", name, describe(model))};
+  };
+  if (device.kind == DeviceKind::cpu) {
+    if (ranks <= kRanksOfHost) return {{}, "memory of this host"};
+    return named("100 Gb/s Ethernet", 12.5e9, kEthernetLatency);
+  }
+  // Boards of data centres: compute capability 8.0, 9.0 and 10.0.
+  const bool nvlink = device.compute_major >= 8 && device.compute_minor == 0;
+  if (ranks > kRanksOfHost) {
+    if (!nvlink) return named("100 Gb/s Ethernet", 12.5e9, kEthernetLatency);
+    return device.compute_major == 8 ? named("200 Gb/s InfiniBand", 25e9, kNetworkLatency)
+                                     : named("400 Gb/s InfiniBand", 50e9, kNetworkLatency);
+  }
+  if (!nvlink) return named("PCIe", device.host_link_bytes_per_second, kPcieLatency);
+  const double rate = device.compute_major == 8 ? 300e9 : device.compute_major == 9 ? 450e9 : 900e9;
+  return named("NVLink", rate, kNvlinkLatency);
+}
+
+std::string describe(const LinkModel& link) {
+  const double rate = link.bytes_per_second;
+  const std::string text = !std::isfinite(rate) ? std::string("as fast as memory")
+                           : rate >= 1e9        ? fmt::format("{:.4g} GB/s", rate / 1e9)
+                                                : fmt::format("{:.4g} MB/s", rate / 1e6);
+  const double us = link.latency.count() * 1e6;
+  return us >= 1000 ? fmt::format("{}, {:.4g} ms", text, us / 1000) : fmt::format("{}, {:.4g} us", text, us);
+}
+
+}  // namespace headroom
