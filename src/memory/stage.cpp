@@ -14,8 +14,8 @@ std::string_view name(Phase phase) {
 
 std::string_view name(StageKind kind) {
   constexpr std::array<std::string_view, kStageKindCount> kNames = {
-      "load", "inputs", "forward", "backward", "embedding", "rope", "layer", "attention",
-      "mlp",  "norm",   "loss",    "again",    "optimizer", "step", "line"};
+      "load",       "inputs", "forward", "backward", "embedding", "rope",      "layer", "attention",
+      "over ranks", "mlp",    "norm",    "loss",     "again",     "optimizer", "step",  "line"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -296,7 +296,8 @@ void check_plannable(const StepSizes& sizes) {
         format_count(sizes.batch), format_count(sizes.context), format_count(kMaxTokens));
 }
 
-Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
+Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask,
+                 std::optional<int> sampled_rank)
     : config_(std::move(config)),
       parameters_(config_),
       strategy_(strategy),
@@ -313,10 +314,10 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
   check(strategy.sharding == Sharding::none,
         "the strategy shards the optimizer or the parameters; accepted: none, on one rank");
   mask_.max_documents = sizes.max_documents;
-  divide_sequences();
+  divide_sequences(sampled_rank);
 }
 
-void Decoder::divide_sequences() {
+void Decoder::divide_sequences(std::optional<int> sampled_rank) {
   const auto ranks = static_cast<int>(strategy_.ring_ranks);
   const auto problem_of = [&](std::int64_t layer) {
     return whole_attention(config_, strategy_.compute_dtype, sizes_, layer_mask(layer));
@@ -339,7 +340,8 @@ void Decoder::divide_sequences() {
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     auto& schedule = schedules_[static_cast<std::size_t>(layer_spec(config_, layer).attention)];
     if (!schedule)
-      schedule.emplace(way_of(group, ranks), problem_of(layer), AttentionForward{}, partition_, group);
+      schedule.emplace(way_of(group, ranks), problem_of(layer), AttentionForward{}, partition_, group,
+                       sampled_rank);
   }
 }
 

@@ -92,11 +92,15 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   request.budget_bytes = device.budget_bytes;
   request.host_budget_bytes = options.host_budget_bytes.value_or(0);
   request.pins = strategy_pins(options.pins, model.config.layers);
-  return {.model = options.model,
-          .device = options.device,
-          .request = request,
-          .notes = model.notes,
-          .compare = options.compare};
+  PlanQuestion question{.model = options.model,
+                        .device = options.device,
+                        .request = request,
+                        .notes = model.notes,
+                        .compare = options.compare,
+                        .fewest_ranks = options.fewest_ranks};
+  if (options.link) question.link_bytes_per_second = parse_link_rate(*options.link);
+  if (options.latency_seconds) question.link_latency = Seconds(*options.latency_seconds);
+  return question;
 }
 
 PlanCosts catalogue_costs(const PlanQuestion& question) {

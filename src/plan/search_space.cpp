@@ -96,23 +96,24 @@ void add_new(std::vector<Value>& values, const Value& value) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(value);
 }
 
-// The ranks of a row that divide the heads of attention. Ranks are taken to exchange as fast as memory is
-// copied; a slower link favours the ring even more, which sends while it computes.
+// The ranks of a row that divide the heads of attention, by the time of a pass over the ranks' link.
 std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
   const auto ranks = static_cast<int>(request.pins.ranks);
   if (ranks == 1) return 1;
-  const AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
-  const WayRates rates{.flops_per_second = costs.arithmetic_rate(),
-                       .link_bytes_per_second = costs.memory_rate()};
-  return choose_way(whole, {}, make_partition(PartitionKind::zigzag, ranks, whole, {}), rates).group;
+  AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
+  // A micro-step of one sequence: dividing a batch further does not change what is faster.
+  whole.batch = 1;
+  return choose_way(whole, {}, make_partition(PartitionKind::zigzag, ranks, whole, {}), costs.rank_rates())
+      .group;
 }
 
 }  // namespace
 
-Strategy common_strategy(const PlanRequest& request, const CostModel& costs) {
+Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
+                         std::optional<std::int64_t> group) {
   Strategy strategy;
   strategy.ring_ranks = request.pins.ranks;
-  strategy.head_group = head_group(request, costs);
+  strategy.head_group = group ? *group : head_group(request, costs);
   strategy.compute_dtype = request.problem.compute_dtype;
   strategy.state = request.problem.state;
   return strategy;

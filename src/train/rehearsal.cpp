@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -54,12 +55,31 @@ AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& m
           .mask = mask};
 }
 
+namespace {
+
+std::int64_t pairs_of_pass(const RingSchedule& schedule, int member) {
+  std::int64_t pairs = std::ssize(schedule.local(member));
+  for (std::int64_t slot = 0; slot < schedule.slots(); ++slot) {
+    const Transfer* transfer = schedule.received(member, slot);
+    if (transfer != nullptr) pairs += std::ssize(transfer->pairs);
+  }
+  return pairs;
+}
+
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
-                           const DeviceDescription& device, int rank) {
+                           const DeviceDescription& device, int rank, std::optional<int> sampled_rank) {
   validate(problem);
+  TrainingRehearsal rehearsal;
   Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ring_ranks)});
   {
-    Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
+    Decoder decoder(problem.config, strategy, problem.sizes, problem.mask, sampled_rank);
+    for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
+      if (const ParallelSchedule* schedule = decoder.schedule(layer)) {
+        rehearsal.pass_pairs[static_cast<std::size_t>(layer_spec(problem.config, layer).attention)] =
+            pairs_of_pass(schedule->ring(), rank / schedule->group());
+      }
+    }
+    Trainer trainer(std::move(decoder), problem.optimizer);
     const bool updates = problem.optimizer.kind != OptimizerKind::none;
     trainer.load(context, [&](Staging&) {
       if (updates) trainer.initialize(context, 0);
@@ -73,11 +93,22 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
     const auto records = context.work(phase);
     return std::vector<WorkRecord>(records.begin(), records.end());
   };
-  TrainingRehearsal rehearsal;
   rehearsal.micro_step = work(Phase::micro_step);
   rehearsal.update = work(Phase::update);
   rehearsal.ledger = std::move(context).take_ledger();
   return rehearsal;
+}
+
+}  // namespace
+
+TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
+                           const DeviceDescription& device, int rank) {
+  return rehearse(problem, strategy, device, rank, std::nullopt);
+}
+
+TrainingRehearsal rehearse_memory(const TrainingProblem& problem, const Strategy& strategy,
+                                  const DeviceDescription& device, int rank) {
+  return rehearse(problem, strategy, device, rank, rank);
 }
 
 std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal) {

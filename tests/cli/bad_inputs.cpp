@@ -298,7 +298,15 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--dtype", "f16", "--state", "bf16"}), "--state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
-  table.whole(plan(), "--ranks", 1, 8);
+  table.whole(plan(), "--ranks", 1, 1024);
+  for (const char* link : {"400", "Gb/s", "0Gb/s", "-1GB/s", "400gb/s", "1e99GB/s", "4 00Gb/s", ""}) {
+    table.add(with(plan(), {"--ranks", "2", "--link", link}), "--link");
+  }
+  for (const char* latency : {"5", "us", "-5us", "5min", "nans", ""}) {
+    table.add(with(plan(), {"--ranks", "2", "--latency", latency}), "--latency");
+  }
+  table.add(with(plan(), {"--link", "400Gb/s"}), "--ranks");
+  table.add(with(plan(), {"--crossover"}), "--ranks");
   table.add(with(with(plan(), "--context", "5"), {"--ranks", "8"}), "divided over 8 ranks");
   table.add(with(plan(), {"--runtime", "pytorch", "--ranks", "2"}), "--ranks");
 }

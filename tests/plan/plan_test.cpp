@@ -161,7 +161,7 @@ TEST(Plan, SecondsAreExactAndBytesABound) {
   const PlanRequest request = gpu_request();
   const CostModel costs = costs_of(request);
   for (const PlannedStep& step : try_everything(request, costs)) {
-    const LayerCosts layers(request, step.strategy, costs, std::array{step.strategy.layers});
+    const LayerCosts layers(request, step.strategy, costs, std::array{step.strategy.layers}, {});
     const RunCosts run = run_costs(request, step.strategy, costs);
     const LayerPolicy& policy = step.strategy.layers;
     SCOPED_TRACE(describe(step.strategy));

@@ -40,6 +40,7 @@ enum class StageKind : std::uint8_t {
   rope,
   layer,  // numbered from 0
   attention,
+  over_ranks,  // the part of attention that ranks divide
   mlp,
   norm,
   loss,
@@ -48,7 +49,7 @@ enum class StageKind : std::uint8_t {
   step,         // of several in one phase, numbered from 0
   source_line,  // of a program whose text is quoted, numbered from 0
 };
-inline constexpr int kStageKindCount = 15;
+inline constexpr int kStageKindCount = 16;
 [[nodiscard]] std::string_view name(StageKind kind);
 
 struct Stage {

@@ -58,8 +58,10 @@ struct StepBuffers {
 class Decoder {
  public:
   // `mask` holds in every layer. In a layer with a sliding window that window holds too. Throws where the
-  // strategy's ranks cannot divide a sequence.
-  Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask);
+  // strategy's ranks cannot divide a sequence. With `sampled_rank`, schedules are samples: the decoder is
+  // good for rehearsing the memory of that rank and cannot run.
+  Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask,
+          std::optional<int> sampled_rank = {});
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ParameterTable& parameters() const { return parameters_; }
@@ -88,7 +90,7 @@ class Decoder {
                 const Inspect& inspect = {}) const;
 
  private:
-  void divide_sequences();
+  void divide_sequences(std::optional<int> sampled_rank);
 
   ModelConfig config_;
   ParameterTable parameters_;

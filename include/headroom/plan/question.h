@@ -35,6 +35,9 @@ struct PlanOptions {
   std::string state = "f32";                        // of weights, gradients, moments: f32, bf16 or 8bit
   OptimizerKind optimizer = OptimizerKind::adamw;
   PinOptions pins{};
+  bool fewest_ranks = false;                // in place of the pins' ranks: the smallest number that fits
+  std::optional<std::string> link{};        // between ranks, as parse_link_rate() reads it
+  std::optional<double> latency_seconds{};  // of a message on that link
   bool compare = false;
 };
 
