@@ -14,7 +14,8 @@ namespace {
 
 struct Unit {
   std::string_view name;
-  double value;
+  double times;
+  double per = 1;  // a division, so that 5us is the number nearest to 0.000005
 };
 
 // A number followed by one of the units.
@@ -25,8 +26,9 @@ double parse_with_unit(std::string_view what, std::string_view text, const std::
     if (!text.ends_with(unit.name)) continue;
     const std::string_view number = text.substr(0, text.size() - unit.name.size());
     if (number.empty() || number.back() < '0' || number.back() > '9') continue;
-    return unit.value * parse_number(fmt::format("{} {}: its number", what, quote(text)), number,
-                                     {.least = least, .most = 1e9, .above = above});
+    const double value = parse_number(fmt::format("{} {}: its number", what, quote(text)), number,
+                                      {.least = least, .most = 1e9, .above = above});
+    return value * unit.times / unit.per;
   }
   fail(ErrorKind::input, "{} {} is not understood; {}", what, quote(text), accepted);
 }
@@ -41,7 +43,7 @@ double parse_link_rate(std::string_view text) {
 }
 
 Seconds parse_latency(std::string_view text) {
-  constexpr std::array kUnits = {Unit{"us", 1e-6}, Unit{"ms", 1e-3}, Unit{"s", 1.0}};
+  constexpr std::array kUnits = {Unit{"us", 1, 1e6}, Unit{"ms", 1, 1e3}, Unit{"s", 1}};
   return Seconds(
       parse_with_unit("--latency", text, kUnits, "write a number with us, ms or s, such as 5us", 0, false));
 }
