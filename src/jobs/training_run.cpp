@@ -71,14 +71,20 @@ class TrainingRun {
     TrainingResult result;
     result.first_step = state_.step + 1;
     result.checkpoint = plan_.checkpoint.value_or(fs::path());
+    // All ranks call it: where rank 0 cannot write, they stop together, since they may have to save together.
     const auto with_metrics = [&](const auto& call) {
-      if (!metrics) return;
-      try {
-        call();
-      } catch (const Error& error) {
-        metrics->check_folder();  // nothing can be saved to a folder that is gone
-        stop_after_saving(error);
+      std::optional<Error> failed;
+      if (metrics) {
+        try {
+          call();
+        } catch (const Error& error) {
+          metrics->check_folder();  // nothing can be saved to a folder that is gone
+          failed = error;
+        }
       }
+      if (context_.all_reduce(failed ? 1.0 : 0.0) == 0) return;
+      stop_after_saving(failed.value_or(
+          Error(ErrorKind::runtime, "rank 0 cannot write its metrics", std::source_location::current())));
     };
     const auto save_step = [&] {
       with_metrics([&] { metrics->before_checkpoint(); });
@@ -114,6 +120,7 @@ class TrainingRun {
     if (!plan_.data.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
+    result.rank_live_peak_bytes = peaks_of_ranks();
     result.notes = notes_;
     return result;
   }
@@ -137,13 +144,12 @@ class TrainingRun {
 
   void read_weights(const fs::path& weights, Staging& staging) {
     const TrainBuffers buffers = trainer_.buffers();
-    for (const Tensor* flat : {&buffers.weights, &buffers.master}) {
-      if (flat->view().elements() == 0) continue;
-      load_weights(weights, trainer_.decoder().parameters(), *flat, staging);
-      const std::string broken = broken_parameter(*flat, staging);
-      check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
-            name(flat->view().dtype()));
-    }
+    load_weights(weights, trainer_.decoder().parameters(), buffers.weights, staging);
+    const std::string broken = broken_parameter(buffers.weights, staging);
+    check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
+          name(buffers.weights.view().dtype()));
+    if (buffers.master.view().elements() == 0) return;
+    load_weights(weights, trainer_.decoder().parameters(), buffers.master, staging, buffers.state_slices);
   }
 
   // The batch that begins with the sample.
@@ -199,7 +205,19 @@ class TrainingRun {
                       .grad_norm = norm,
                       .tokens = state_.tokens,
                       .live_bytes = usage.live_bytes,
-                      .live_peak_bytes = usage.peak_bytes};
+                      .live_peak_bytes = usage.peak_bytes,
+                      .rank_live_peak_bytes = peaks_of_ranks()};
+  }
+
+  // The live peak of every rank, which all of them ask for together.
+  [[nodiscard]] std::vector<std::int64_t> peaks_of_ranks() {
+    const std::int64_t own = context_.ledger().usage(Space::device).peak_bytes;
+    if (communicator_ == nullptr) return {own};
+    std::vector<std::int64_t> peaks;
+    for (const std::uint64_t bytes : communicator_->all_values(static_cast<std::uint64_t>(own))) {
+      peaks.push_back(static_cast<std::int64_t>(bytes));
+    }
+    return peaks;
   }
 
   [[nodiscard]] static bool is_finite(const TensorPart& part, Staging& staging) {
@@ -287,18 +305,22 @@ class TrainingRun {
 
   fs::path save() {
     fs::path checkpoint;
-    if (!leads_) {  // all ranks have the same weights and moments
-      saved_step_ = state_.step;
-      return checkpoint;
-    }
+    const auto write = [&](Staging& staging, StateGather* gather) {
+      checkpoint = write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), staging,
+                                    files_, gather);
+      for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
+        if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
+      }
+    };
     try {
-      trainer_.save(context_, [&](Staging& staging) {
-        checkpoint =
-            write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), staging, files_);
-        for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
-          if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
-        }
-      });
+      if (trainer_.divides_state()) {
+        trainer_.save_divided(context_,
+                              [&](Staging& staging, StateGather& gather) { write(staging, &gather); });
+      } else if (leads_) {  // all ranks have the same weights and moments
+        trainer_.save(context_, [&](Staging& staging) { write(staging, nullptr); });
+      }
+    } catch (const OtherRankFailed&) {
+      throw;
     } catch (const Error& error) {
       throw Error(error.kind(), fmt::format("step {}: {}; {}", state_.step, error.what(), last_good()),
                   error.where());

@@ -132,10 +132,11 @@ class Step {
   template <class Body>
   void with_layer(std::int64_t layer, const Body& body) const {
     const LayerWeights weights(parameters(), buffers_.weights, layer);
-    const LayerAttention attention{.problem = whole_attention(config(), decoder_.strategy().compute_dtype,
-                                                              decoder_.sizes(), decoder_.layer_mask(layer)),
-                                   .over_ranks = decoder_.schedule(layer),
-                                   .document_starts = shared_.batch.document_starts};
+    const LayerAttention attention{
+        .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
+                                   decoder_.layer_mask(layer)),
+        .over_ranks = decoder_.schedule(layer),
+        .document_starts = shared_.batch.document_starts};
     body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
   }
 
@@ -298,6 +299,7 @@ void check_plannable(const StepSizes& sizes) {
 Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
     : config_(std::move(config)),
       parameters_(config_),
+      shards_(parameters_, strategy.sharding, static_cast<int>(strategy.ranks())),
       strategy_(strategy),
       sizes_(sizes),
       mask_(mask),
@@ -309,16 +311,17 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
   const DType compute = strategy.compute_dtype;
   check(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
         "a decoder computes in f32, bf16 or f16, not {}", name(compute));
-  check(strategy.sharding == Sharding::none,
-        "the strategy shards the optimizer or the parameters; accepted: none, on one rank");
   mask_.max_documents = sizes.max_documents;
   divide_sequences();
 }
 
 void Decoder::divide_sequences() {
   const auto ranks = static_cast<int>(strategy_.ring_ranks);
+  check(sizes_.batch % strategy_.data_ranks == 0,
+        "a batch of {} sequences cannot be divided over {} groups of ranks; a multiple of {} can",
+        sizes_.batch, strategy_.data_ranks, strategy_.data_ranks);
   const auto problem_of = [&](std::int64_t layer) {
-    return whole_attention(config_, strategy_.compute_dtype, sizes_, layer_mask(layer));
+    return whole_attention(config_, strategy_.compute_dtype, group_sizes(), layer_mask(layer));
   };
   bool windows = true;
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
@@ -342,15 +345,24 @@ void Decoder::divide_sequences() {
   }
 }
 
+StepSizes Decoder::group_sizes() const {
+  StepSizes sizes = sizes_;
+  sizes.batch /= strategy_.data_ranks;
+  return sizes;
+}
+
+std::int64_t Decoder::first_sequence(const Ranks& ranks) const {
+  return ranks.rank / strategy_.ring_ranks * group_sizes().batch;
+}
+
 const std::vector<Piece>& Decoder::pieces(const Ranks& ranks) const {
-  if (strategy_.ring_ranks == 1) return partition_.pieces.front();
-  check(ranks.count == strategy_.ring_ranks, "sequences are divided over {} ranks, and there are {}",
-        strategy_.ring_ranks, ranks.count);
-  return partition_.pieces[static_cast<std::size_t>(ranks.rank)];
+  check(ranks.count == strategy_.ranks(), "batches are divided over {} ranks, and there are {}",
+        strategy_.ranks(), ranks.count);
+  return partition_.pieces[static_cast<std::size_t>(ranks.rank % strategy_.ring_ranks)];
 }
 
 RankSizes Decoder::rank_sizes(const Ranks& ranks) const {
-  RankSizes sizes{.batch = sizes_.batch, .seq = 0, .max_documents = sizes_.max_documents};
+  RankSizes sizes{.batch = group_sizes().batch, .seq = 0, .max_documents = sizes_.max_documents};
   for (const Piece& piece : pieces(ranks)) sizes.seq += piece.size();
   return sizes;
 }
@@ -372,15 +384,17 @@ void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers&
                     const TensorView& loss, const TensorView& loss_gradient) const {
   check_batch(*this, context.ranks(), batch);
   const DType expected = gradient_dtype(strategy_.state);
-  check(buffers.gradients.dtype() == expected, "gradients of a state of {} hold {}, not {}",
-        name(strategy_.state), name(buffers.gradients.dtype()), name(expected));
+  const DType given = buffers.gradients.view().dtype();
+  check(given == expected, "gradients of a state of {} hold {}, not {}", name(strategy_.state), name(given),
+        name(expected));
   Step(context, *this, rope_, batch, buffers).train(loss, loss_gradient);
 }
 
-void Decoder::evaluate(Context& context, const StepBatch& batch, const TensorView& weights,
+void Decoder::evaluate(Context& context, const StepBatch& batch, const Tensor& weights,
                        const TensorView& loss, const Inspect& inspect) const {
   check_batch(*this, context.ranks(), batch);
-  Step(context, *this, rope_, batch, {.weights = weights, .gradients = {}}).evaluate(loss, inspect);
+  const Tensor no_gradients;
+  Step(context, *this, rope_, batch, {.weights = weights, .gradients = no_gradients}).evaluate(loss, inspect);
 }
 
 }  // namespace headroom

@@ -126,7 +126,7 @@ PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy,
                            std::int64_t most_bytes, Layout* layout) {
   PlannedStep most = rehearsed_rank(request, strategy, costs, most_bytes, 0, layout);
   std::vector<std::int64_t> arenas = {most.arena_bytes};
-  for (int rank = 1; rank < strategy.ring_ranks && most.live_peak_bytes <= most_bytes; ++rank) {
+  for (int rank = 1; rank < strategy.ranks() && most.live_peak_bytes <= most_bytes; ++rank) {
     Layout other;
     PlannedStep step = rehearsed_rank(request, strategy, costs, most_bytes, rank, &other);
     arenas.push_back(step.arena_bytes);
@@ -396,7 +396,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.projections_again = true;
     consider("projections are made again after attention's backward", request, strategy);
   }
-  if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
+  if (request.problem.sizes.batch % (2 * now.accumulation * now.data_ranks) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;
     consider(fmt::format("the batch in {} micro-steps", strategy.accumulation), request, strategy);
@@ -417,7 +417,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
   // Half of it has to have a token for each of a rank's two pieces.
-  const std::int64_t least = request.pins.ranks == 1 ? 1 : 2 * request.pins.ranks;
+  const std::int64_t least = now.ring_ranks == 1 ? 1 : 2 * now.ring_ranks;
   if (request.problem.sizes.context / 2 >= least) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;

@@ -86,7 +86,7 @@ LayerSample sample_layers(const ModelConfig& config) {
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
   const TrainingProblem problem = micro_step_of(request, cut);
-  Context context(request.device, {.rank = 0, .count = static_cast<int>(cut.ring_ranks)});
+  Context context(request.device, {.rank = 0, .count = static_cast<int>(cut.ranks())});
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
   trainer.load(context, [](Staging&) {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.context;

@@ -57,7 +57,7 @@ AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& m
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device, int rank) {
   validate(problem);
-  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ring_ranks)});
+  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ranks())});
   {
     Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
     const bool updates = problem.optimizer.kind != OptimizerKind::none;
@@ -68,6 +68,7 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
     if (updates) trainer.update(context, 1, loss.labels);
     trainer.evaluate(context, {});
     trainer.save(context, {});
+    if (trainer.divides_state()) trainer.save_divided(context, {});
   }
   const auto work = [&](Phase phase) {
     const auto records = context.work(phase);
@@ -119,6 +120,23 @@ std::string describe(const Strategy& strategy) {
                      format_count(strategy.loss_chunk_tokens), words, format_count(strategy.mlp_tile_tokens),
                      strategy.projections_again ? "; projections made again" : "",
                      strategy.offload_optimizer ? "; optimizer on the host" : "");
+}
+
+std::string describe_ranks(const Strategy& strategy) {
+  std::string text = fmt::format("{}", strategy.ranks());
+  if (strategy.data_ranks > 1)
+    text += fmt::format(" in {} groups that divide the batch", strategy.data_ranks);
+  if (strategy.ring_ranks > 1) {
+    text += strategy.data_ranks == 1
+                ? " divide every sequence"
+                : fmt::format(", {} of which divide every sequence", strategy.ring_ranks);
+  }
+  switch (strategy.sharding) {
+    case Sharding::none: break;
+    case Sharding::optimizer: text += "; all divide the optimizer's state"; break;
+    case Sharding::full: text += "; all divide weights, gradients and the optimizer's state"; break;
+  }
+  return text;
 }
 
 std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDescription& device) {

@@ -58,9 +58,9 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
              step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
              answer.plan.fits ? "fits" : "does not fit");
-  if (step.strategy.ring_ranks > 1) {
-    fmt::print(out, "ranks     {} divide every sequence; this is what the one that takes most takes\n",
-               step.strategy.ring_ranks);
+  if (step.strategy.ranks() > 1) {
+    fmt::print(out, "ranks     {}; this is what the one that takes most takes\n",
+               describe_ranks(step.strategy));
   }
   fmt::print(out, "time      {} a step, {} tokens/s (estimated; rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
@@ -164,6 +164,8 @@ void check_mode(const Command& command, const Options& options) {
     return;
   }
   command.check_only_with("--runtime pytorch", {"--torch-attention", "--torch-loss", "--no-checkpointing"});
+  check(options.optimizer != "none" || options.plan.pins.shard != "optimizer",
+        "--shard optimizer divides the state of an optimizer, and --optimizer none has none");
   check(options.optimizer != "none" || !options.plan.pins.optimizer_state,
         "--optimizer-state means nothing with --optimizer none, which has no state");
 }
@@ -233,7 +235,8 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
                  "adamw, or none: forward and backward alone");
   add_pin_options(app, plan.pins);
   app.add_whole("--ranks", plan.pins.ranks, 1, kMostPlannedRanks,
-                "Devices that divide every sequence; budgets and the answer are those of one of them");
+                "Devices that train together; budgets and the answer are those of one of them");
+  add_rank_options(app, plan.pins);
   app.add_whole("--accumulation", plan.pins.accumulation, 1, kMostTokens,
                 "Pins the micro-steps that share a batch");
   app.add_choice("--runtime", options->runtime, {"headroom", "pytorch"},

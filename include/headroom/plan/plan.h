@@ -26,7 +26,13 @@ struct StrategyPins {
   std::optional<std::int64_t> mlp_tile_tokens;
   std::optional<std::int64_t> accumulation;
   std::optional<bool> offload_optimizer;
-  std::int64_t ranks = 1;  // that divide every sequence
+  std::int64_t ranks = 1;
+  std::optional<std::int64_t> ring{};  // of them, that divide every sequence; without it: all of them
+  Sharding sharding = Sharding::none;
+
+  [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
+  // Groups of ranks that divide the sequences of a batch between them.
+  [[nodiscard]] std::int64_t data_ranks() const { return ranks / ring_ranks(); }
 };
 
 struct PlanRequest {
