@@ -1,6 +1,7 @@
 #include "jobs/training_run.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -144,12 +145,14 @@ class TrainingRun {
 
   void read_weights(const fs::path& weights, Staging& staging) {
     const TrainBuffers buffers = trainer_.buffers();
-    load_weights(weights, trainer_.decoder().parameters(), buffers.weights, staging);
-    const std::string broken = broken_parameter(buffers.weights, staging);
-    check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
-          name(buffers.weights.view().dtype()));
+    const ParameterTable& table = trainer_.decoder().parameters();
+    load_weights(weights, table, buffers.weights, staging, buffers.weight_slices);
+    if (const auto broken = broken_parameter(buffers.weights, staging)) {
+      fail(ErrorKind::input, "{}: tensor {} is not finite in {}", weights.string(),
+           table.entries()[*broken].name, name(buffers.weights.view().dtype()));
+    }
     if (buffers.master.view().elements() == 0) return;
-    load_weights(weights, trainer_.decoder().parameters(), buffers.master, staging, buffers.state_slices);
+    load_weights(weights, table, buffers.master, staging, buffers.state_slices);
   }
 
   // The batch that begins with the sample.
@@ -228,19 +231,33 @@ class TrainingRun {
     return finite;
   }
 
-  // The first parameter of a flat tensor that is not finite; empty where all are.
-  [[nodiscard]] std::string broken_parameter(const Tensor& flat, Staging& staging) const {
+  // The place in the table of the first parameter that is not finite in this rank's weights or gradients;
+  // nothing where all are.
+  [[nodiscard]] std::optional<std::size_t> broken_parameter(const Tensor& flat, Staging& staging) const {
     const ParameterTable& table = trainer_.decoder().parameters();
-    for (const Parameter& parameter : table.entries()) {
-      if (!is_finite(table.part(flat, parameter), staging)) return parameter.name;
+    const std::array whole = {ShardSlice{.elements = table.elements()}};
+    const std::span<const ShardSlice> divided = trainer_.buffers().weight_slices;
+    const std::span<const ShardSlice> slices = divided.empty() ? std::span<const ShardSlice>(whole) : divided;
+    for (std::size_t i = 0; i < table.entries().size(); ++i) {
+      const Parameter& parameter = table.entries()[i];
+      bool finite = true;
+      for_each_overlap(slices, parameter.offset, parameter.offset + parameter.shape.elements(),
+                       [&](std::int64_t, std::int64_t own, std::int64_t elements) {
+                         finite = finite && is_finite({flat, own, elements}, staging);
+                       });
+      if (!finite) return i;
     }
-    return {};
+    return std::nullopt;
   }
-  // The same, in a phase of its own.
+  // The name of the first on any rank, in a phase of its own that all ranks have; empty where all are finite.
   [[nodiscard]] std::string broken_parameter(const Tensor& flat) {
-    std::string name;
-    trainer_.save(context_, [&](Staging& staging) { name = broken_parameter(flat, staging); });
-    return name;
+    const std::span<const Parameter> entries = trainer_.decoder().parameters().entries();
+    std::size_t first = entries.size();
+    trainer_.save(context_, [&](Staging& staging) {
+      first = broken_parameter(flat, staging).value_or(entries.size());
+    });
+    if (communicator_ != nullptr) first = std::ranges::min(communicator_->all_values(first));
+    return first < entries.size() ? entries[first].name : std::string();
   }
 
   // For the end of an error's message, which must not become another error.

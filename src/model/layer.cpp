@@ -4,10 +4,10 @@
 
 namespace headroom {
 
-LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, std::int64_t layer) {
+LayerWeights::LayerWeights(const ParameterTable& table, const FlatPart& flat, std::int64_t layer) {
   for (const WeightRow& row : layer_weights()) {
     const Parameter* parameter = table.find(layer, row.weight);
-    if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = table.view(flat, *parameter);
+    if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = flat.of(*parameter);
   }
 }
 

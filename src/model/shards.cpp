@@ -6,9 +6,18 @@
 namespace headroom {
 namespace {
 
-// Units are divided one by one; this one is the whole buffer.
-std::vector<std::int64_t> begins_of_units(const ParameterTable& table) {
-  return {0, table.elements()};
+// Where weights are gathered unit by unit, a unit is what is needed together: the embedding, each layer, and
+// what follows the layers. Otherwise there is one.
+std::vector<std::int64_t> begins_of_units(const ParameterTable& table, Sharding sharding) {
+  std::vector<std::int64_t> begins = {0};
+  if (sharding == Sharding::full) {
+    for (std::int64_t layer = 0; layer < table.layers(); ++layer) {
+      begins.push_back(table.find(layer, Weight::norm1)->offset);
+    }
+    begins.push_back(table.final_norm().offset);
+  }
+  begins.push_back(table.elements());
+  return begins;
 }
 
 // Where rank r's slice of a unit begins; that of rank `ranks` is the unit's end.
@@ -20,7 +29,7 @@ std::int64_t slice_begin(std::int64_t begin, std::int64_t end, std::int64_t rank
 }  // namespace
 
 Shards::Shards(const ParameterTable& table, Sharding sharding, int ranks)
-    : unit_begins_(begins_of_units(table)) {
+    : unit_begins_(begins_of_units(table, sharding)) {
   const std::int64_t elements = table.elements();
   if (sharding == Sharding::none || ranks == 1) {
     slices_ = {{{.flat_begin = 0, .own_begin = 0, .elements = elements}}};

@@ -30,10 +30,10 @@ std::string_view name(Sharding sharding) {
 }
 
 Sharding parse_sharding(std::string_view text) {
-  for (const Sharding sharding : {Sharding::none, Sharding::optimizer}) {
+  for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
     if (text == name(sharding)) return sharding;
   }
-  fail(ErrorKind::input, "sharding '{}' is unknown; accepted: none, optimizer", text);
+  fail(ErrorKind::input, "sharding '{}' is unknown; accepted: none, optimizer, full", text);
 }
 
 void check_state(StatePrecision state, DType weights) {
@@ -64,8 +64,6 @@ void validate(const Strategy& strategy, std::int64_t layers) {
         "{} groups of {} ranks are not 1 to {} ranks", strategy.data_ranks, strategy.ring_ranks, kMostRanks);
   check(strategy.head_group >= 1 && strategy.ring_ranks % strategy.head_group == 0,
         "{} ranks have no groups of {} that divide heads", strategy.ring_ranks, strategy.head_group);
-  check(strategy.sharding != Sharding::full,
-        "weights cannot be divided over ranks yet; accepted: none, optimizer");
   check(strategy.sharding == Sharding::none || strategy.ranks() > 1,
         "sharding '{}' divides state over ranks, and there is one; accepted: none, or two ranks and more",
         name(strategy.sharding));

@@ -1,6 +1,7 @@
 #include "headroom/train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <utility>
@@ -10,6 +11,14 @@
 #include "train/state_gather.h"
 
 namespace headroom {
+
+namespace {
+
+bool divides_weights(const Decoder& decoder) {
+  return decoder.strategy().sharding == Sharding::full;
+}
+
+}  // namespace
 
 void validate(const OptimizerSettings& settings) {
   const auto in = [](double value, double low, double high, std::string_view what) {
@@ -68,8 +77,9 @@ void Trainer::load(Context& context, const HostWork& body) {
     const StepSizes& sizes = decoder_.sizes();
     slices_ = decoder_.shards().slices(context.ranks().rank);
     const Shape own{decoder_.shards().elements(context.ranks().rank)};
-    weights_ = take(context, "weights", Category::parameters, compute, flat);
-    gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), flat);
+    const Shape& of_weights = divides_weights(decoder_) ? own : flat;
+    weights_ = take(context, "weights", Category::parameters, compute, of_weights);
+    gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), of_weights);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
     if (optimizer_.kind == OptimizerKind::adamw) {
       const Space space = decoder_.strategy().offload_optimizer ? Space::host : Space::device;
@@ -126,12 +136,15 @@ void Trainer::initialize(Context& context, std::uint64_t seed) const {
         fill(context, values, 1);
       }
     };
-    begin_with(table.view(weights_, parameter), 0);
-    if (master_.view().elements() == 0) continue;
-    for_each_overlap(slices_, parameter.offset, parameter.offset + parameter.shape.elements(),
-                     [&](std::int64_t flat, std::int64_t own, std::int64_t elements) {
-                       begin_with(master_.view().slice(0, own, elements), flat - parameter.offset);
-                     });
+    const auto begin_part = [&](const Tensor& tensor, std::span<const ShardSlice> slices) {
+      for_each_overlap(slices, parameter.offset, parameter.offset + parameter.shape.elements(),
+                       [&](std::int64_t flat, std::int64_t own, std::int64_t elements) {
+                         begin_with(tensor.view().slice(0, own, elements), flat - parameter.offset);
+                       });
+    };
+    const std::array whole = {ShardSlice{.elements = table.elements()}};
+    begin_part(weights_, divides_weights(decoder_) ? slices_ : std::span<const ShardSlice>(whole));
+    if (master_.view().elements() > 0) begin_part(master_, slices_);
   }
 }
 
@@ -142,6 +155,7 @@ TrainBuffers Trainer::buffers() const {
           .second_moment = second_moment_,
           .first_exponents = first_exponents_,
           .second_exponents = second_exponents_,
+          .weight_slices = divides_weights(decoder_) ? slices_ : std::span<const ShardSlice>(),
           .state_slices = divides_state() ? slices_ : std::span<const ShardSlice>()};
 }
 
@@ -283,12 +297,13 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     const Tensor factor = value("clip factor", DType::f32);
     const Tensor finite = value("finite", DType::i32);
     const std::span<const std::int64_t> counts = decoder_.shards().counts(0);
-    if (divides_state()) {
-      context.reduce_scatter(gradients_, counts);
-    } else {
-      context.all_reduce(gradients_);
+    switch (decoder_.strategy().sharding) {
+      case Sharding::none: context.all_reduce(gradients_); break;
+      case Sharding::optimizer: context.reduce_scatter(gradients_, counts); break;
+      case Sharding::full: break;  // every micro-step has added them up
     }
-    const auto own = [&](const Tensor& flat) {
+    const auto own = [&](const Tensor& flat) -> TensorView {
+      if (divides_weights(decoder_)) return flat;
       return flat.view().slice(0, slices_.front().flat_begin, slices_.front().elements);
     };
     sum_of_squares(context, own(gradients_), sum, Store::overwrite);
@@ -314,7 +329,8 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     }
     // Slices arrive while the gradients are cleared.
     std::optional<Ticket> gathered;
-    if (divides_state()) gathered = context.all_gather(weights_, counts, {"gathering of the weights"});
+    if (divides_state() && !divides_weights(decoder_))
+      gathered = context.all_gather(weights_, counts, {"gathering of the weights"});
     zero(context, gradients_);
     if (gathered) context.wait(StreamId::main, *gathered);
     norm_value = read_back(context, norm);
@@ -333,6 +349,7 @@ void Trainer::save_divided(Context& context, const WriteDivided& body) {
   context.phase(Phase::gather, [&] {
     Staging staging(context, largest_transfer_bytes());
     std::vector<const Tensor*> flats;
+    if (divides_weights(decoder_)) flats.push_back(&weights_);
     for (const Tensor* flat :
          {&master_, &first_moment_, &second_moment_, &first_exponents_, &second_exponents_}) {
       if (flat->view().elements() > 0) flats.push_back(flat);

@@ -153,9 +153,9 @@ TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   static_cast<void>(run("resumed", 3, 2));
   EXPECT_NEAR(run("resumed", 2, 4), whole, 1e-5 * whole);
   static_cast<void>(run("divided", 3, 1, "optimizer"));
-  static_cast<void>(run("divided", 1, 2));
+  static_cast<void>(run("divided", 4, 2, "full"));
   static_cast<void>(run("divided", 4, 3, "optimizer", 2));
-  EXPECT_NEAR(run("divided", 2, 4, "optimizer", 1), whole, 1e-5 * whole);
+  EXPECT_NEAR(run("divided", 2, 4, "full", 1), whole, 1e-5 * whole);
 }
 
 // The rank that fails is the one whose error is told, and the others do not wait for it.

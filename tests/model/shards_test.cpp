@@ -39,7 +39,10 @@ void expect_division(const ParameterTable& table, Sharding sharding, int ranks) 
 TEST(Shards, DivideEveryElementOnce) {
   for (const bool tied : {false, true}) {
     const ParameterTable table(small_model(tied, true));
-    for (int ranks = 2; ranks <= 9; ++ranks) expect_division(table, Sharding::optimizer, ranks);
+    for (int ranks = 2; ranks <= 9; ++ranks) {
+      for (const Sharding sharding : {Sharding::optimizer, Sharding::full})
+        expect_division(table, sharding, ranks);
+    }
   }
 }
 

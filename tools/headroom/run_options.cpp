@@ -17,8 +17,10 @@ void add_pin_options(Command app, PinOptions& pins) {
 void add_rank_options(Command app, PinOptions& pins) {
   app.add_whole("--ring", pins.ring, 1, kMostRanks,
                 "Ranks that divide every sequence (default: all); groups of so many divide the batch");
-  app.add_choice("--shard", pins.shard, {"none", "optimizer"},
-                 "What ranks divide of the training state: optimizer divides moments and master weights");
+  app.add_choice(
+      "--shard", pins.shard, {"none", "optimizer", "full"},
+      "What ranks divide of the training state: optimizer divides moments and master weights, full "
+      "weights and gradients too");
 }
 
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {
