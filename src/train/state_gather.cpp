@@ -22,10 +22,6 @@ std::int64_t window_elements(const Shards& shards) {
 StateGather::StateGather(Context& context, const Shards& shards, std::vector<const Tensor*> flats)
     : context_(context), shards_(shards), flats_(std::move(flats)) {}
 
-bool StateGather::has(const Tensor& flat) const {
-  return std::ranges::find(flats_, &flat) != flats_.end();
-}
-
 std::int64_t StateGather::shared() const {
   return shards_.elements(context_.ranks().rank) / flats_[current_]->view().elements();
 }

@@ -18,8 +18,6 @@ class StateGather {
   // may have one element for so many elements of the flat buffer, as exponents of moments have.
   StateGather(Context& context, const Shards& shards, std::vector<const Tensor*> flats);
 
-  // Whether ranks divide the tensor.
-  [[nodiscard]] bool has(const Tensor& flat) const;
   // For rank 0: consume() gets elements begin, begin + 1, ... of the whole tensor. From call to call tensors
   // come in the order that was given, and elements ascend.
   void read(const Tensor& flat, std::int64_t begin, std::int64_t elements, Staging& staging,
