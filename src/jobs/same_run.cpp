@@ -111,6 +111,8 @@ void check_same_options(const TrainingOptions& options, Communicator& ranks) {
                     {"--loss-chunk", text_of(options.pins.loss_chunk_tokens)},
                     {"--mlp-tile", text_of(options.pins.mlp_tile_tokens)},
                     {"--optimizer-state", text_of(options.pins.optimizer_state)},
+                    {"--ring", text_of(options.pins.ring)},
+                    {"--shard", options.pins.shard},
                     {"--attention", options.attention},
                     {"--dtype", text_of(options.dtype)},
                     {"--state", options.state},

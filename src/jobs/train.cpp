@@ -93,6 +93,8 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "device", options.device);
   add(SettingKind::last_bits, "simd", name(device.simd));
   add(SettingKind::last_bits, "ranks", options.pins.ranks);
+  add(SettingKind::last_bits, "ring", options.pins.ring.value_or(options.pins.ranks));
+  add(SettingKind::last_bits, "shard", options.pins.shard);
   add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
   add(SettingKind::last_bits, "products",
       device.product_library.empty() ? kNoSetting : device.product_library);
@@ -221,7 +223,11 @@ std::optional<Resumed> find_run(const TrainingOptions& options) {
            incomplete.empty() ? "" : " but " + first_incomplete);
     }
     Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
-    resumed.state.settings.try_emplace("state", "f32");  // of a program that had no other
+    std::map<std::string, std::string>& saved = resumed.state.settings;
+    saved.try_emplace("state", "f32");  // of a program that had no other
+    saved.try_emplace("shard", "none");
+    if (const auto ranks = saved.find("ranks"); ranks != saved.end())
+      saved.try_emplace("ring", ranks->second);
     check(resumed.state.step < options.optimizer.steps,
           "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",
           latest->string(), resumed.state.step, options.optimizer.steps);
@@ -428,6 +434,8 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"batch", options.batch},
                       {"state", name(plan.problem.state)},
                       {"ranks", plan.ranks()},
+                      {"ring", plan.fit.strategy.ring_ranks},
+                      {"shard", name(plan.fit.strategy.sharding)},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},
@@ -445,6 +453,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"floor", json_or_null(plan.data.floor())},
                       {"seconds", result.seconds},
                       {"live_peak_bytes", result.live_peak_bytes},
+                      {"rank_live_peak_bytes", result.rank_live_peak_bytes},
                       {"interrupted", result.interrupted},
                       {"checkpoint", nullptr}};
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();

@@ -7,8 +7,9 @@
 namespace headroom {
 
 std::string_view name(Phase phase) {
-  constexpr std::array<std::string_view, kPhaseCount> kNames = {
-      "load", "micro-step", "update", "evaluate", "save", "forward", "backward", "step", "peak", "compare"};
+  constexpr std::array<std::string_view, kPhaseCount> kNames = {"load", "micro-step", "update",  "evaluate",
+                                                                "save", "gather",     "forward", "backward",
+                                                                "step", "peak",       "compare"};
   return kNames[static_cast<std::size_t>(phase)];
 }
 

@@ -17,7 +17,8 @@ class HeadRank {
         views_(views),
         exchange_(context, schedule),
         member_(context.ranks().rank % schedule.group()),
-        tokens_(schedule.ring().partition().tokens(context.ranks().rank / schedule.group())),
+        tokens_(
+            schedule.ring().partition().tokens(context.ranks().rank % schedule.ranks() / schedule.group())),
         problem_(schedule.ring().problem()),
         query_(take("heads Q", problem_.dtype, problem_.heads_q)),
         key_(take("heads K", problem_.dtype, problem_.heads_kv)),

@@ -60,7 +60,7 @@ LinkModel costs_link(const PlanAnswer& answer) {
 std::optional<std::string> other_row_note(const PlanRequest& request) {
   AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
   AttentionProblem chunk = whole;
-  chunk.seq_q = chunk.seq_k = std::max<std::int64_t>(whole.seq_k / request.pins.ranks, 1);
+  chunk.seq_q = chunk.seq_k = std::max<std::int64_t>(whole.seq_k / request.pins.ring_ranks(), 1);
   chunk.chunk = AttentionChunk{};
   chunk.output_dtype = DType::f32;
   const auto row_of = [&](const AttentionProblem& problem) {
@@ -112,7 +112,7 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
   if (!answer.plan.fits) answer.smallest_ranks = smallest_ranks(request, costs, kMostPlannedRanks);
-  if (request.pins.ranks > 1) {
+  if (request.pins.ring_ranks() > 1) {
     if (std::optional<std::string> note = other_row_note(request)) answer.notes.push_back(std::move(*note));
   }
   answer.max_context =
@@ -125,6 +125,7 @@ std::optional<std::int64_t> crossover_context(const PlanQuestion& question, cons
   PlanRequest over = question.request;
   PlanRequest alone = over;
   alone.pins.ranks = 1;
+  alone.pins.ring.reset();
   CostModel linked = costs.costs;
   linked.set_rank_link(rank_link(question, over.pins.ranks).model);
   // Where the sequence does not fit on one rank, ranks are what is faster.
@@ -163,7 +164,9 @@ std::string json(const PlanAnswer& answer) {
       {"device", answer.question.device},
       {"dtype", name(request.problem.compute_dtype)},
       {"state", name(request.problem.state)},
-      {"ranks", step.strategy.ring_ranks},
+      {"ranks", step.strategy.ranks()},
+      {"ring", step.strategy.ring_ranks},
+      {"shard", name(step.strategy.sharding)},
       {"fits", answer.plan.fits},
       {"arena_bytes", step.arena_bytes},
       {"rank_arena_bytes", step.rank_arena_bytes},
@@ -180,7 +183,7 @@ std::string json(const PlanAnswer& answer) {
       {"step_seconds", step.seconds},
       {"rates", answer.costs.source},
       {"advice", advice}};
-  if (step.strategy.ring_ranks > 1) {
+  if (step.strategy.ranks() > 1) {
     OrderedJson classes = OrderedJson::array();
     for (const RankShare& share : step.rank_shares) {
       classes.push_back({{"first_rank", share.first_rank},
@@ -189,7 +192,7 @@ std::string json(const PlanAnswer& answer) {
                          {"arena_bytes", share.arena_bytes}});
     }
     json["rank_classes"] = classes;
-    json["way"] = way_name(step.strategy);
+    if (step.strategy.ring_ranks > 1) json["way"] = way_name(step.strategy);
     json["link"] = {{"name", answer.link.name},
                     {"bytes_per_second", costs_link(answer).bytes_per_second},
                     {"latency_seconds", costs_link(answer).latency.count()}};

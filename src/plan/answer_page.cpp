@@ -117,14 +117,14 @@ Page plan_page(const PlanAnswer& answer) {
                      {"on the host", bytes_cell(step.host_bytes), "staging and what is offloaded"},
                      {"a step", seconds_text(step.seconds), "rates " + answer.costs.source},
                      {"largest context", format_count(answer.max_context), "tokens that fit"}};
-  if (step.strategy.ring_ranks > 1) {
-    figures.figures.push_back({"ranks", format_count(step.strategy.ring_ranks), way_name(step.strategy)});
+  if (step.strategy.ranks() > 1) {
+    figures.figures.push_back({"ranks", format_count(step.strategy.ranks()), describe_ranks(step.strategy)});
     figures.figures.push_back(
         {"sent", bytes_cell(step.traffic.sent_bytes), "a step, by the rank that sends most"});
     figures.figures.push_back({"overlap", fmt::format("{:.3f}", step.traffic.overlap), answer.link.name});
   }
   page.sections.emplace_back(std::move(figures));
-  if (step.strategy.ring_ranks > 1)
+  if (step.strategy.ranks() > 1)
     page.sections.emplace_back(TableSection{.title = "What ranks take", .table = rank_table(answer)});
   MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, Phase::micro_step);
   timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});

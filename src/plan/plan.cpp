@@ -141,7 +141,7 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
   const TrainingProblem problem = micro_step_of(of.request, of.strategy);
   const RankClasses ranks =
       of.only_rank
-          ? RankClasses{.classes = {{.first = *of.only_rank, .count = of.strategy.ring_ranks}}, .of_rank = {}}
+          ? RankClasses{.classes = {{.first = *of.only_rank, .count = of.strategy.ranks()}}, .of_rank = {}}
           : of.ranks.classes(problem, of.strategy);
   const Decoder decoder(problem.config, of.strategy, problem.sizes, problem.mask, 0);
   PlannedStep most;
@@ -150,9 +150,11 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
   for (const RankClass& like : ranks.classes) {
     Layout other;
     PlannedStep step = rehearsed_rank(of, like.first, &other);
+    const RankSizes sizes =
+        decoder.rank_sizes({.rank = like.first, .count = static_cast<int>(of.strategy.ranks())});
     shares.push_back({.first_rank = like.first,
                       .ranks = like.count,
-                      .tokens = problem.sizes.batch * decoder.partition().tokens(like.first),
+                      .tokens = sizes.batch * sizes.seq,
                       .arena_bytes = step.arena_bytes});
     slowest = std::max(slowest, step.seconds);
     if (shares.size() > 1 && budgeted_bytes(of.request, step) <= budgeted_bytes(of.request, most)) continue;
@@ -409,6 +411,7 @@ std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const Cos
   const auto fits = [&](std::int64_t count) {
     PlanRequest over = request;
     over.pins.ranks = count;
+    over.pins.ring.reset();
     return LeanStrategies(over, costs, common_strategy(over, costs, 1)).fits(over.problem.sizes.context);
   };
   if (fits(1)) return 1;
@@ -480,7 +483,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.projections_again = true;
     consider("projections are made again after attention's backward", request, strategy);
   }
-  if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
+  if (request.problem.sizes.batch % (2 * now.accumulation * now.data_ranks) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;
     consider(fmt::format("the batch in {} micro-steps", strategy.accumulation), request, strategy);
@@ -501,7 +504,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
   // Half of it has to have a token for each of a rank's two pieces.
-  const std::int64_t least = request.pins.ranks == 1 ? 1 : 2 * request.pins.ranks;
+  const std::int64_t least = now.ring_ranks == 1 ? 1 : 2 * now.ring_ranks;
   if (request.problem.sizes.context / 2 >= least) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;

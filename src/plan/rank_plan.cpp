@@ -5,9 +5,10 @@
 namespace headroom {
 namespace {
 
-// body(kind, problem of its attention), for every kind that layers have.
+// body(kind, problem of its attention), for every kind that layers have, in one group of ranks.
 template <class Body>
-void for_each_attention(const TrainingProblem& problem, const Decoder& decoder, const Body& body) {
+void for_each_attention(TrainingProblem problem, const Decoder& decoder, const Body& body) {
+  problem.sizes = decoder.group_sizes();
   std::array<bool, 2> known{};
   for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
     const auto kind = static_cast<std::size_t>(layer_spec(problem.config, layer).attention);
@@ -16,7 +17,16 @@ void for_each_attention(const TrainingProblem& problem, const Decoder& decoder, 
   }
 }
 
-// It has the partition and the masks; its schedules are not used.
+// What decides the memory of a rank's part of the divided state.
+RankMemoryKey shard_memory_key(const Shards& shards, int rank) {
+  RankMemoryKey key;
+  for (const ShardSlice& slice : shards.slices(rank)) {
+    key.push_back(static_cast<std::uint64_t>(slice.elements));
+  }
+  return key;
+}
+
+// It has the partition, the masks and the shards; its schedules are not used.
 Decoder partitioned(const TrainingProblem& problem, Strategy strategy) {
   strategy.layers = {.recompute = problem.config.layers};
   return {problem.config, strategy, problem.sizes, problem.mask, 0};
@@ -24,10 +34,13 @@ Decoder partitioned(const TrainingProblem& problem, Strategy strategy) {
 
 }  // namespace
 
+RankPlan::Key RankPlan::key_of(const TrainingProblem& micro_step, const Strategy& strategy) {
+  return {micro_step.sizes.batch, micro_step.sizes.context, strategy.ring_ranks,
+          strategy.data_ranks,    strategy.head_group,      static_cast<std::int64_t>(strategy.sharding)};
+}
+
 const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
-  const Key key = {micro_step.sizes.batch, micro_step.sizes.context, strategy.ring_ranks,
-                   strategy.head_group};
-  const auto [place, is_new] = attention_.try_emplace(key);
+  const auto [place, is_new] = attention_.try_emplace(key_of(micro_step, strategy));
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
   for_each_attention(micro_step, decoder, [&](std::size_t kind, AttentionProblem problem) {
@@ -39,24 +52,24 @@ const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, co
 }
 
 const RankClasses& RankPlan::classes(const TrainingProblem& micro_step, const Strategy& strategy) {
-  const Key key = {micro_step.sizes.batch, micro_step.sizes.context, strategy.ring_ranks,
-                   strategy.head_group};
-  const auto [place, is_new] = classes_.try_emplace(key);
+  const auto [place, is_new] = classes_.try_emplace(key_of(micro_step, strategy));
   if (!is_new) return place->second;
-  if (strategy.ring_ranks == 1) {
-    place->second = {.classes = {{.first = 0, .count = 1}}, .of_rank = {0}};
-    return place->second;
-  }
   const Decoder decoder = partitioned(micro_step, strategy);
-  std::vector<RankMemoryKey> keys(static_cast<std::size_t>(strategy.ring_ranks));
-  for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
-    problem.mask.max_documents = micro_step.sizes.max_documents;
-    const std::vector<RankMemoryKey> of_kind =
-        rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
-    for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-      keys[rank].insert(keys[rank].end(), of_kind[rank].begin(), of_kind[rank].end());
-    }
-  });
+  std::vector<RankMemoryKey> keys(static_cast<std::size_t>(strategy.ranks()));
+  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+    keys[rank] = shard_memory_key(decoder.shards(), static_cast<int>(rank));
+  }
+  if (strategy.ring_ranks > 1) {
+    for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
+      problem.mask.max_documents = micro_step.sizes.max_documents;
+      const std::vector<RankMemoryKey> of_kind =
+          rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
+      for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+        const RankMemoryKey& of_place = of_kind[rank % of_kind.size()];
+        keys[rank].insert(keys[rank].end(), of_place.begin(), of_place.end());
+      }
+    });
+  }
   place->second = rank_classes(keys);
   return place->second;
 }

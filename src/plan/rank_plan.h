@@ -19,11 +19,12 @@ class RankPlan {
 
   // Of a micro-step under a strategy.
   [[nodiscard]] const RankedAttention& attention(const TrainingProblem& micro_step, const Strategy& strategy);
-  // Whoever divides something else over ranks than sequences and heads adds it to the key of a rank there.
   [[nodiscard]] const RankClasses& classes(const TrainingProblem& micro_step, const Strategy& strategy);
 
  private:
-  using Key = std::array<std::int64_t, 4>;  // batch, context, ranks, head group
+  // Batch, context, ranks of a ring, groups of them, head group, sharding.
+  using Key = std::array<std::int64_t, 6>;
+  [[nodiscard]] static Key key_of(const TrainingProblem& micro_step, const Strategy& strategy);
 
   const CostModel& costs_;
   std::map<Key, RankedAttention> attention_;

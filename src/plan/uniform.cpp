@@ -22,10 +22,10 @@ LayerPolicy uniform(LayerKind kind, std::int64_t layers) {
   return {};
 }
 
-// The rank that is rehearsed. Of a zigzag's ranks the last one takes most: bounds are then nearest to what a
-// plan takes.
+// The rank that is rehearsed. Of a zigzag's ranks the last one takes most, and no slice of a divided state is
+// larger than the last: bounds are then nearest to what a plan takes.
 int rehearsed_rank(const Strategy& cut) {
-  return static_cast<int>(cut.ring_ranks) - 1;
+  return static_cast<int>(cut.ranks()) - 1;
 }
 
 // The same with one layer, for what does not depend on layers.
@@ -92,7 +92,7 @@ LayerSample sample_layers(const ModelConfig& config) {
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
   const TrainingProblem problem = micro_step_of(request, cut);
-  Context context(request.device, {.rank = rehearsed_rank(cut), .count = static_cast<int>(cut.ring_ranks)});
+  Context context(request.device, {.rank = rehearsed_rank(cut), .count = static_cast<int>(cut.ranks())});
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask, rehearsed_rank(cut)),
                   problem.optimizer);
   trainer.load(context, [](Staging&) {});

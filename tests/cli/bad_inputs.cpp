@@ -309,6 +309,12 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--crossover"}), "--ranks");
   table.add(with(with(plan(), "--context", "5"), {"--ranks", "8"}), "divided over 8 ranks");
   table.add(with(plan(), {"--runtime", "pytorch", "--ranks", "2"}), "--ranks");
+  table.add(with(plan(), {"--ranks", "4", "--ring", "3"}),
+            "--ring 3 does not divide --ranks 4; accepted: 1, 2, 4");
+  table.add(with(plan(), {"--ranks", "auto", "--ring", "2"}), "--ring");
+  table.add(with(plan(), {"--ranks", "2", "--shard", "all"}), "--shard");
+  table.add(with(plan(), {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
+  table.add(with(plan(), {"--ranks", "2", "--shard", "optimizer", "--optimizer", "none"}), "--shard");
 }
 
 void add_train(Table& table, const fs::path& folder) {
@@ -326,6 +332,12 @@ void add_train(Table& table, const fs::path& folder) {
   for (const char* bad : {"", "20", "0s", "-1s", "1e3s", "20 s", "s", "20seconds", "9000000h"})
     table.value(line, "--rank-timeout", bad);
   table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
+  table.whole(line, "--ring", 1, 1024);
+  table.add(with(line, {"--ranks", "4", "--ring", "3"}),
+            "--ring 3 does not divide --ranks 4; accepted: 1, 2, 4");
+  table.add(with(line, {"--ranks", "2", "--ring", "1"}), "cannot be divided over 2 groups of ranks");
+  table.add(with(line, {"--ranks", "2", "--shard", "half"}), "--shard");
+  table.add(with(line, {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})

@@ -391,9 +391,35 @@ TEST_F(PlanCommand, TellsWhatRanksHoldAndSend) {
   EXPECT_LE(messages["bubbles"], 1);
   EXPECT_LE(messages["attention_seconds"], planned["step_seconds"]);
   const CliResult text = run_command(question);
-  EXPECT_THAT(text.out, HasSubstr("64 divide every sequence as"));
+  EXPECT_THAT(text.out, HasSubstr("64 divide every sequence, attention as"));
   EXPECT_THAT(text.out, HasSubstr("50 GB/s, 5 us"));
   EXPECT_THAT(text.out, HasSubstr("bubbles"));
+}
+
+TEST_F(PlanCommand, TellsWhatRanksDivideOfTheState) {
+  const auto planned_with = [](const std::vector<std::string>& more) {
+    std::vector<std::string> line = {
+        "plan", "--model", "qwen3-0.6b", "--context", "65536",        "--batch",        "2", "--device",
+        "h200", "--ranks", "64",         "--layers",  "recompute:28", "--accumulation", "1", "--json"};
+    line.insert(line.end(), more.begin(), more.end());
+    const CliResult answer = run_command(line);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return json::parse(answer.out);
+  };
+  const json whole = planned_with({});
+  const json divided = planned_with({"--shard", "full", "--ring", "32"});
+  EXPECT_EQ(whole["shard"], "none");
+  EXPECT_EQ(divided["shard"], "full");
+  EXPECT_EQ(divided["ranks"], 64);
+  EXPECT_EQ(divided["ring"], 32);
+  EXPECT_EQ(divided["rank_arena_bytes"].size(), 64u);
+  EXPECT_EQ(divided["rank_classes"][0]["tokens"], 2048);
+  // Of weights and moments little more than a 64th is left of each tensor.
+  for (std::size_t i = 0; i < whole["state_bytes"].size(); ++i) {
+    const auto all = whole["state_bytes"][i]["bytes"].get<double>();
+    EXPECT_NEAR(divided["state_bytes"][i]["bytes"].get<double>() / all, 1.0 / 64, 1e-3);
+  }
+  EXPECT_LT(divided["arena_bytes"], whole["arena_bytes"]);
 }
 
 TEST_F(PlanCommand, NamesTheFewestRanksThatFit) {
@@ -420,6 +446,11 @@ TEST_F(PlanCommand, NamesTheFewestRanksThatFit) {
   std::vector<std::string> small = question;
   small.back() = "2GiB";
   EXPECT_THAT(run_command(small).err, HasSubstr("no number of ranks up to 1,024 fits"));
+  // Divided, they do.
+  small.insert(small.end(), {"--ranks", "auto", "--shard", "full", "--json"});
+  const CliResult divided = run_command(small);
+  EXPECT_EQ(divided.code, 0) << divided.err;
+  EXPECT_EQ(json::parse(divided.out)["shard"], "full");
 }
 
 TEST_F(PlanCommand, SaysFromWhichContextOnRanksAreFaster) {

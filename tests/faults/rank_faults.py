@@ -59,8 +59,15 @@ class RankFaults:
 
     def options(self, more):
         return [self.program, "train", "--model", str(self.folder / "model"), "--data", str(self.folder / "data.txt"), "--context",
-                "48", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--keep-last", "99", "--budget", "16MiB", "--threads",
-                "1", "--dtype", "f32", "--out", str(self.out), *more]
+                "48", "--batch", "2", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--keep-last", "99", "--budget", "16MiB",
+                "--threads", "1", "--dtype", "f32", "--out", str(self.out), *more]
+
+    def division(self, ranks):
+        """What so many ranks divide, drawn: the batch of two sequences, and the state."""
+        if ranks == 1:
+            return []
+        rings = [ranks, ranks // 2] if ranks % 2 == 0 else [ranks]
+        return ["--ring", str(self.random.choice(rings)), "--shard", self.random.choice(("none", "optimizer", "full"))]
 
     def launch(self, command):
         """A process group of its own, whose processes find each other's ranks in /proc."""
@@ -161,10 +168,11 @@ class RankFaults:
         steps = self.check_checkpoints(what)
         if STEPS not in steps:
             # A run that left no checkpoint may have left metrics, which another begins anew only when it is told to.
-            how = ["--resume"] if steps else ["--overwrite"]
             count = self.random.choice([n for n in (1, 2, 3, 4) if n != ranks])
+            how = ["--resume" if steps else "--overwrite", *self.division(count)]
             threads = count == 1 or self.random.random() < 0.5
-            self.finish(self.start_threads(count, how) if threads else self.start(count, how), f"{what}, resumed on {count}", 0)
+            self.finish(self.start_threads(count, how) if threads else self.start(count, how),
+                        f"{what}, resumed on {count} with {' '.join(how)}", 0)
         self.compare(what)
 
     def wait_for_step(self, process, step):
@@ -178,7 +186,8 @@ class RankFaults:
             self.reset()
             ranks = self.random.choice((2, 3, 4))
             rank = self.random.randrange(ranks)
-            process = self.start(ranks)
+            division = self.division(ranks)
+            process = self.start(ranks, division)
             time.sleep(self.random.uniform(0, 1.1 * self.seconds))
             victim = self.process_of(rank)
             if victim is None:
@@ -190,7 +199,7 @@ class RankFaults:
                 self.finish(process, "a run before its kill", 0)
                 continue
             killed += 1
-            what = f"kill {killed}, of rank {rank} of {ranks}"
+            what = f"kill {killed}, of rank {rank} of {ranks} with {' '.join(division)}"
             lines, error = self.finish(process, what, None)
             named = [line for line in lines if re.match(f"headroom: rank {rank} died while rank \\d waited in ", line)]
             said += len(named) > 0
@@ -205,7 +214,7 @@ class RankFaults:
     def kills_of_threads(self, count):
         for i in range(count):
             self.reset()
-            process = self.start_threads(3)
+            process = self.start_threads(3, self.division(3))
             time.sleep(self.random.uniform(0, self.seconds))
             process.kill()
             what = f"kill {i + 1} of a process with three ranks"
@@ -220,7 +229,7 @@ class RankFaults:
             rank = i % ranks
             stays = i % 2 == 0
             what = f"rank {rank} of {ranks} {'stays stopped' if stays else 'is slow'}"
-            process = self.start(ranks, ["--rank-timeout", f"{TIMEOUT if stays else PATIENCE}s"])
+            process = self.start(ranks, ["--rank-timeout", f"{TIMEOUT if stays else PATIENCE}s", *self.division(ranks)])
             self.wait_for_step(process, self.random.randrange(1, STEPS // 2))
             stopped = self.process_of(rank)
             if stopped is None:
@@ -250,7 +259,8 @@ class RankFaults:
         cases = [(["--seed", "3"], "rank 2 has --seed 3, rank 0 has 0"),
                  (["--learning-rate", "1e-3"], "rank 2 has --learning-rate 0.001, rank 0 has 0.0003"),
                  (["--resume"], "rank 2 has --resume true, rank 0 has false"),
-                 (["--batch", "2"], "rank 2 has --batch 2, rank 0 has 1"),
+                 (["--shard", "full"], "rank 2 has --shard full, rank 0 has none"),
+                 (["--accumulation", "2"], "rank 2 has --accumulation 2, rank 0 has 1"),
                  (["--layers", "recompute:1"], "rank 2 has --layers recompute:1, rank 0 has none"),
                  (["--rank-timeout", "9s"], "rank 2 has --rank-timeout 9s, rank 0 has 300s")]
         for more, line in cases if every else cases[:2]:

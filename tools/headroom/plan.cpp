@@ -51,8 +51,9 @@ std::string largest_categories(const CategoryBytes& bytes) {
 void print_ranks(const PlanAnswer& answer, std::ostream& out) {
   const PlannedStep& step = answer.plan.step;
   const RankTraffic& traffic = step.traffic;
-  fmt::print(out, "ranks     {} divide every sequence as {}; memory is that of the rank that takes most\n",
-             format_count(step.strategy.ring_ranks), way_name(step.strategy));
+  fmt::print(out, "ranks     {}{}; memory is that of the rank that takes most\n",
+             describe_ranks(step.strategy),
+             step.strategy.ring_ranks > 1 ? fmt::format(", attention as {}", way_name(step.strategy)) : "");
   // Where tokens do not divide evenly, there are dozens of kinds that differ by a few bytes.
   constexpr std::size_t kMostListed = 4;
   std::vector<RankShare> shares = step.rank_shares;
@@ -69,7 +70,7 @@ void print_ranks(const PlanAnswer& answer, std::ostream& out) {
   fmt::print(out, "link      {}\n", answer.link.name);
   fmt::print(out,
              "messages  {} sent a step by a rank; of {} in attention {} wait for messages (overlap {:.3f}), "
-             "bubbles {:.1f} %; sums of gradients {}\n",
+             "bubbles {:.1f} %; sums and gathering {}\n",
              format_bytes(traffic.sent_bytes), seconds_text(traffic.attention_seconds),
              seconds_text(traffic.exposed_seconds), traffic.overlap, 100 * traffic.bubbles,
              seconds_text(traffic.sum_seconds));
@@ -91,7 +92,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
              step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
              answer.plan.fits ? "fits" : "does not fit");
-  if (step.strategy.ring_ranks > 1) print_ranks(answer, out);
+  if (step.strategy.ranks() > 1) print_ranks(answer, out);
   fmt::print(out, "time      {} a step, {} tokens/s (estimated; rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
                  static_cast<double>(request.problem.sizes.batch * request.problem.sizes.context) /
@@ -149,8 +150,10 @@ std::string ranks_that_fit(const PlanAnswer& answer) {
     return fmt::format("; it does not fit on {}, and the smallest number of ranks that fits is {}", here,
                        format_count(*answer.smallest_ranks));
   }
-  return fmt::format("; no number of ranks up to {} fits, as each of them has the whole training state",
-                     format_count(kMostPlannedRanks));
+  return fmt::format("; no number of ranks up to {} fits{}", format_count(kMostPlannedRanks),
+                     answer.question.request.pins.sharding == Sharding::none
+                         ? ", as each of them has the whole training state; --shard full divides it"
+                         : "");
 }
 
 [[noreturn]] void fail_shortfall(const PlanAnswer& answer) {
@@ -207,6 +210,8 @@ void check_mode(const Command& command, const Options& options) {
     return;
   }
   command.check_only_with("--runtime pytorch", {"--torch-attention", "--torch-loss", "--no-checkpointing"});
+  check(options.optimizer != "none" || options.plan.pins.shard != "optimizer",
+        "--shard optimizer divides the state of an optimizer, and --optimizer none has none");
   check(options.optimizer != "none" || !options.plan.pins.optimizer_state,
         "--optimizer-state means nothing with --optimizer none, which has no state");
 }
@@ -214,6 +219,8 @@ void check_mode(const Command& command, const Options& options) {
 PlanQuestion question_of(const Options& options) {
   PlanOptions plan = options.plan;
   plan.fewest_ranks = options.ranks == "auto";
+  check(!plan.fewest_ranks || !plan.pins.ring,
+        "--ring is a part of the ranks, and --ranks auto looks for their number; use one of them");
   if (!plan.fewest_ranks) {
     plan.pins.ranks = parse_whole("--ranks (or auto)", options.ranks, 1, kMostPlannedRanks);
   }
@@ -321,9 +328,9 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
   app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
                  "adamw, or none: forward and backward alone");
   add_pin_options(app, plan.pins);
-  app.add_text(
-      "--ranks", options->ranks,
-      "Devices that divide every sequence, 1 to 1,024, or auto: as few as fit; budgets are those of one");
+  app.add_text("--ranks", options->ranks,
+               "Devices that train together, 1 to 1,024, or auto: as few as fit; budgets are those of one");
+  add_rank_options(app, plan.pins);
   app.add_text("--link", plan.link,
                "What a rank's link moves each way, such as 400Gb/s or 50GB/s (default: the device's)");
   app.add_seconds("--latency", plan.latency_seconds, {.most = kMostLatencySeconds},

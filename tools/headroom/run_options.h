@@ -14,6 +14,8 @@ namespace headroom {
 
 // --layers, --loss-chunk, --mlp-tile, --optimizer-state.
 void add_pin_options(Command app, PinOptions& pins);
+// --ring and --shard, of commands that have ranks.
+void add_rank_options(Command app, PinOptions& pins);
 
 inline constexpr std::int64_t kMostRanks = 1024;
 inline constexpr double kMostLatencySeconds = 60;  // of a message between ranks

@@ -74,6 +74,7 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              ranks == 1 ? "" : fmt::format("on each of {} ranks ", ranks),
              format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
+  if (ranks > 1) fmt::print(out, "        ranks: {}\n", describe_ranks(plan.fit.strategy));
   if (plan.device.description().kind == DeviceKind::cpu) {
     fmt::print(out,
                "        budget {} for the arena and host staging{}; the process itself holds {} besides\n",
@@ -286,8 +287,9 @@ void add_train(Command app, std::ostream& out) {
   add_host_budget_option(app, run.host_budget_bytes);
   add_pin_options(app, run.pins);
   app.add_whole("--ranks", run.pins.ranks, 1, kMostRanks,
-                "Threads that divide every sequence, each with its own share of the cores; under mpirun "
-                "its processes are the ranks");
+                "Threads that train together, each with its own share of the cores; under mpirun its "
+                "processes are the ranks");
+  add_rank_options(app, run.pins);
   app.add_seconds("--rank-timeout", options->rank_timeout, {.above = true},
                   "How long a rank waits for another that sends nothing before the run ends");
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");

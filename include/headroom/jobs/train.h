@@ -67,7 +67,7 @@ struct TrainingPlan {
   std::optional<FolderLock> lock{};      // on `out`, where the folder was there already and this is rank 0
   Communicator* launched = nullptr;      // of this process, where it is one rank of several
 
-  [[nodiscard]] std::int64_t ranks() const { return fit.strategy.ring_ranks; }
+  [[nodiscard]] std::int64_t ranks() const { return fit.strategy.ranks(); }
   // Whether this process has rank 0, which prints and writes all files.
   [[nodiscard]] bool leads() const { return launched == nullptr || launched->ranks().rank == 0; }
 };
@@ -88,6 +88,7 @@ struct StepReport {
   double tokens_per_second = 0;       // of the step alone, without saving or reporting
   std::int64_t live_bytes = 0;
   std::int64_t live_peak_bytes = 0;
+  std::vector<std::int64_t> rank_live_peak_bytes{};  // [rank]
 };
 
 struct TrainingResult {
@@ -99,6 +100,7 @@ struct TrainingResult {
   std::optional<double> held_out_loss;  // on samples that were not trained on, where the source never ends
   double seconds = 0;
   std::int64_t live_peak_bytes = 0;
+  std::vector<std::int64_t> rank_live_peak_bytes;  // [rank]
   bool interrupted = false;
   std::filesystem::path checkpoint;  // the last in the folder; empty where there is none
   std::vector<std::string> notes;    // what went wrong and did not end the run, a line each

@@ -21,13 +21,14 @@ enum class Phase : std::uint8_t {
   update,
   evaluate,
   save,
+  gather,  // save, where ranks divide what is saved
   forward,
   backward,
   step,     // of a program that has one
   peak,     // a measurement of the machine, beside a benchmark's own phases
   compare,  // results with the truth
 };
-inline constexpr int kPhaseCount = 10;
+inline constexpr int kPhaseCount = 11;
 [[nodiscard]] std::string_view name(Phase phase);
 
 // Parts of a phase; they nest.

@@ -26,7 +26,13 @@ struct StrategyPins {
   std::optional<std::int64_t> mlp_tile_tokens;
   std::optional<std::int64_t> accumulation;
   std::optional<bool> offload_optimizer;
-  std::int64_t ranks = 1;  // that divide every sequence
+  std::int64_t ranks = 1;
+  std::optional<std::int64_t> ring{};  // of them, that divide every sequence; without it: all of them
+  Sharding sharding = Sharding::none;
+
+  [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
+  // Groups of ranks that divide the sequences of a batch between them.
+  [[nodiscard]] std::int64_t data_ranks() const { return ranks / ring_ranks(); }
 };
 
 struct PlanRequest {
@@ -50,7 +56,7 @@ struct RankTraffic {
   double attention_seconds = 0;  // forward and backward, with what is computed again
   double exposed_seconds = 0;    // of those, what messages add to computing
   double waited_seconds = 0;     // of those, on the rank that waits longest
-  double sum_seconds = 0;        // the sums of losses and gradients
+  double sum_seconds = 0;        // the sums of losses and gradients, and gathering of what ranks divide
   double overlap = 1;            // the share of attention in which no rank has to wait
   double bubbles = 0;            // the share of attention in which ranks do not compute, over all of them
 };
@@ -133,7 +139,7 @@ struct TrainingFit {
                                            std::int64_t step = 256);
 
 // The smallest number of ranks, 1 to `most`, over which one of the strategies that take least fits, as a
-// ring; nothing where none does: every rank has the whole training state.
+// ring; nothing where none does. What ranks do not divide of the training state, each of them has whole.
 [[nodiscard]] std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const CostModel& costs,
                                                          std::int64_t most);
 

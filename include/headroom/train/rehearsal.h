@@ -69,6 +69,9 @@ struct AssumedKernel {
 // In words: "keep attention, recompute the rest; loss 384 tokens at a time; MLP 2,048".
 [[nodiscard]] std::string describe(const Strategy& strategy);
 
+// What its ranks divide: "4 divide every sequence", "4 in 2 groups divide the batch, ...".
+[[nodiscard]] std::string describe_ranks(const Strategy& strategy);
+
 // What the step takes where every layer keeps everything, attention holds its scores and the loss its logits,
 // as eager frameworks do: from the same rehearsal and the same families' tables.
 [[nodiscard]] std::int64_t naive_training_bytes(const TrainingProblem& problem,
