@@ -5,4 +5,5 @@
 #include "headroom/model/decoder.h"
 #include "headroom/model/parameters.h"
 #include "headroom/model/safetensors.h"
+#include "headroom/model/shards.h"
 #include "headroom/model/strategy.h"

@@ -16,8 +16,10 @@
 
 namespace headroom {
 
-// element i <- low + (high - low) * random.uniform(i), in the order of a dense f32 or bf16 tensor. The bits
-// are the same on every device and with any number of threads; those of bf16 are those of f32, rounded.
-void random_fill(Context& context, const TensorView& view, Random random, float low, float high);
+// element i <- low + (high - low) * random.uniform(i), in the order of a dense f32, bf16 or f16 tensor. The
+// bits are the same on every device and with any number of threads; those of 16-bit types are those of f32,
+// rounded. For a part of a tensor, `first` is the index of the part's first element.
+void random_fill(Context& context, const TensorView& view, Random random, float low, float high,
+                 std::int64_t first = 0);
 
 }  // namespace headroom

@@ -6,5 +6,6 @@
 #include "headroom/plan/catalogue.h"
 #include "headroom/plan/cost_model.h"
 #include "headroom/plan/implementations.h"
+#include "headroom/plan/links.h"
 #include "headroom/plan/plan.h"
 #include "headroom/plan/question.h"

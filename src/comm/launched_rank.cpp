@@ -52,8 +52,8 @@ LaunchedRank launched_rank() {
   self.address = one_host && !is_set("MASTER_ADDR") ? "127.0.0.1" : text_of("MASTER_ADDR");
   const std::string_view port = by_mpirun && !is_set("MASTER_PORT") ? kDefaultPort : text_of("MASTER_PORT");
   self.port = static_cast<int>(parse_whole("MASTER_PORT", port, 1, kLastPort - 1));
-  const bool port_is_torchruns =
-      is_set("TORCHELASTIC_USE_AGENT_STORE") && text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  const char* agent_store = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  const bool port_is_torchruns = agent_store != nullptr && std::string_view(agent_store) == "True";
   if (port_is_torchruns) ++self.port;
   return self;
 }

@@ -15,7 +15,8 @@ void check_mpi(int code, std::string_view call) {
   fail(ErrorKind::runtime, "{}: {}", call, std::string_view(text.data(), static_cast<std::size_t>(length)));
 }
 
-MpiControl::MpiControl(MPI_Comm all, Ranks ranks) : all_(all), ranks_(ranks) {
+MpiControl::MpiControl(MPI_Comm all, Ranks ranks)
+    : all_(all), ranks_(ranks), reasons_(static_cast<std::size_t>(ranks.count)) {
   receive_next();
 }
 
@@ -37,19 +38,23 @@ void MpiControl::listen() {
     if (arrived == 0) return;
     handle(status.MPI_SOURCE);
   }
-  throw OtherRankFailed(ErrorKind::runtime, heard_.reason.data(), std::source_location::current());
+  if (aborted_here_) fail(ErrorKind::runtime, "{}", reason_);
+  throw OtherRankFailed(ErrorKind::runtime, reason_, std::source_location::current());
 }
 
 void MpiControl::handle(int from) {
+  std::string& reason = reasons_[static_cast<std::size_t>(from)];
+  if (heard_.kind == Kind::reason || heard_.kind == Kind::abort) reason += heard_.reason.data();
   if (heard_.kind == Kind::abort) {
     aborted_ = true;
+    reason_ = reason;
     return;
   }
   if (heard_.kind == Kind::question) {
     const Note note{.kind = Kind::answer, .waits_for = waits_for_};
     // So small a message is copied by MPI at once: this does not wait for the other side.
     check_mpi(MPI_Send(&note, sizeof(Note), MPI_BYTE, from, kTag, all_), "MPI_Send");
-  } else if (from == asked_) {
+  } else if (heard_.kind == Kind::answer && from == asked_) {
     answer_ = heard_.waits_for;
   }
   receive_next();
@@ -69,13 +74,19 @@ void MpiControl::send(int peer, const Note& note, std::chrono::steady_clock::tim
 
 void MpiControl::abort(std::string_view reason) noexcept {
   if (aborted_) return;
-  aborted_ = true;
-  reason.copy(ends_.reason.data(), ends_.reason.size() - 1);
+  aborted_ = aborted_here_ = true;
+  reason_ = reason;
+  do {
+    Note& note = ends_.emplace_back();
+    reason.remove_prefix(reason.copy(note.reason.data(), note.reason.size() - 1));
+    note.kind = reason.empty() ? Kind::abort : Kind::reason;
+  } while (!reason.empty());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   for (int peer = 0; peer < ranks_.count; ++peer) {
-    if (peer != ranks_.rank) send(peer, ends_, deadline);
+    for (const Note& note : ends_) {
+      if (peer != ranks_.rank) send(peer, note, deadline);
+    }
   }
-  heard_ = ends_;
 }
 
 std::optional<int> MpiControl::ask(int peer, std::chrono::milliseconds patience) {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/host_processes.h"
 #include "comm/mpi_control.h"
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
@@ -36,6 +37,10 @@ constexpr std::uint64_t kMessageTags = 32'767;  // what every MPI has
 // How long a rank waits for an answer from one that may hang, and after an abort for the others.
 constexpr std::chrono::milliseconds kPatience{1000};
 constexpr std::chrono::milliseconds kGrace{300};
+// How long a rank that ends with an error waits for another that may have found the same and says it.
+constexpr std::chrono::seconds kSameReason{3};
+// How long a rank whose process has ended may still be heard: it may have said why.
+constexpr std::chrono::milliseconds kLastWords{50};
 
 // Open MPI 4 copies from process to process with process_vm_readv. Containers often forbid that call, which
 // it finds out with the first large message, and then fails. It has another way.
@@ -89,22 +94,26 @@ class MpiRanks::Member final : public Communicator {
     avoid_forbidden_copies();
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &all_), "MPI_Comm_dup");
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &ranks_.rank), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &ranks_.count), "MPI_Comm_size");
+    MPI_Request made = MPI_REQUEST_NULL;
+    check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &all_, &made), "MPI_Comm_idup");
+    finish_start(made);
     check_mpi(MPI_Comm_set_errhandler(all_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check_mpi(MPI_Comm_rank(all_, &ranks_.rank), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(all_, &ranks_.count), "MPI_Comm_size");
     sent_.resize(static_cast<std::size_t>(ranks_.count));
     received_.resize(static_cast<std::size_t>(ranks_.count));
     control_ = std::make_unique<MpiControl>(all_, ranks_);
+    watch_processes();
   }
 
   ~Member() override {
     if (std::uncaught_exceptions() > errors_when_made_) {
+      hear_of_abort();
       abort(fmt::format("rank {} ended with an error", ranks_.rank));
     }
     if (control_->aborted()) {
-      // The others need a moment to say why they end: mpirun kills them when this process returns an error.
-      std::this_thread::sleep_for(kGrace);
+      // mpirun kills the others when this process returns an error: the rank that has ended them says why.
+      if (!control_->aborted_here()) std::this_thread::sleep_for(kGrace);
       return;
     }
     control_->close();
@@ -120,6 +129,40 @@ class MpiRanks::Member final : public Communicator {
   void abort(std::string_view reason) noexcept override { control_->abort(reason); }
 
  private:
+  // Another rank may have ended them for the same reason, and has said it.
+  void hear_of_abort() noexcept {
+    try {
+      for (const auto until = Clock::now() + kSameReason; Clock::now() < until;) {
+        control_->listen();
+        std::this_thread::sleep_for(kIdleSleep);
+      }
+    } catch (const std::exception&) {  // they have ended
+    }
+  }
+
+  void watch_processes() {
+    const HostProcess own = HostProcess::self();
+    std::vector<HostProcess> all(static_cast<std::size_t>(ranks_.count));
+    MPI_Request gathered = MPI_REQUEST_NULL;
+    check_mpi(MPI_Iallgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, all_, &gathered),
+              "MPI_Iallgather");
+    finish_start(gathered);
+    processes_.emplace(all, ranks_.rank);
+  }
+
+  // Returns when all ranks have come as far. There is no way yet to end the others: mpirun does that when
+  // this process ends with an error.
+  void finish_start(MPI_Request& request) const {
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout());
+    while (!test(request)) {
+      if (Clock::now() > deadline) {
+        fail(ErrorKind::runtime, "rank {} waited {:g} s for the other ranks to start MPI", ranks_.rank,
+             timeout().count());
+      }
+      std::this_thread::sleep_for(kIdleSleep);
+    }
+  }
+
   [[nodiscard]] MessageGroup post(std::span<const Send> sends, std::span<const Receive> receives,
                                   const StepLabel& step, const Stream& stream) override {
     check(stream.device == nullptr || stream.device->host_accessible(),
@@ -237,6 +280,7 @@ class MpiRanks::Member final : public Communicator {
       state.left += message->left();
     }
     control_->set_waits_for(state.done ? -1 : state.peer);
+    waits_in_ = state.step;
     return state;
   }
 
@@ -247,7 +291,16 @@ class MpiRanks::Member final : public Communicator {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kIdleSleep);
+      if (idle_ % kIdleSleepsOfLook == 0) look_for_dead_ranks();
     }
+  }
+
+  void look_for_dead_ranks() {
+    const std::optional<int> dead = processes_->ended();
+    if (!dead) return;
+    for (const auto until = Clock::now() + kLastWords; Clock::now() < until;) control_->listen();
+    abort(fmt::format("rank {} died while rank {} waited in {}", *dead, ranks_.rank, waits_in_.text()));
+    control_->listen();
   }
 
   [[nodiscard]] int blocked_by(int peer) const override {
@@ -262,6 +315,7 @@ class MpiRanks::Member final : public Communicator {
   // A waiting rank first looks again at once, then leaves its core to others: ranks may share one.
   static constexpr int kIdleYields = 200;
   static constexpr std::chrono::microseconds kIdleSleep{20};
+  static constexpr int kIdleSleepsOfLook = 256;
 
   MPI_Comm all_ = MPI_COMM_NULL;
   Ranks ranks_;
@@ -272,7 +326,9 @@ class MpiRanks::Member final : public Communicator {
   std::vector<std::uint64_t> received_;  // [rank]
   std::uint64_t groups_ = 0;
   int idle_ = 0;
+  StepLabel waits_in_;
   std::unique_ptr<MpiControl> control_;
+  std::optional<HostProcesses> processes_;
 };
 
 bool MpiRanks::available() {

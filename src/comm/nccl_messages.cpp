@@ -15,6 +15,9 @@ constexpr std::chrono::milliseconds kGlance{20};
 constexpr std::chrono::milliseconds kPatience{1000};
 // How long a rank that was ended waits for the others to read why.
 constexpr std::chrono::milliseconds kGrace{300};
+// Of why ranks end, in one note and in all: a text ends with a zero.
+constexpr std::size_t kReasonOfNote = sizeof(Note::payload) - 1;
+constexpr std::size_t kMostReason = 16 * kReasonOfNote;
 
 Clock::time_point after(Seconds seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(seconds);
@@ -47,9 +50,7 @@ NcclMessages::~NcclMessages() {
     changed_.wait(lock, [&] {
       return aborted_ || std::ranges::none_of(open_, [](const auto& message) { return message->in_flight; });
     });
-    for (int rank = 0; rank < ranks().count; ++rank) {
-      if (rank != ranks().rank) mesh_.send(rank, {.kind = Note::Kind::goodbye});
-    }
+    send_to_others({.kind = Note::Kind::goodbye});
     changed_.wait_until(lock, after(timeout_), [&] {
       return aborted_ || all_others([](const Peer& one) { return one.said_goodbye; });
     });
@@ -81,13 +82,36 @@ void NcclMessages::make_pairs(int gpu, Seconds timeout) {
         const Note note = next_id(other, after(timeout));
         std::copy_n(note.payload.begin(), id.size(), id.begin());
       }
-      peer(other).pairs[sends ? kSend : kReceive] = std::make_unique<cuda::NcclPair>(id, sends, gpu, timeout);
+      // The other rank may have failed meanwhile, and NCCL would wait for it until the timeout.
+      auto next_look = Clock::now() + kGlance;
+      const auto look = [&] {
+        if (Clock::now() < next_look) return;
+        next_look = Clock::now() + kGlance;
+        read_notes_of_start();
+      };
+      peer(other).pairs[sends ? kSend : kReceive] =
+          std::make_unique<cuda::NcclPair>(id, sends, gpu, timeout, look);
     }
   }
 }
 
-// Returns the id that another rank sends. Notes of ranks that have all their pairs already are kept for
-// later.
+// Before there is a thread that reads notes. Those of ranks that have all their pairs already are kept for
+// later. Throws where another rank has ended.
+void NcclMessages::read_notes_of_start() {
+  mesh_.flush();
+  mesh_.receive(
+      [&](int rank, const Note& note) {
+        if (note.kind == Note::Kind::id) {
+          peer(rank).ids.push_back(note);
+        } else {
+          handle(rank, note);
+        }
+      },
+      [&](int rank) { lose(rank); });
+  throw_if_aborted();
+}
+
+// Returns the id that another rank sends.
 Note NcclMessages::next_id(int from, Clock::time_point deadline) {
   std::deque<Note>& ids = peer(from).ids;
   while (ids.empty()) {
@@ -95,22 +119,18 @@ Note NcclMessages::next_id(int from, Clock::time_point deadline) {
       fail(ErrorKind::runtime, "rank {} waited {:g} s for rank {} to connect over NCCL", ranks().rank,
            timeout_.count(), from);
     }
-    mesh_.flush();
     mesh_.wait(std::min(deadline, Clock::now() + kGlance));
-    mesh_.receive(
-        [&](int rank, const Note& note) {
-          if (note.kind == Note::Kind::id) {
-            peer(rank).ids.push_back(note);
-          } else {
-            handle(rank, note);
-          }
-        },
-        [&](int rank) { lose(rank); });
-    throw_if_aborted();
+    read_notes_of_start();
   }
   const Note note = ids.front();
   ids.pop_front();
   return note;
+}
+
+void NcclMessages::send_to_others(const Note& note) {
+  for (int rank = 0; rank < ranks().count; ++rank) {
+    if (rank != ranks().rank) mesh_.send(rank, note);
+  }
 }
 
 template <class Predicate>
@@ -282,15 +302,17 @@ void NcclMessages::abort(std::string_view reason) noexcept {
 
 // Whoever ends tells all others, also where somebody told him: his connections may end before the news is
 // there.
-void NcclMessages::end(std::string_view reason) {
+void NcclMessages::end(std::string_view reason, bool told_by_other) {
   if (aborted_) return;
   aborted_ = true;
-  reason_ = reason;
-  Note note{.kind = Note::Kind::abort};
-  std::memcpy(note.payload.data(), reason.data(), std::min(reason.size(), note.payload.size() - 1));
-  for (int rank = 0; rank < ranks().count; ++rank) {
-    if (rank != ranks().rank) mesh_.send(rank, note);
+  told_by_other_ = told_by_other;
+  reason_ = reason.substr(0, kMostReason);
+  for (std::size_t begin = 0; begin < reason_.size(); begin += kReasonOfNote) {
+    Note note{.kind = Note::Kind::reason};
+    std::memcpy(note.payload.data(), reason_.data() + begin, std::min(reason_.size() - begin, kReasonOfNote));
+    send_to_others(note);
   }
+  send_to_others({.kind = Note::Kind::abort});
   abort_pairs();
   changed_.notify_all();
 }
@@ -311,7 +333,11 @@ void NcclMessages::lose(int rank) {
 
 void NcclMessages::throw_if_aborted() {
   const std::lock_guard lock(mutex_);
-  if (aborted_) fail(ErrorKind::runtime, "{}", reason_);
+  if (!aborted_) return;
+  if (told_by_other_) {
+    throw OtherRankFailed(ErrorKind::runtime, reason_, std::source_location::current());
+  }
+  fail(ErrorKind::runtime, "{}", reason_);
 }
 
 std::optional<int> NcclMessages::ask(int rank) {
@@ -335,7 +361,12 @@ void NcclMessages::handle(int from, const Note& note) {
     case Note::Kind::answer:
       if (from == asked_) answer_ = note.waits_for < ranks().count ? note.waits_for : -1;
       break;
-    case Note::Kind::abort: return end(reinterpret_cast<const char*>(note.payload.data()));
+    case Note::Kind::reason:
+      if (peer(from).reason.size() < kMostReason) {
+        peer(from).reason += reinterpret_cast<const char*>(note.payload.data());
+      }
+      return;
+    case Note::Kind::abort: return end(peer(from).reason, true);
     case Note::Kind::goodbye: peer(from).said_goodbye = true; break;
     case Note::Kind::id: break;  // these were read before the thread began
   }
@@ -359,6 +390,15 @@ void NcclMessages::watch(int gpu) {
   }
 }
 
+void NcclMessages::check_in_flight(const Message& message) {
+  try {
+    peer(message.peer).pairs[message.side]->check_messages();
+  } catch (const Error& error) {
+    fail(ErrorKind::runtime, "rank {} in {}, a message {} rank {}: {}", ranks().rank, message.step.text(),
+         message.side == kSend ? "to" : "from", message.peer, error.what());
+  }
+}
+
 // A message that both sides have started and that never moves is noticed here: the thread of the rank may be
 // waiting for its GPU.
 void NcclMessages::follow_messages_in_flight() {
@@ -366,6 +406,7 @@ void NcclMessages::follow_messages_in_flight() {
   const Message* oldest = nullptr;
   for (const std::unique_ptr<Message>& message : open_) {
     if (!message->in_flight) continue;
+    check_in_flight(*message);
     if (message->done.has_come()) {
       message->in_flight = false;
       last_moved_ = Clock::now();

@@ -73,12 +73,14 @@ class NcclMessages {
     std::array<std::deque<Note>, 2> theirs;
     std::array<std::unique_ptr<cuda::NcclPair>, 2> pairs;
     std::deque<Note> ids;  // of pairs that are not made yet
+    std::string reason;    // of the abort that is to follow
     bool said_goodbye = false;
     bool is_lost = false;
   };
 
   void make_pairs(int gpu, Seconds timeout);
   [[nodiscard]] Note next_id(int peer, Clock::time_point deadline);
+  void read_notes_of_start();
   Message& open_message(Side side, int peer, const StepLabel& step, const Stream& stream);
   void post(Message& message);
   void match(int peer, Side side);
@@ -87,8 +89,10 @@ class NcclMessages {
   void abort_pairs();
   void watch(int gpu);
   void follow_messages_in_flight();
+  void check_in_flight(const Message& message);
+  void send_to_others(const Note& note);
   void recycle();
-  void end(std::string_view reason);
+  void end(std::string_view reason, bool told_by_other = false);
   void lose(int rank);
   [[nodiscard]] Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   template <class Predicate>
@@ -112,6 +116,7 @@ class NcclMessages {
   int asked_ = -1;
   std::optional<int> answer_;
   bool aborted_ = false;
+  bool told_by_other_ = false;  // that the ranks have ended
   std::string reason_;
   bool closing_ = false;
   std::jthread thread_;  // last: it uses all of the others

@@ -21,6 +21,7 @@ struct Note {
     id,        // for a connection of the two ranks' own
     question,  // for whom does the other rank wait?
     answer,
+    reason,  // a part of why an abort follows
     abort,
     goodbye,  // nothing comes after this
   };
@@ -32,7 +33,7 @@ struct Note {
   std::int64_t bytes = 0;  // of the message
   std::int64_t step_number = -1;
   std::array<char, 48> step_name{};
-  std::array<std::byte, 176> payload{};  // a short message, an id, or the reason of an abort
+  std::array<std::byte, 176> payload{};  // a short message, an id, or a part of a reason
 };
 
 class RankMesh {

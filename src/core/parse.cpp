@@ -1,6 +1,7 @@
 #include "headroom/core/parse.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "headroom/core/error.h"
@@ -77,6 +78,30 @@ double parse_number(std::string_view what, std::string_view text, const NumberRa
   check(inside, "{} {} has to be a number {} {} {} {}, such as 0.25 or 3e-4{}", what, quote(text),
         range.above ? "above" : "from", range.least, range.above ? "and up to" : "to", range.most,
         range.or_infinity ? ", or inf" : "");
+  return value;
+}
+
+double parse_seconds(std::string_view what, std::string_view text, const SecondsRange& range) {
+  struct Unit {
+    std::string_view name;
+    double count;    // of units in a second, or
+    double seconds;  // in a unit: one of the two is 1, so that 5us is the double 5e-6
+  };
+  constexpr std::array kUnits = {Unit{"ns", 1e9, 1}, Unit{"us", 1e6, 1}, Unit{"ms", 1e3, 1},
+                                 Unit{"s", 1, 1},    Unit{"min", 1, 60}, Unit{"h", 1, 3600}};
+  std::string_view unit_name = text;
+  const auto number_end = std::ranges::find_if_not(text, [](char c) { return is_digit(c) || c == '.'; });
+  const std::string_view number(text.begin(), number_end);
+  unit_name.remove_prefix(number.size());
+  const auto unit = std::ranges::find(kUnits, unit_name, &Unit::name);
+  double value = 0;
+  const bool understood = unit != kUnits.end() && is_number(number) && read(number, value);
+  if (understood) value = value * unit->seconds / unit->count;
+  check(understood && value <= range.most && (range.above ? value > range.least : value >= range.least),
+        "{} {} has to be a time {} {:g} s {} {:g} s with one of the units ns, us, ms, s, min and h, such as "
+        "20s",
+        what, quote(text), range.above ? "above" : "from", range.least, range.above ? "and up to" : "to",
+        range.most);
   return value;
 }
 

@@ -67,7 +67,8 @@ void Metrics::add(const StepReport& report) {
                             {"tokens", report.tokens},
                             {"seconds", report.seconds},
                             {"tokens_per_second", report.tokens_per_second},
-                            {"live_peak_bytes", report.live_peak_bytes}};
+                            {"live_peak_bytes", report.live_peak_bytes},
+                            {"rank_live_peak_bytes", report.rank_live_peak_bytes}};
   file_.append(line.dump() + "\n");
 }
 

@@ -10,10 +10,10 @@
 
 #include "headroom/comm.h"
 #include "headroom/core/bytes.h"
-#include "headroom/core/checksum.h"
 #include "headroom/core/parse.h"
 #include "headroom/jobs/rates.h"
 #include "jobs/metrics.h"
+#include "jobs/same_run.h"
 #include "jobs/training_run.h"
 #include "plan/causal_mask.h"
 #include "report/json.h"
@@ -93,6 +93,8 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "device", options.device);
   add(SettingKind::last_bits, "simd", name(device.simd));
   add(SettingKind::last_bits, "ranks", options.pins.ranks);
+  add(SettingKind::last_bits, "ring", options.pins.ring.value_or(options.pins.ranks));
+  add(SettingKind::last_bits, "shard", options.pins.shard);
   add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
   add(SettingKind::last_bits, "products",
       device.product_library.empty() ? kNoSetting : device.product_library);
@@ -221,7 +223,11 @@ std::optional<Resumed> find_run(const TrainingOptions& options) {
            incomplete.empty() ? "" : " but " + first_incomplete);
     }
     Resumed resumed{.checkpoint = *latest, .state = read_train_state(*latest)};
-    resumed.state.settings.try_emplace("state", "f32");  // of a program that had no other
+    std::map<std::string, std::string>& saved = resumed.state.settings;
+    saved.try_emplace("state", "f32");  // of a program that had no other
+    saved.try_emplace("shard", "none");
+    if (const auto ranks = saved.find("ranks"); ranks != saved.end())
+      saved.try_emplace("ring", ranks->second);
     check(resumed.state.step < options.optimizer.steps,
           "--resume: {} has done {} of {} steps, so nothing is left to do; a larger --steps goes on",
           latest->string(), resumed.state.step, options.optimizer.steps);
@@ -291,12 +297,16 @@ TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   check_text("--data", options.data);
   check_text("--out", options.out);
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
+  if (launched != nullptr) check_same_options(options, *launched);
+  const int ranks_here =
+      launched == nullptr ? static_cast<int>(options.pins.ranks) : MpiRanks::on_this_host();
+  const bool agrees_on_threads = launched != nullptr && parse_device(options.device).kind == DeviceKind::cpu;
   RunDevice device = open_run_device(
       {.device = options.device,
-       .threads = options.threads,
+       .threads = agrees_on_threads ? agreed_threads(options, ranks_here, *launched) : options.threads,
        .budget_bytes = options.budget_bytes,
        .host_budget_bytes = options.host_budget_bytes,
-       .ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : MpiRanks::on_this_host()});
+       .ranks_here = ranks_here});
   if (launched != nullptr) {
     check(launched->ranks().count == 1 || device.backend->device().kind == DeviceKind::cpu,
           "--device {}: processes of mpirun train on CPUs; --ranks {} trains on a GPU with threads of one "
@@ -344,19 +354,6 @@ TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   return plan;
 }
 
-// Processes that are ranks of one run train one model: every setting, the checkpoint that is resumed, and the
-// layout of the rank that takes most.
-void check_same_run(const TrainingPlan& plan, Communicator& ranks) {
-  const auto check_same_text = [&](const std::string& text, std::string_view what) {
-    ranks.check_same(crc32c(std::as_bytes(std::span(text))), what);
-  };
-  std::string settings;
-  for (const Setting& setting : plan.settings) settings += setting.name + "=" + setting.value + "\n";
-  check_same_text(settings, "setting");
-  check_same_text(plan.checkpoint ? plan.checkpoint->filename().string() : "", "checkpoint");
-  ranks.check_same(hash(plan.fit.layout), "plan");
-}
-
 // body(), for a process that is one rank of several: its error ends the other ranks.
 template <class Body>
 auto or_end_all(Communicator* launched, const Body& body) {
@@ -377,7 +374,7 @@ auto or_end_all(Communicator* launched, const Body& body) {
 TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver& observer) {
   const auto count = static_cast<int>(plan.ranks());
   const Backend& first = *plan.device.backend;
-  ThreadRanks ranks(count);
+  ThreadRanks ranks(count, plan.options.rank_timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
   TrainingResult result;
   const auto run_rank = [&](int rank) {
@@ -415,8 +412,8 @@ TrainingPlan plan_training(const TrainingOptions& options, Communicator* launche
 }
 
 TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {
-  if (plan.launched != nullptr) check_same_run(plan, *plan.launched);
   return or_end_all(plan.launched, [&] {
+    if (plan.launched != nullptr) check_same_run(plan, *plan.launched);
     const TrainingOptions& options = plan.options;
     if (plan.leads() && !plan.lock) {
       create_folders(options.out);
@@ -437,6 +434,8 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"batch", options.batch},
                       {"state", name(plan.problem.state)},
                       {"ranks", plan.ranks()},
+                      {"ring", plan.fit.strategy.ring_ranks},
+                      {"shard", name(plan.fit.strategy.sharding)},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},
@@ -454,6 +453,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"floor", json_or_null(plan.data.floor())},
                       {"seconds", result.seconds},
                       {"live_peak_bytes", result.live_peak_bytes},
+                      {"rank_live_peak_bytes", result.rank_live_peak_bytes},
                       {"interrupted", result.interrupted},
                       {"checkpoint", nullptr}};
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();

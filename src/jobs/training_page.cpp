@@ -70,6 +70,13 @@ Page training_page(const TrainingPlan& plan, const std::optional<TrainingResult>
   page.notes.insert(page.notes.end(), plan.notes.begin(), plan.notes.end());
   page.sections.emplace_back(figures(plan, result));
   if (result) page.sections.emplace_back(loss_chart(plan));
+  if (result && result->rank_live_peak_bytes.size() > 1) {
+    Table ranks({"rank", "live peak"});
+    for (std::size_t rank = 0; rank < result->rank_live_peak_bytes.size(); ++rank)
+      ranks.add({fmt::format("{}", rank), bytes_cell(result->rank_live_peak_bytes[rank])});
+    page.sections.emplace_back(
+        TableSection{.title = "Ranks", .table = std::move(ranks), .note = describe_ranks(plan.fit.strategy)});
+  }
   for (const Phase phase : {Phase::micro_step, Phase::update}) {
     MemoryTimeline timeline = memory_timeline(plan.fit.layout.rehearsal, phase);
     timeline.levels.push_back({"budget", static_cast<double>(plan.device.budget.bytes)});

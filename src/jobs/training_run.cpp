@@ -1,6 +1,7 @@
 #include "jobs/training_run.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -71,14 +72,21 @@ class TrainingRun {
     TrainingResult result;
     result.first_step = state_.step + 1;
     result.checkpoint = plan_.checkpoint.value_or(fs::path());
+    // All ranks call it: where rank 0 cannot write, they stop together, since they may have to save together.
     const auto with_metrics = [&](const auto& call) {
-      if (!metrics) return;
-      try {
-        call();
-      } catch (const Error& error) {
-        metrics->check_folder();  // nothing can be saved to a folder that is gone
-        stop_after_saving(error);
+      std::optional<Error> failed;
+      if (metrics) {
+        try {
+          call();
+        } catch (const Error& error) {
+          metrics->check_folder();  // nothing can be saved to a folder that is gone
+          failed = error;
+        }
       }
+      if (context_.all_reduce(failed ? 1.0 : 0.0) == 0) return;
+      stop_after_saving(failed.value_or(Error(ErrorKind::runtime, "rank 0 cannot write its metrics",
+                                              std::source_location::current())),
+                        0);
     };
     const auto save_step = [&] {
       with_metrics([&] { metrics->before_checkpoint(); });
@@ -114,6 +122,7 @@ class TrainingRun {
     if (!plan_.data.samples_per_epoch() && !result.interrupted) result.held_out_loss = held_out_loss(stop);
     result.seconds = seconds();
     result.live_peak_bytes = context_.ledger().usage(Space::device).peak_bytes;
+    result.rank_live_peak_bytes = peaks_of_ranks();
     result.notes = notes_;
     return result;
   }
@@ -137,13 +146,14 @@ class TrainingRun {
 
   void read_weights(const fs::path& weights, Staging& staging) {
     const TrainBuffers buffers = trainer_.buffers();
-    for (const Tensor* flat : {&buffers.weights, &buffers.master}) {
-      if (flat->view().elements() == 0) continue;
-      load_weights(weights, trainer_.decoder().parameters(), *flat, staging);
-      const std::string broken = broken_parameter(*flat, staging);
-      check(broken.empty(), "{}: tensor {} is not finite in {}", weights.string(), broken,
-            name(flat->view().dtype()));
+    const ParameterTable& table = trainer_.decoder().parameters();
+    load_weights(weights, table, buffers.weights, staging, buffers.weight_slices);
+    if (const auto broken = broken_parameter(buffers.weights, staging)) {
+      fail(ErrorKind::input, "{}: tensor {} is not finite in {}", weights.string(),
+           table.entries()[*broken].name, name(buffers.weights.view().dtype()));
     }
+    if (buffers.master.view().elements() == 0) return;
+    load_weights(weights, table, buffers.master, staging, buffers.state_slices);
   }
 
   // The batch that begins with the sample.
@@ -199,7 +209,19 @@ class TrainingRun {
                       .grad_norm = norm,
                       .tokens = state_.tokens,
                       .live_bytes = usage.live_bytes,
-                      .live_peak_bytes = usage.peak_bytes};
+                      .live_peak_bytes = usage.peak_bytes,
+                      .rank_live_peak_bytes = peaks_of_ranks()};
+  }
+
+  // The live peak of every rank, which all of them ask for together.
+  [[nodiscard]] std::vector<std::int64_t> peaks_of_ranks() {
+    const std::int64_t own = context_.ledger().usage(Space::device).peak_bytes;
+    if (communicator_ == nullptr) return {own};
+    std::vector<std::int64_t> peaks;
+    for (const std::uint64_t bytes : communicator_->all_values(static_cast<std::uint64_t>(own))) {
+      peaks.push_back(static_cast<std::int64_t>(bytes));
+    }
+    return peaks;
   }
 
   [[nodiscard]] static bool is_finite(const TensorPart& part, Staging& staging) {
@@ -210,19 +232,61 @@ class TrainingRun {
     return finite;
   }
 
-  // The first parameter of a flat tensor that is not finite; empty where all are.
-  [[nodiscard]] std::string broken_parameter(const Tensor& flat, Staging& staging) const {
+  // The place in the table of the first parameter that is not finite in this rank's weights or gradients;
+  // nothing where all are.
+  [[nodiscard]] std::optional<std::size_t> broken_parameter(const Tensor& flat, Staging& staging) const {
     const ParameterTable& table = trainer_.decoder().parameters();
-    for (const Parameter& parameter : table.entries()) {
-      if (!is_finite(table.part(flat, parameter), staging)) return parameter.name;
+    const std::array whole = {ShardSlice{.elements = table.elements()}};
+    const std::span<const ShardSlice> divided = trainer_.buffers().weight_slices;
+    const std::span<const ShardSlice> slices = divided.empty() ? std::span<const ShardSlice>(whole) : divided;
+    for (std::size_t i = 0; i < table.entries().size(); ++i) {
+      const Parameter& parameter = table.entries()[i];
+      bool finite = true;
+      for_each_overlap(slices, parameter.offset, parameter.offset + parameter.shape.elements(),
+                       [&](std::int64_t, std::int64_t own, std::int64_t elements) {
+                         finite = finite && is_finite({flat, own, elements}, staging);
+                       });
+      if (!finite) return i;
     }
-    return {};
+    return std::nullopt;
   }
-  // The same, in a phase of its own.
-  [[nodiscard]] std::string broken_parameter(const Tensor& flat) {
-    std::string name;
-    trainer_.save(context_, [&](Staging& staging) { name = broken_parameter(flat, staging); });
-    return name;
+
+  // What ranks have found, each for itself: the one that comes first in a list that all of them have.
+  struct FirstOfRanks {
+    std::string name;  // empty where no rank has found anything
+    int rank = 0;
+  };
+  // All ranks call it, each with what it has found, and come to the same result.
+  [[nodiscard]] FirstOfRanks first_of_ranks(const std::vector<std::string>& names, std::string_view own) {
+    const auto found = static_cast<std::size_t>(std::ranges::find(names, own) - names.begin());
+    if (communicator_ == nullptr) return {.name = found < names.size() ? names[found] : ""};
+    const std::span<const std::uint64_t> all = communicator_->all_values(found);
+    const auto first = std::ranges::min_element(all);
+    if (*first >= names.size()) return {};
+    return {.name = names[*first], .rank = static_cast<int>(first - all.begin())};
+  }
+  // The first parameter that is not finite on some rank. All ranks look, in a phase of their own.
+  [[nodiscard]] FirstOfRanks first_broken_parameter(const Tensor& flat) {
+    std::vector<std::string> names;
+    for (const Parameter& parameter : trainer_.decoder().parameters().entries()) {
+      names.push_back(parameter.name);
+    }
+    std::string own;
+    trainer_.save(context_, [&](Staging& staging) {
+      if (const auto broken = broken_parameter(flat, staging)) own = names[*broken];
+    });
+    return first_of_ranks(names, own);
+  }
+
+  [[nodiscard]] std::string on_rank(int rank) const {
+    return context_.ranks().count == 1 ? "" : fmt::format(" on rank {}", rank);
+  }
+  // Throws what all ranks have found; the rank that it is about says it. The others stay until it has ended
+  // the run: one of them that left before would end it with less to say.
+  [[noreturn]] void fail_on_all(int rank, const std::string& text) {
+    if (communicator_ == nullptr) fail(ErrorKind::runtime, "{}", text);
+    if (communicator_->ranks().rank != rank) wait_for_all();
+    communicator_->fail_on_all(rank, text);
   }
 
   // For the end of an error's message, which must not become another error.
@@ -244,8 +308,9 @@ class TrainingRun {
     }
   }
 
-  // What was trained is saved first. Where that fails too, both reasons are said.
-  [[noreturn]] void stop_after_saving(const Error& reason) {
+  // What was trained is saved first. Where that fails too, both reasons are said. `teller` is the rank whose
+  // reason it is, where all ranks come here.
+  [[noreturn]] void stop_after_saving(const Error& reason, std::optional<int> teller = {}) {
     std::string failed;
     try {
       if (state_.step != saved_step_) static_cast<void>(save());
@@ -253,25 +318,32 @@ class TrainingRun {
       failed = error.what();
     }
     wait_for_all();
-    fail(ErrorKind::runtime, "{}; training stopped after step {}; {}", reason.what(), state_.step,
-         failed.empty() ? last_good() : failed);
+    const std::string text = fmt::format("{}; training stopped after step {}; {}", reason.what(), state_.step,
+                                         failed.empty() ? last_good() : failed);
+    if (communicator_ != nullptr && teller) communicator_->fail_on_all(*teller, text);
+    fail(ErrorKind::runtime, "{}", text);
   }
 
   [[noreturn]] void stop_at_loss(std::int64_t step, double sum, const Trainer::FillBatch& fill) {
     const std::string_view loss = std::isnan(sum) ? "nan" : "infinite";
-    if (const std::string name = broken_parameter(trainer_.buffers().weights); !name.empty()) {
-      fail(ErrorKind::runtime, "step {}: the loss is {} because weight {} is not finite; {}", step, loss,
-           name, last_good());
+    if (const FirstOfRanks weight = first_broken_parameter(trainer_.buffers().weights);
+        !weight.name.empty()) {
+      fail_on_all(weight.rank, fmt::format("step {}: the loss is {} because weight {} is not finite; {}",
+                                           step, loss, weight.name, last_good()));
     }
-    std::string first = "the loss itself";
-    bool found = false;
+    std::vector<std::string> names;
+    std::string own;
     trainer_.evaluate(context_, fill, [&](std::string_view name, const Tensor& result, Staging& staging) {
-      if (found || is_finite({result, 0, result.view().elements()}, staging)) return;
-      found = true;
-      first = fmt::format("the result of {}", name);
+      names.emplace_back(name);
+      if (own.empty() && !is_finite({result, 0, result.view().elements()}, staging)) own = name;
     });
-    fail(ErrorKind::runtime, "step {}: the loss is {}; the first tensor that is not finite is {}; {}", step,
-         loss, first, last_good());
+    const FirstOfRanks first = first_of_ranks(names, own);
+    const std::string tensor = first.name.empty()
+                                   ? "the loss itself"
+                                   : fmt::format("the result of {}{}", first.name, on_rank(first.rank));
+    fail_on_all(first.rank,
+                fmt::format("step {}: the loss is {}; the first tensor that is not finite is {}; {}", step,
+                            loss, tensor, last_good()));
   }
 
   [[noreturn]] void stop_at_gradient(std::int64_t step, double norm) {
@@ -279,26 +351,33 @@ class TrainingRun {
     for (std::int64_t i = 0; i < problem_.accumulation; ++i) {
       trainer_.micro_step(context_, batch_from(state_.samples + i * problem_.sizes.batch));
     }
-    const std::string name = broken_parameter(trainer_.gradients());
-    fail(ErrorKind::runtime,
-         "step {}: the gradients' norm is {}; the first that is not finite is that of {}; {}", step, norm,
-         name.empty() ? "none: their squares overflow" : name, last_good());
+    const FirstOfRanks first = first_broken_parameter(trainer_.gradients());
+    const std::string which = first.name.empty() ? "none: their squares overflow"
+                                                 : fmt::format("{}{}", first.name, on_rank(first.rank));
+    fail_on_all(
+        first.rank,
+        fmt::format("step {}: the gradients' norm is {}; the first that is not finite is that of {}; {}",
+                    step, norm, which, last_good()));
   }
 
   fs::path save() {
     fs::path checkpoint;
-    if (!leads_) {  // all ranks have the same weights and moments
-      saved_step_ = state_.step;
-      return checkpoint;
-    }
+    const auto write = [&](Staging& staging, StateGather* gather) {
+      checkpoint = write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), staging,
+                                    files_, gather);
+      for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
+        if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
+      }
+    };
     try {
-      trainer_.save(context_, [&](Staging& staging) {
-        checkpoint =
-            write_checkpoint(options_.out, problem_.config, state_, trainer_.buffers(), staging, files_);
-        for (const std::string& note : remove_old_checkpoints(options_.out, options_.keep_last)) {
-          if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
-        }
-      });
+      if (trainer_.divides_state()) {
+        trainer_.save_divided(context_,
+                              [&](Staging& staging, StateGather& gather) { write(staging, &gather); });
+      } else if (leads_) {  // all ranks have the same weights and moments
+        trainer_.save(context_, [&](Staging& staging) { write(staging, nullptr); });
+      }
+    } catch (const OtherRankFailed&) {
+      throw;
     } catch (const Error& error) {
       throw Error(error.kind(), fmt::format("step {}: {}; {}", state_.step, error.what(), last_good()),
                   error.where());

@@ -119,6 +119,8 @@ void Communicator::wait(MessageGroup group) {
   const auto timeout = std::chrono::duration_cast<Clock::duration>(timeout_);
   while (!now.done) {
     if (Clock::now() - last_moved >= timeout) {
+      // This rank may itself have been stopped, and the others may have ended the run meanwhile.
+      progress_or_sleep(Clock::now());
       const int blocker = blocked_by(now.peer);
       const std::string reason =
           blocker == ranks().rank
@@ -342,14 +344,30 @@ double Communicator::all_reduce(double value) {
   return sum;
 }
 
-void Communicator::check_same(std::uint64_t value, std::string_view what) {
+std::optional<Communicator::Difference> Communicator::difference(std::uint64_t value) {
   const std::span<const std::uint64_t> values = all_values(value, {"comparison"});
   const auto times = [&](std::uint64_t one) { return std::ranges::count(values, one); };
   const auto usual = std::ranges::max_element(values, {}, times);
   const auto other = std::ranges::find_if(values, [&](std::uint64_t one) { return one != *usual; });
-  if (other == values.end()) return;
-  fail(ErrorKind::runtime, "rank {} has another {} than rank {}: {:016x}, not {:016x}",
-       other - values.begin(), what, usual - values.begin(), *other, *usual);
+  if (other == values.end()) return std::nullopt;
+  return Difference{.rank = static_cast<int>(other - values.begin()),
+                    .usual = static_cast<int>(usual - values.begin())};
+}
+
+void Communicator::check_same(std::uint64_t value, std::string_view what) {
+  const std::optional<Difference> found = difference(value);
+  if (!found) return;
+  fail_on_all(found->rank,
+              fmt::format("rank {} has another {} than rank {}: {:016x}, not {:016x}", found->rank, what,
+                          found->usual, values_[static_cast<std::size_t>(found->rank)],
+                          values_[static_cast<std::size_t>(found->usual)]));
+}
+
+void Communicator::fail_on_all(int teller, const std::string& text) const {
+  if (ranks().rank != teller) {
+    throw OtherRankFailed(ErrorKind::runtime, text, std::source_location::current());
+  }
+  fail(ErrorKind::runtime, "{}", text);
 }
 
 std::int64_t reduction_workspace_bytes(int ranks, std::int64_t bytes) {

@@ -85,7 +85,18 @@ void Context::note_parcel(EventKind kind, const Parcel& parcel) {
            other.written ? "receives" : "sends");
     }
   }
-  parts_in_flight_.push_back(part);
+  // One part for many ranks is one entry, and so are parts that follow one another: with a thousand ranks
+  // there would be as many of them to compare with.
+  const auto goes_on = [&](const PartInFlight& last) {
+    return last.ticket == part.ticket && last.lifetime == part.lifetime && last.block == part.block &&
+           last.written == part.written &&
+           (part.begin == last.end || (part.begin == last.begin && part.end == last.end));
+  };
+  if (!parts_in_flight_.empty() && goes_on(parts_in_flight_.back())) {
+    parts_in_flight_.back().end = part.end;
+  } else {
+    parts_in_flight_.push_back(part);
+  }
   note({.kind = kind,
         .stream = StreamId::communication,
         .name = block->event.name,

@@ -7,15 +7,16 @@
 namespace headroom {
 
 std::string_view name(Phase phase) {
-  constexpr std::array<std::string_view, kPhaseCount> kNames = {
-      "load", "micro-step", "update", "evaluate", "save", "forward", "backward", "step", "peak", "compare"};
+  constexpr std::array<std::string_view, kPhaseCount> kNames = {"load", "micro-step", "update",  "evaluate",
+                                                                "save", "gather",     "forward", "backward",
+                                                                "step", "peak",       "compare"};
   return kNames[static_cast<std::size_t>(phase)];
 }
 
 std::string_view name(StageKind kind) {
   constexpr std::array<std::string_view, kStageKindCount> kNames = {
-      "load", "inputs", "forward", "backward", "embedding", "rope", "layer", "attention",
-      "mlp",  "norm",   "loss",    "again",    "optimizer", "step", "line"};
+      "load",       "inputs", "forward", "backward", "embedding", "rope",      "layer", "attention",
+      "over ranks", "mlp",    "norm",    "loss",     "again",     "optimizer", "step",  "line"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -44,7 +44,9 @@ class Step {
       : context_(context),
         decoder_(decoder),
         policy_(decoder.strategy().layers),
-        buffers_(buffers),
+        weights_{context, decoder.shards(), buffers.weights, decoder.strategy().sharding == Sharding::full},
+        gradients_{context, decoder.shards(), buffers.gradients, weights_.divided,
+                   buffers.gradients_are_zero},
         shared_{decoder.config(), decoder.rank_sizes(context.ranks()), decoder.strategy(), rope, batch} {}
 
   void train(const TensorView& loss, const TensorView& loss_gradient) {
@@ -71,14 +73,19 @@ class Step {
       const auto layer_stage = context_.stage(StageKind::layer, layer);
       finish_return(layer);
       start_return(layer - 1);
-      rebuild(layer);
+      rebuild_input(layer);
       with_layer(layer, [&](const Layer& run) {
-        run.backward(kept(layer), gradient, LayerWeights(parameters(), buffers_.gradients, layer),
-                     buffers_.gradients_are_zero);
+        rebuild(layer, run);
+        const UnitGradients gradients(gradients_, unit_of_layer(layer));
+        run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
+                     gradients.are_zero());
+        gradients.add();
       });
     }
-    embedding_backward(context_, tokens(), gradient, gradient_of(parameters().embedding()),
+    const UnitGradients gradients(gradients_, kEmbeddingUnit);
+    embedding_backward(context_, tokens(), gradient, gradients.part().of(parameters().embedding()),
                        config().pad_token);
+    gradients.add();
     free_offloaded();
   }
 
@@ -96,9 +103,10 @@ class Step {
       x = run_layer(layer, Keeping::nothing);
       look(fmt::format("layer {}", layer), x);
     }
-    const Tensor normed = final_norm(x, hidden_rows("final norm rstd"));
+    const LastWeights weights(*this);
+    const Tensor normed = final_norm(x, hidden_rows("final norm rstd"), weights);
     look("final norm", normed);
-    loss_forward(context_, loss_problem(), loss_views(normed, loss));
+    loss_forward(context_, loss_problem(), loss_views(normed, loss, weights));
   }
 
  private:
@@ -106,12 +114,44 @@ class Step {
   [[nodiscard]] const ParameterTable& parameters() const { return decoder_.parameters(); }
   [[nodiscard]] std::int64_t layers() const { return config().layers; }
   [[nodiscard]] LayerActivations& kept(std::int64_t layer) { return kept_[static_cast<std::size_t>(layer)]; }
-  [[nodiscard]] TensorView weight_of(const Parameter& parameter) const {
-    return parameters().view(buffers_.weights, parameter);
+
+  // Units of the flat buffers, as Shards cuts them where weights are divided. Without that no unit is read.
+  static constexpr std::size_t kEmbeddingUnit = 0;
+  [[nodiscard]] static std::size_t unit_of_layer(std::int64_t layer) {
+    return static_cast<std::size_t>(layer) + 1;
   }
-  [[nodiscard]] TensorView gradient_of(const Parameter& parameter) const {
-    return parameters().view(buffers_.gradients, parameter);
-  }
+  [[nodiscard]] std::size_t last_unit() const { return unit_of_layer(layers()); }
+  [[nodiscard]] bool ties_output() const { return &parameters().output() == &parameters().embedding(); }
+
+  // What follows the layers: the final norm and the projection to the vocabulary.
+  struct LastWeights {
+    explicit LastWeights(const Step& step) : last(step.weights_, step.last_unit()) {
+      if (step.ties_output()) tied.emplace(step.weights_, kEmbeddingUnit);
+      final_norm = last.part().of(step.parameters().final_norm());
+      output = (tied ? *tied : last).part().of(step.parameters().output());
+    }
+
+    UnitWeights last;
+    std::optional<UnitWeights> tied;
+    TensorView final_norm;
+    TensorView output;
+  };
+  struct LastGradients {
+    explicit LastGradients(const Step& step) : last(step.gradients_, step.last_unit()) {
+      if (step.ties_output()) tied.emplace(step.gradients_, kEmbeddingUnit);
+      final_norm = last.part().of(step.parameters().final_norm());
+      output = (tied ? *tied : last).part().of(step.parameters().output());
+    }
+    void add() const {
+      if (tied) tied->add();
+      last.add();
+    }
+
+    UnitGradients last;
+    std::optional<UnitGradients> tied;
+    TensorView final_norm;
+    TensorView output;
+  };
   [[nodiscard]] TensorView tokens() const { return shared_.batch.tokens.reshape({shared_.tokens()}); }
   [[nodiscard]] Tensor hidden_tensor(std::string_view name) const {
     return context_.allocate({.name = name,
@@ -126,17 +166,20 @@ class Step {
   [[nodiscard]] Tensor embed() const {
     const auto stage = context_.stage(StageKind::embedding);
     Tensor x = hidden_tensor("layer input");
-    embedding_forward(context_, weight_of(parameters().embedding()), tokens(), x);
+    const UnitWeights weights(weights_, kEmbeddingUnit);
+    embedding_forward(context_, weights.part().of(parameters().embedding()), tokens(), x);
     return x;
   }
 
   template <class Body>
   void with_layer(std::int64_t layer, const Body& body) const {
-    const LayerWeights weights(parameters(), buffers_.weights, layer);
-    const LayerAttention attention{.problem = whole_attention(config(), decoder_.strategy().compute_dtype,
-                                                              decoder_.sizes(), decoder_.layer_mask(layer)),
-                                   .over_ranks = decoder_.schedule(layer),
-                                   .document_starts = shared_.batch.document_starts};
+    const UnitWeights unit(weights_, unit_of_layer(layer));
+    const LayerWeights weights(parameters(), unit.part(), layer);
+    const LayerAttention attention{
+        .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
+                                   decoder_.layer_mask(layer)),
+        .over_ranks = decoder_.schedule(layer),
+        .document_starts = shared_.batch.document_starts};
     body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
   }
 
@@ -151,8 +194,8 @@ class Step {
     return next;
   }
 
-  // Makes again what backward of this layer needs and forward did not keep.
-  void rebuild(std::int64_t layer) {
+  // Makes the layer's input again where forward did not keep it.
+  void rebuild_input(std::int64_t layer) {
     std::int64_t from = layer;
     while (!kept(from).has(Activation::input)) --from;
     for (; from < layer; ++from) {
@@ -160,16 +203,18 @@ class Step {
       const auto stage = context_.stage(StageKind::again);
       kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
     }
+  }
+  // Makes again what else backward of this layer needs and forward did not keep.
+  void rebuild(std::int64_t layer, const Layer& run) {
     if (keeping_of(policy_, layer) == Keeping::all) return;
     const Keeping rebuilt =
         decoder_.strategy().projections_again ? Keeping::rebuild_without_projections : Keeping::rebuild;
-    with_layer(layer, [&](const Layer& run) { run.attend(kept(layer), rebuilt); });
+    run.attend(kept(layer), rebuilt);
   }
 
-  Tensor final_norm(const Tensor& x, const Tensor& rstd) const {
+  Tensor final_norm(const Tensor& x, const Tensor& rstd, const LastWeights& weights) const {
     Tensor normed = hidden_tensor("final norm");
-    rms_norm_forward(context_,
-                     {.x = x, .weight = weight_of(parameters().final_norm()), .y = normed, .rstd = rstd},
+    rms_norm_forward(context_, {.x = x, .weight = weights.final_norm, .y = normed, .rstd = rstd},
                      static_cast<float>(config().rms_epsilon));
     return normed;
   }
@@ -178,12 +223,14 @@ class Step {
   void judge(Tensor x, const Tensor& gradient, const TensorView& loss,
              const TensorView& loss_gradient) const {
     const auto stage = context_.stage(StageKind::loss);
+    const LastWeights weights(*this);
+    const LastGradients gradients(*this);
     const Tensor rstd = hidden_rows("final norm rstd");
-    const Tensor normed = final_norm(x, rstd);
+    const Tensor normed = final_norm(x, rstd, weights);
     {
-      const F32Sum sum(context_, gradient_of(parameters().output()), "output weight gradient in f32", true);
+      const F32Sum sum(context_, gradients.output, "output weight gradient in f32", true);
       loss_backward(context_, loss_problem(),
-                    {.forward = loss_views(normed, loss),
+                    {.forward = loss_views(normed, loss, weights),
                      .loss_gradient = loss_gradient,
                      .hidden_gradient = gradient,
                      .weight_gradient = sum.view()});
@@ -191,12 +238,13 @@ class Step {
     }
     rms_norm_backward(context_,
                       {.x = x,
-                       .weight = weight_of(parameters().final_norm()),
+                       .weight = weights.final_norm,
                        .rstd = rstd,
                        .y_gradient = gradient,
                        .x_gradient = gradient,
-                       .weight_gradient = gradient_of(parameters().final_norm())},
+                       .weight_gradient = gradients.final_norm},
                       Store::overwrite);
+    gradients.add();
   }
 
   [[nodiscard]] LossProblem loss_problem() const {
@@ -207,9 +255,10 @@ class Step {
             .chunk_tokens = decoder_.strategy().loss_chunk_tokens,
             .chunk_vocab = decoder_.strategy().loss_chunk_vocab};
   }
-  [[nodiscard]] LossForward loss_views(const Tensor& normed, const TensorView& loss) const {
+  [[nodiscard]] LossForward loss_views(const Tensor& normed, const TensorView& loss,
+                                       const LastWeights& weights) const {
     return {.hidden = normed,
-            .weight = weight_of(parameters().output()),
+            .weight = weights.output,
             .labels = shared_.batch.labels.reshape({shared_.tokens()}),
             .token_weights = {},
             .loss = loss,
@@ -265,7 +314,8 @@ class Step {
   Context& context_;
   const Decoder& decoder_;
   const LayerPolicy& policy_;
-  StepBuffers buffers_;
+  FlatBuffer weights_;
+  FlatBuffer gradients_;
   LayerStep shared_;
   std::vector<LayerActivations> kept_;
   std::vector<Offloaded> offloaded_;
@@ -296,9 +346,11 @@ void check_plannable(const StepSizes& sizes) {
         format_count(sizes.batch), format_count(sizes.context), format_count(kMaxTokens));
 }
 
-Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask)
+Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask,
+                 std::optional<int> sampled_rank)
     : config_(std::move(config)),
       parameters_(config_),
+      shards_(parameters_, strategy.sharding, static_cast<int>(strategy.ranks())),
       strategy_(strategy),
       sizes_(sizes),
       mask_(mask),
@@ -310,16 +362,17 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
   const DType compute = strategy.compute_dtype;
   check(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
         "a decoder computes in f32, bf16 or f16, not {}", name(compute));
-  check(strategy.sharding == Sharding::none,
-        "the strategy shards the optimizer or the parameters; accepted: none, on one rank");
   mask_.max_documents = sizes.max_documents;
-  divide_sequences();
+  divide_sequences(sampled_rank);
 }
 
-void Decoder::divide_sequences() {
+void Decoder::divide_sequences(std::optional<int> sampled_rank) {
   const auto ranks = static_cast<int>(strategy_.ring_ranks);
+  check(sizes_.batch % strategy_.data_ranks == 0,
+        "a batch of {} sequences cannot be divided over {} groups of ranks; a multiple of {} can",
+        sizes_.batch, strategy_.data_ranks, strategy_.data_ranks);
   const auto problem_of = [&](std::int64_t layer) {
-    return whole_attention(config_, strategy_.compute_dtype, sizes_, layer_mask(layer));
+    return whole_attention(config_, strategy_.compute_dtype, group_sizes(), layer_mask(layer));
   };
   bool windows = true;
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
@@ -336,22 +389,33 @@ void Decoder::divide_sequences() {
           2 * ranks);
   }
   const auto group = static_cast<int>(strategy_.head_group);
+  if (sampled_rank) *sampled_rank %= ranks;
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     auto& schedule = schedules_[static_cast<std::size_t>(layer_spec(config_, layer).attention)];
     if (!schedule)
-      schedule.emplace(way_of(group, ranks), problem_of(layer), AttentionForward{}, partition_, group);
+      schedule.emplace(way_of(group, ranks), problem_of(layer), AttentionForward{}, partition_, group,
+                       sampled_rank);
   }
 }
 
+StepSizes Decoder::group_sizes() const {
+  StepSizes sizes = sizes_;
+  sizes.batch /= strategy_.data_ranks;
+  return sizes;
+}
+
+std::int64_t Decoder::first_sequence(const Ranks& ranks) const {
+  return ranks.rank / strategy_.ring_ranks * group_sizes().batch;
+}
+
 const std::vector<Piece>& Decoder::pieces(const Ranks& ranks) const {
-  if (strategy_.ring_ranks == 1) return partition_.pieces.front();
-  check(ranks.count == strategy_.ring_ranks, "sequences are divided over {} ranks, and there are {}",
-        strategy_.ring_ranks, ranks.count);
-  return partition_.pieces[static_cast<std::size_t>(ranks.rank)];
+  check(ranks.count == strategy_.ranks(), "batches are divided over {} ranks, and there are {}",
+        strategy_.ranks(), ranks.count);
+  return partition_.pieces[static_cast<std::size_t>(ranks.rank % strategy_.ring_ranks)];
 }
 
 RankSizes Decoder::rank_sizes(const Ranks& ranks) const {
-  RankSizes sizes{.batch = sizes_.batch, .seq = 0, .max_documents = sizes_.max_documents};
+  RankSizes sizes{.batch = group_sizes().batch, .seq = 0, .max_documents = sizes_.max_documents};
   for (const Piece& piece : pieces(ranks)) sizes.seq += piece.size();
   return sizes;
 }
@@ -373,15 +437,17 @@ void Decoder::train(Context& context, const StepBatch& batch, const StepBuffers&
                     const TensorView& loss, const TensorView& loss_gradient) const {
   check_batch(*this, context.ranks(), batch);
   const DType expected = gradient_dtype(strategy_.state);
-  check(buffers.gradients.dtype() == expected, "gradients of a state of {} hold {}, not {}",
-        name(strategy_.state), name(buffers.gradients.dtype()), name(expected));
+  const DType given = buffers.gradients.view().dtype();
+  check(given == expected, "gradients of a state of {} hold {}, not {}", name(strategy_.state), name(given),
+        name(expected));
   Step(context, *this, rope_, batch, buffers).train(loss, loss_gradient);
 }
 
-void Decoder::evaluate(Context& context, const StepBatch& batch, const TensorView& weights,
+void Decoder::evaluate(Context& context, const StepBatch& batch, const Tensor& weights,
                        const TensorView& loss, const Inspect& inspect) const {
   check_batch(*this, context.ranks(), batch);
-  Step(context, *this, rope_, batch, {.weights = weights, .gradients = {}}).evaluate(loss, inspect);
+  const Tensor no_gradients;
+  Step(context, *this, rope_, batch, {.weights = weights, .gradients = no_gradients}).evaluate(loss, inspect);
 }
 
 }  // namespace headroom

@@ -4,10 +4,10 @@
 
 namespace headroom {
 
-LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, std::int64_t layer) {
+LayerWeights::LayerWeights(const ParameterTable& table, const FlatPart& flat, std::int64_t layer) {
   for (const WeightRow& row : layer_weights()) {
     const Parameter* parameter = table.find(layer, row.weight);
-    if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = table.view(flat, *parameter);
+    if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = flat.of(*parameter);
   }
   const Parameter& first = *table.find(layer, Weight::query);
   std::int64_t rows = 0;
@@ -16,7 +16,8 @@ LayerWeights::LayerWeights(const ParameterTable& table, const TensorView& flat, 
     if (part.offset != first.offset + rows * first.shape[1]) return;
     rows += part.shape[0];
   }
-  projections_ = flat.slice(0, first.offset, rows * first.shape[1]).reshape({rows, first.shape[1]});
+  projections_ =
+      flat.values.slice(0, first.offset - flat.begin, rows * first.shape[1]).reshape({rows, first.shape[1]});
 }
 
 MlpWeights LayerWeights::mlp() const {

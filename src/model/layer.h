@@ -7,13 +7,14 @@
 #include "headroom/model/decoder.h"
 #include "headroom/ops/mlp.h"
 #include "model/layer_attention.h"
+#include "model/unit_weights.h"
 
 namespace headroom {
 
-// A layer's parameters in one flat buffer: its weights, or their gradients.
+// A layer's parameters in a flat buffer, or in a part of one that has them: its weights, or their gradients.
 class LayerWeights {
  public:
-  LayerWeights(const ParameterTable& table, const TensorView& flat, std::int64_t layer);
+  LayerWeights(const ParameterTable& table, const FlatPart& flat, std::int64_t layer);
 
   // Empty where the layer does not have the weight.
   [[nodiscard]] const TensorView& operator[](Weight weight) const {

@@ -53,6 +53,7 @@ void attention_forward(Context& context, const LayerAttention& attention, const 
   if (attention.over_ranks == nullptr) {
     return attention_forward(context, attention.problem, views_of(attention, acts));
   }
+  const auto stage = context.stage(StageKind::over_ranks);
   parallel_attention_forward(context, *attention.over_ranks, rank_views_of(attention, acts));
 }
 
@@ -68,6 +69,7 @@ void attention_backward(Context& context, const LayerAttention& attention, const
                                .value_gradient = gradients.value,
                                .sinks_gradient = {}});
   }
+  const auto stage = context.stage(StageKind::over_ranks);
   parallel_attention_backward(context, *attention.over_ranks,
                               {.forward = rank_views_of(attention, acts),
                                .output_gradient = gradients.output,

@@ -4,6 +4,7 @@
 #include "headroom/core/bytes.h"
 #include "headroom/core/error.h"
 #include "headroom/model/safetensors.h"
+#include "headroom/model/shards.h"
 #include "model/json.h"
 
 namespace headroom {
@@ -65,11 +66,13 @@ class WeightFiles {
 
   [[nodiscard]] bool has(std::string_view name) const { return files_.contains(name); }
 
-  void upload(std::string_view name, const Shape& shape, const TensorPart& to, Staging& staging) const {
+  // Elements `begin`, begin + 1, ... of a tensor of this name and shape.
+  void upload(std::string_view name, const Shape& shape, std::int64_t begin, const TensorPart& to,
+              Staging& staging) const {
     const SafetensorsFile& file = file_of(name, shape);
     const SafetensorsEntry& entry = file.at(name, shape);
     staging.upload(to, [&](std::span<std::byte> piece, std::int64_t first) {
-      file.read(entry, to.tensor.view().dtype(), first, piece);
+      file.read(entry, to.tensor.view().dtype(), begin + first, piece);
     });
   }
 
@@ -109,7 +112,7 @@ bool has_own_output(const fs::path& directory, const Shape& embedding) {
 }
 
 void load_weights(const fs::path& directory, const ParameterTable& table, const Tensor& flat,
-                  Staging& staging) {
+                  Staging& staging, std::span<const ShardSlice> slices) {
   const WeightFiles files(directory);
   const bool tied = table.find(kOutput) == nullptr;
   check(!tied || !has_own_output(files, table.at(kEmbedding).shape),
@@ -118,9 +121,18 @@ void load_weights(const fs::path& directory, const ParameterTable& table, const 
   for (const Parameter& parameter : table.entries()) {
     const bool by_output =
         tied && parameter.name == kEmbedding && !files.has(kEmbedding) && files.has(kOutput);
-    files.upload(by_output ? kOutput : parameter.name, parameter.shape, table.part(flat, parameter), staging);
+    const std::string_view name = by_output ? kOutput : parameter.name;
+    if (slices.empty()) {
+      files.upload(name, parameter.shape, 0, table.part(flat, parameter), staging);
+      continue;
+    }
+    for_each_overlap(
+        slices, parameter.offset, parameter.offset + parameter.shape.elements(),
+        [&](std::int64_t begin, std::int64_t own, std::int64_t elements) {
+          files.upload(name, parameter.shape, begin - parameter.offset, {flat, own, elements}, staging);
+        });
   }
-  table.clear_padding(flat, staging);
+  if (slices.empty()) table.clear_padding(flat, staging);
 }
 
 }  // namespace headroom

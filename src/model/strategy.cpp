@@ -20,6 +20,22 @@ StatePrecision parse_state(std::string_view text) {
   fail(ErrorKind::input, "state '{}' is unknown; accepted: f32, bf16, 8bit", text);
 }
 
+std::string_view name(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::none: return "none";
+    case Sharding::optimizer: return "optimizer";
+    case Sharding::full: return "full";
+  }
+  return {};
+}
+
+Sharding parse_sharding(std::string_view text) {
+  for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+    if (text == name(sharding)) return sharding;
+  }
+  fail(ErrorKind::input, "sharding '{}' is unknown; accepted: none, optimizer, full", text);
+}
+
 void check_state(StatePrecision state, DType weights) {
   check(state == StatePrecision::f32 || weights == DType::bf16,
         "state {} trains bf16 weights and no others, and these are {}; use --dtype bf16 with it, or --state "
@@ -44,8 +60,13 @@ void validate(const Strategy& strategy, std::int64_t layers) {
   constexpr std::int64_t kMostRanks = 1024;
   check(strategy.ring_ranks >= 1 && strategy.ring_ranks <= kMostRanks,
         "{} ranks cannot divide a sequence; accepted: 1 to {}", strategy.ring_ranks, kMostRanks);
+  check(strategy.data_ranks >= 1 && strategy.ring_ranks * strategy.data_ranks <= kMostRanks,
+        "{} groups of {} ranks are not 1 to {} ranks", strategy.data_ranks, strategy.ring_ranks, kMostRanks);
   check(strategy.head_group >= 1 && strategy.ring_ranks % strategy.head_group == 0,
         "{} ranks have no groups of {} that divide heads", strategy.ring_ranks, strategy.head_group);
+  check(strategy.sharding == Sharding::none || strategy.ranks() > 1,
+        "sharding '{}' divides state over ranks, and there is one; accepted: none, or two ranks and more",
+        name(strategy.sharding));
   check_state(strategy.state, strategy.compute_dtype);
 }
 

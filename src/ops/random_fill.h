@@ -8,8 +8,9 @@
 namespace headroom {
 
 struct RandomFill {
-  TensorView view;  // dense f32 or bf16
+  TensorView view;  // dense f32, bf16 or f16
   Random random;
+  std::uint64_t first;  // index of the view's first element
   double low;
   double width;
 };

@@ -66,10 +66,11 @@ void move_on_gpu(cuda::RowMover& mover, const TensorView& rows, std::byte* packe
 HeadExchange::HeadExchange(Context& context, const ParallelSchedule& schedule)
     : context_(context), schedule_(schedule) {
   const Ranks ranks = context.ranks();
-  check(ranks.count == schedule.ranks(), "the schedule is for {} ranks, and there are {}", schedule.ranks(),
-        ranks.count);
+  check(ranks.count % schedule.ranks() == 0, "the schedule is for {} ranks, and there are {}",
+        schedule.ranks(), ranks.count);
   member_ = ranks.rank % schedule.group();
-  first_ = ranks.rank - member_;
+  first_ = ranks.rank % schedule.ranks() - member_;
+  rank_of_first_ = ranks.rank - member_;
 }
 
 void HeadExchange::move(std::span<const HeadTensor> tensors, bool to_heads) {
@@ -96,8 +97,8 @@ void HeadExchange::exchange(const Tensor& to, std::span<const std::int64_t> to_c
   std::vector<Parcel> receives;
   for (int p = 0; p < schedule_.group(); ++p) {
     if (p == member_) continue;
-    sends.push_back({first_ + p, part(from, from_counts, p)});
-    receives.push_back({first_ + p, part(to, to_counts, p)});
+    sends.push_back({rank_of_first_ + p, part(from, from_counts, p)});
+    receives.push_back({rank_of_first_ + p, part(to, to_counts, p)});
   }
   const Ticket arrived = context_.exchange(sends, receives, {"all-to-all of heads"});
   context_.copy(StreamId::main, part(to, to_counts, member_), part(from, from_counts, member_));

@@ -48,8 +48,9 @@ class HeadExchange {
 
   Context& context_;
   const ParallelSchedule& schedule_;
-  int member_;  // of the group
-  int first_;   // rank of the group
+  int member_;         // of the group
+  int first_;          // rank of the group, in the schedule
+  int rank_of_first_;  // of the Context
 };
 
 }  // namespace headroom

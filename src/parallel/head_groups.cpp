@@ -17,7 +17,8 @@ class HeadRank {
         views_(views),
         exchange_(context, schedule),
         member_(context.ranks().rank % schedule.group()),
-        tokens_(schedule.ring().partition().tokens(context.ranks().rank / schedule.group())),
+        tokens_(
+            schedule.ring().partition().tokens(context.ranks().rank % schedule.ranks() / schedule.group())),
         problem_(schedule.ring().problem()),
         query_(take("heads Q", problem_.dtype, problem_.heads_q)),
         key_(take("heads K", problem_.dtype, problem_.heads_kv)),
@@ -133,11 +134,15 @@ void head_groups_backward(Context& context, const ParallelSchedule& schedule, co
 }
 
 std::int64_t group_sent_bytes(const ParallelSchedule& schedule, int rank, Pass pass) {
-  const AttentionProblem& of_rank = schedule.ring().problem();
-  const std::int64_t members = schedule.group() - 1;  // besides this one
-  const std::int64_t own = of_rank.batch * schedule.partition().tokens(rank);
-  const std::int64_t others =
-      of_rank.batch * schedule.ring().partition().tokens(rank / schedule.group()) - own;
+  return group_sent_bytes(schedule.ring().problem(), schedule.group(), schedule.partition().tokens(rank),
+                          schedule.ring().partition().tokens(rank / schedule.group()), pass);
+}
+
+std::int64_t group_sent_bytes(const AttentionProblem& of_rank, int group, std::int64_t own_tokens,
+                              std::int64_t all_tokens, Pass pass) {
+  const std::int64_t members = group - 1;  // besides this one
+  const std::int64_t own = of_rank.batch * own_tokens;
+  const std::int64_t others = of_rank.batch * all_tokens - own;
   // Of a token that goes to one other rank.
   const auto row_bytes = [&](std::int64_t heads, DType dtype) {
     return checked_multiply(heads * of_rank.head_dim, size_bytes(dtype));

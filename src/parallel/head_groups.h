@@ -17,7 +17,10 @@ void head_groups_forward(Context& context, const ParallelSchedule& schedule, con
 void head_groups_backward(Context& context, const ParallelSchedule& schedule, const RingBackward& views,
                           std::string_view pinned);
 
-// Bytes that a rank sends to others of its group. A gradient of lse adds its own.
+// Bytes that a rank sends to others of its group, of which there are so many. `of_rank` has the rank's heads,
+// `own` and `all` are tokens of a sequence: the rank's and its group's. A gradient of lse adds its own.
+[[nodiscard]] std::int64_t group_sent_bytes(const AttentionProblem& of_rank, int group, std::int64_t own,
+                                            std::int64_t all, Pass pass);
 [[nodiscard]] std::int64_t group_sent_bytes(const ParallelSchedule& schedule, int rank, Pass pass);
 
 }  // namespace headroom

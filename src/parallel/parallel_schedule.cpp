@@ -16,22 +16,8 @@ int ranks_of_group(AttentionWay way, int ranks, int group) {
   }
 }
 
-// What the groups hold: the pieces of their ranks, joined where they touch.
-Partition partition_of_groups(const Partition& ranks, int group) {
-  Partition groups{
-      .kind = ranks.kind,
-      .pieces = std::vector<std::vector<Piece>>(ranks.pieces.size() / static_cast<std::size_t>(group))};
-  for (int rank = 0; rank < ranks.ranks(); ++rank) {
-    const std::vector<Piece>& from = ranks.pieces[static_cast<std::size_t>(rank)];
-    std::vector<Piece>& to = groups.pieces[static_cast<std::size_t>(rank / group)];
-    to.insert(to.end(), from.begin(), from.end());
-  }
-  for (std::vector<Piece>& pieces : groups.pieces) pieces = joined(std::move(pieces));
-  return groups;
-}
-
 RingSchedule make_ring(AttentionWay way, const AttentionProblem& whole, const AttentionForward& lists,
-                       const Partition& partition, int group) {
+                       const Partition& partition, int group, std::optional<int> sampled_rank) {
   const Support support = supports_way(way, whole, partition, group);
   check(bool{support}, "attention cannot be divided over {} ranks in this way: {}", partition.ranks(),
         support.reason());
@@ -42,6 +28,7 @@ RingSchedule make_ring(AttentionWay way, const AttentionProblem& whole, const At
   AttentionProblem problem = whole;
   problem.heads_q /= size;
   problem.heads_kv /= size;
+  if (sampled_rank) return {problem, lists, partition_of_groups(partition, size), *sampled_rank / size};
   return {problem, lists, partition_of_groups(partition, size)};
 }
 
@@ -80,12 +67,13 @@ Support supports_way(AttentionWay way, const AttentionProblem& whole, const Part
 }
 
 ParallelSchedule::ParallelSchedule(AttentionWay way, const AttentionProblem& whole,
-                                   const AttentionForward& lists, Partition partition, int group)
+                                   const AttentionForward& lists, Partition partition, int group,
+                                   std::optional<int> sampled_rank)
     : way_(way),
       problem_(whole),
       partition_(std::move(partition)),
       group_(ranks_of_group(way, partition_.ranks(), group)),
-      ring_(make_ring(way, whole, lists, partition_, group)) {}
+      ring_(make_ring(way, whole, lists, partition_, group, sampled_rank)) {}
 
 std::int64_t ParallelSchedule::pairs(int rank) const {
   return ring_.pairs(way_ == AttentionWay::gather ? 0 : rank / group_);

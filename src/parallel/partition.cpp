@@ -8,6 +8,7 @@
 
 #include "headroom/core/checked.h"
 #include "headroom/core/text.h"
+#include "parallel/rows_read.h"
 
 namespace headroom {
 namespace {
@@ -144,6 +145,19 @@ Partition make_partition(PartitionKind kind, int ranks, const AttentionProblem& 
     add_piece(partition.pieces[i < partition.pieces.size() ? i : last - i], pieces[i]);
   }
   return partition;
+}
+
+Partition partition_of_groups(const Partition& ranks, int group) {
+  Partition groups{
+      .kind = ranks.kind,
+      .pieces = std::vector<std::vector<Piece>>(ranks.pieces.size() / static_cast<std::size_t>(group))};
+  for (int rank = 0; rank < ranks.ranks(); ++rank) {
+    const std::vector<Piece>& from = ranks.pieces[static_cast<std::size_t>(rank)];
+    std::vector<Piece>& to = groups.pieces[static_cast<std::size_t>(rank / group)];
+    to.insert(to.end(), from.begin(), from.end());
+  }
+  for (std::vector<Piece>& pieces : groups.pieces) pieces = joined(std::move(pieces));
+  return groups;
 }
 
 std::int64_t count_pairs(const AttentionProblem& whole, const AttentionForward& lists, Piece queries,

@@ -148,9 +148,12 @@ class RingRank {
  private:
   static RingPlace place_of(const Context& context, const RingSchedule& schedule, int rings) {
     const Ranks ranks = context.ranks();
-    check(rings > 0 && ranks.count == checked_multiply(schedule.ranks(), rings),
+    check(rings > 0 && ranks.count % checked_multiply(schedule.ranks(), rings) == 0,
           "the schedule is for {} x {} ranks, and there are {}", schedule.ranks(), rings, ranks.count);
-    return {.member = ranks.rank / rings, .ring = ranks.rank % rings, .rings = rings};
+    const int place = ranks.rank % (schedule.ranks() * rings);
+    check(!schedule.problem().sinks || ranks.count == schedule.ranks() * rings,
+          "gradients of sinks are added over all ranks, and {} ranks are more than one group", ranks.count);
+    return {.member = place / rings, .ring = place % rings, .rings = rings, .first = ranks.rank - place};
   }
 
   // The lists of the pair's queries, with its own key tiles alone, counted from its first.

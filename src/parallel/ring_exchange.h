@@ -22,9 +22,10 @@ struct RingPlace {
   int member = 0;  // of the ring
   int ring = 0;
   int rings = 1;
+  int first = 0;  // the rank of member 0 of ring 0
 
   // The Context's rank of a member.
-  [[nodiscard]] int rank_of(int other) const { return other * rings + ring; }
+  [[nodiscard]] int rank_of(int other) const { return first + other * rings + ring; }
 };
 
 // Where a rank's tensors have the rows of a transfer, all of which are in one of its pieces.

@@ -80,18 +80,23 @@ std::vector<Piece> blocks_read(const MaskView& view, Piece queries, Piece keys) 
 
 }  // namespace
 
-std::vector<Piece> joined(std::vector<Piece> pieces) {
+void join(std::vector<Piece>& pieces) {
   std::ranges::sort(pieces, {}, &Piece::begin);
-  std::vector<Piece> apart;
-  for (const Piece& piece : pieces) {
+  std::size_t apart = 0;  // those before it are joined
+  for (const Piece piece : pieces) {
     if (piece.empty()) continue;
-    if (!apart.empty() && piece.begin <= apart.back().end) {
-      apart.back().end = std::max(apart.back().end, piece.end);
+    if (apart > 0 && piece.begin <= pieces[apart - 1].end) {
+      pieces[apart - 1].end = std::max(pieces[apart - 1].end, piece.end);
     } else {
-      apart.push_back(piece);
+      pieces[apart++] = piece;
     }
   }
-  return apart;
+  pieces.resize(apart);
+}
+
+std::vector<Piece> joined(std::vector<Piece> pieces) {
+  join(pieces);
+  return pieces;
 }
 
 std::vector<Piece> intervals_read(const AttentionProblem& whole, const AttentionForward& lists, Piece queries,

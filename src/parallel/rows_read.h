@@ -20,7 +20,8 @@ namespace headroom {
                                                     std::int64_t head_kv, std::span<const Piece> queries,
                                                     Piece keys);
 
-// Sorts pieces and joins those that touch.
+// Sorts pieces, joins those that touch and leaves out empty ones.
+void join(std::vector<Piece>& pieces);
 [[nodiscard]] std::vector<Piece> joined(std::vector<Piece> pieces);
 
 }  // namespace headroom

@@ -8,36 +8,15 @@
 namespace headroom {
 namespace {
 
-double flops_per_pair(const AttentionProblem& problem) {
-  return (4.0 + 10.0) * static_cast<double>(problem.head_dim);
-}
-
-// Forward and backward of the slowest rank.
-double seconds_of(const ParallelSchedule& schedule, const WayRates& rates) {
-  const auto of_both = [&](const auto& bytes) {
-    return static_cast<double>(bytes(Pass::forward) + bytes(Pass::backward)) / rates.link_bytes_per_second;
-  };
-  double slowest = 0;
-  for (int rank = 0; rank < schedule.ranks(); ++rank) {
-    const double compute = static_cast<double>(schedule.pairs(rank)) * flops_per_pair(schedule.problem()) /
-                           rates.flops_per_second;
-    const double ring =
-        of_both([&](Pass pass) { return schedule.ring().sent_bytes(rank / schedule.group(), pass); });
-    const double heads = of_both([&](Pass pass) { return group_sent_bytes(schedule, rank, pass); });
-    slowest = std::max(slowest, std::max(compute, ring) + heads);
-  }
-  return slowest;
-}
-
 WayEstimate estimate(int group, const AttentionProblem& whole, const AttentionForward& lists,
-                     const Partition& partition, const WayRates& rates) {
+                     const Partition& partition, const RankRates& rates) {
   WayEstimate result;
   result.group = group;
   const AttentionWay way = way_of(group, partition.ranks());
   if (const Support support = supports_way(way, whole, partition, group); !support) {
     result.refused = support.reason();
   } else {
-    result.seconds = seconds_of({way, whole, lists, partition, group}, rates);
+    result.seconds = play_attention(whole, lists, partition, group, rates).seconds();
   }
   return result;
 }
@@ -71,10 +50,7 @@ void parallel_attention_backward(Context& context, const ParallelSchedule& sched
 }
 
 WayChoice choose_way(const AttentionProblem& whole, const AttentionForward& lists, const Partition& partition,
-                     const WayRates& rates) {
-  check(rates.flops_per_second > 0 && rates.link_bytes_per_second > 0,
-        "rates of {} operations and {} bytes per second: both have to be above zero", rates.flops_per_second,
-        rates.link_bytes_per_second);
+                     const RankRates& rates) {
   const int ranks = partition.ranks();
   WayChoice choice;
   for (int group = 1; group <= ranks; ++group) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "headroom/core/bytes.h"
+#include "headroom/parallel.h"
 #include "report/json.h"
 
 namespace headroom {
@@ -49,12 +50,58 @@ std::string assumed_note(const std::vector<AssumedKernel>& kernels) {
       kernels.size(), workspaces);
 }
 
+// The link that times were estimated with: of ranks on one host without one of their own, its memory.
+LinkModel costs_link(const PlanAnswer& answer) {
+  return answer.costs.costs.rank_rates().link;
+}
+
+// Attention in chunks may run on another row than attention over a whole sequence, which rates are measured
+// with.
+std::optional<std::string> other_row_note(const PlanRequest& request) {
+  AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
+  AttentionProblem chunk = whole;
+  chunk.seq_q = chunk.seq_k = std::max<std::int64_t>(whole.seq_k / request.pins.ring_ranks(), 1);
+  chunk.chunk = AttentionChunk{};
+  chunk.output_dtype = DType::f32;
+  const auto row_of = [&](const AttentionProblem& problem) {
+    return pick(attention_implementations(), problem, request.device, {}, "attention").name;
+  };
+  const std::string_view alone = row_of(whole);
+  const std::string_view in_chunks = row_of(chunk);
+  if (alone == in_chunks) return std::nullopt;
+  return fmt::format(
+      "attention over ranks runs on the row {}, and its time is estimated with the rates of {}: it takes "
+      "longer",
+      in_chunks, alone);
+}
+
 }  // namespace
+
+std::string way_name(const Strategy& strategy) {
+  const auto group = static_cast<int>(strategy.head_group);
+  return name(way_of(group, static_cast<int>(strategy.ring_ranks)), group);
+}
+
+NamedLink rank_link(const PlanQuestion& question, std::int64_t ranks) {
+  NamedLink link = default_link(question.request.device, ranks);
+  if (question.link_bytes_per_second) link.model.bytes_per_second = *question.link_bytes_per_second;
+  if (question.link_latency) link.model.latency = *question.link_latency;
+  if (question.link_bytes_per_second || question.link_latency) link.name = describe(link.model);
+  return link;
+}
 
 PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   PlanAnswer answer{.question = std::move(question), .costs = std::move(planned_costs)};
-  const PlanRequest& request = answer.question.request;
-  const CostModel& costs = answer.costs.costs;
+  PlanRequest& request = answer.question.request;
+  CostModel& costs = answer.costs.costs;
+  if (answer.question.fewest_ranks) {
+    const std::optional<std::int64_t> fewest = smallest_ranks(request, costs, kMostPlannedRanks);
+    if (fewest) request.pins.ranks = *fewest;
+  }
+  if (request.pins.ranks > 1) {
+    answer.link = rank_link(answer.question, request.pins.ranks);
+    costs.set_rank_link(answer.link.model);
+  }
   answer.warning = dtype_warning(request.device, request.problem.compute_dtype);
   answer.notes = answer.question.notes;
   if (answer.warning) answer.notes.push_back(*answer.warning);
@@ -64,9 +111,40 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.stages = step_stages(answer.plan.layout.rehearsal);
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
+  if (!answer.plan.fits) answer.smallest_ranks = smallest_ranks(request, costs, kMostPlannedRanks);
+  if (request.pins.ring_ranks() > 1) {
+    if (std::optional<std::string> note = other_row_note(request)) answer.notes.push_back(std::move(*note));
+  }
   answer.max_context =
       std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.context : 0);
   return answer;
+}
+
+std::optional<std::int64_t> crossover_context(const PlanQuestion& question, const PlanCosts& costs) {
+  constexpr std::int64_t kStep = 256;
+  PlanRequest over = question.request;
+  PlanRequest alone = over;
+  alone.pins.ranks = 1;
+  alone.pins.ring.reset();
+  CostModel linked = costs.costs;
+  linked.set_rank_link(rank_link(question, over.pins.ranks).model);
+  // Where the sequence does not fit on one rank, ranks are what is faster.
+  const auto faster = [&](std::int64_t context) {
+    over.problem.sizes.context = alone.problem.sizes.context = context;
+    const Plan one = make_plan(alone, costs.costs);
+    return !one.fits || make_plan(over, linked).step.seconds < one.step.seconds;
+  };
+  const std::int64_t last = question.request.problem.sizes.context / kStep;
+  std::int64_t high = 1;
+  while (high < last && !faster(high * kStep)) high *= 2;
+  high = std::min(high, last);
+  if (high == 0 || !faster(high * kStep)) return std::nullopt;
+  std::int64_t low = high / 2;  // not faster, or 0
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (faster(middle * kStep) ? high : low) = middle;
+  }
+  return high * kStep;
 }
 
 std::string json(const PlanAnswer& answer) {
@@ -86,7 +164,9 @@ std::string json(const PlanAnswer& answer) {
       {"device", answer.question.device},
       {"dtype", name(request.problem.compute_dtype)},
       {"state", name(request.problem.state)},
-      {"ranks", step.strategy.ring_ranks},
+      {"ranks", step.strategy.ranks()},
+      {"ring", step.strategy.ring_ranks},
+      {"shard", name(step.strategy.sharding)},
       {"fits", answer.plan.fits},
       {"arena_bytes", step.arena_bytes},
       {"rank_arena_bytes", step.rank_arena_bytes},
@@ -103,6 +183,27 @@ std::string json(const PlanAnswer& answer) {
       {"step_seconds", step.seconds},
       {"rates", answer.costs.source},
       {"advice", advice}};
+  if (step.strategy.ranks() > 1) {
+    OrderedJson classes = OrderedJson::array();
+    for (const RankShare& share : step.rank_shares) {
+      classes.push_back({{"first_rank", share.first_rank},
+                         {"ranks", share.ranks},
+                         {"tokens", share.tokens},
+                         {"arena_bytes", share.arena_bytes}});
+    }
+    json["rank_classes"] = classes;
+    if (step.strategy.ring_ranks > 1) json["way"] = way_name(step.strategy);
+    json["link"] = {{"name", answer.link.name},
+                    {"bytes_per_second", costs_link(answer).bytes_per_second},
+                    {"latency_seconds", costs_link(answer).latency.count()}};
+    json["messages"] = {{"sent_bytes", step.traffic.sent_bytes},
+                        {"attention_seconds", step.traffic.attention_seconds},
+                        {"exposed_seconds", step.traffic.exposed_seconds},
+                        {"sum_seconds", step.traffic.sum_seconds},
+                        {"overlap", step.traffic.overlap},
+                        {"bubbles", step.traffic.bubbles}};
+  }
+  if (answer.smallest_ranks) json["smallest_ranks"] = *answer.smallest_ranks;
   if (request.problem.optimizer.kind != OptimizerKind::none)
     json["optimizer_state"] = step.strategy.offload_optimizer ? "host" : "device";
   for (const StateBytes& row : answer.state) {

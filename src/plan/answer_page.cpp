@@ -61,6 +61,15 @@ std::string seconds_text(double seconds) {
   return seconds < 7200 ? fmt::format("{:.1f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
 }
 
+Table rank_table(const PlanAnswer& answer) {
+  Table table({"ranks that take the same", "first of them", "tokens of each", "arena of each"});
+  for (const RankShare& share : answer.plan.step.rank_shares) {
+    table.add({format_count(share.ranks), fmt::format("rank {}", share.first_rank),
+               format_count(share.tokens), bytes_cell(share.arena_bytes)});
+  }
+  return table;
+}
+
 Table state_table(const PlanAnswer& answer) {
   const PlanRequest& request = answer.question.request;
   const auto parameters = static_cast<double>(ParameterTable(request.problem.config).parameters());
@@ -108,7 +117,15 @@ Page plan_page(const PlanAnswer& answer) {
                      {"on the host", bytes_cell(step.host_bytes), "staging and what is offloaded"},
                      {"a step", seconds_text(step.seconds), "rates " + answer.costs.source},
                      {"largest context", format_count(answer.max_context), "tokens that fit"}};
+  if (step.strategy.ranks() > 1) {
+    figures.figures.push_back({"ranks", format_count(step.strategy.ranks()), describe_ranks(step.strategy)});
+    figures.figures.push_back(
+        {"sent", bytes_cell(step.traffic.sent_bytes), "a step, by the rank that sends most"});
+    figures.figures.push_back({"overlap", fmt::format("{:.3f}", step.traffic.overlap), answer.link.name});
+  }
   page.sections.emplace_back(std::move(figures));
+  if (step.strategy.ranks() > 1)
+    page.sections.emplace_back(TableSection{.title = "What ranks take", .table = rank_table(answer)});
   MemoryTimeline timeline = memory_timeline(answer.plan.layout.rehearsal, Phase::micro_step);
   timeline.levels.push_back({"budget", static_cast<double>(request.budget_bytes)});
   page.sections.emplace_back(std::move(timeline));

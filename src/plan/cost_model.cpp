@@ -1,6 +1,7 @@
 #include "headroom/plan/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace headroom {
@@ -47,8 +48,30 @@ CostModel::CostModel(const DeviceDescription& device, DType dtype) {
   }
 }
 
+RankRates CostModel::rank_rates() const {
+  const auto rate_of = [&](std::string_view kernel) {
+    const auto known = kernels_.find(kernel);
+    const KernelRate& rate = known != kernels_.end() ? known->second : arithmetic_;
+    return PassRate{rate.flops_per_second, rate.bytes_per_second, rate.start_seconds};
+  };
+  RankRates rates{.forward = rate_of("attention"),
+                  .backward = rate_of("attention backward"),
+                  .memory_bytes_per_second = memory_.bytes_per_second,
+                  .link = rank_link_};
+  if (!std::isfinite(rates.link.bytes_per_second)) rates.link.bytes_per_second = memory_.bytes_per_second;
+  return rates;
+}
+
 double CostModel::seconds(const Work& work) const {
   if (work.kind == WorkKind::copy) return bounded(work.bytes, copy_bytes_per_second_);
+  if (work.kind == WorkKind::communication && std::isfinite(rank_link_.bytes_per_second)) {
+    const double latency = rank_link_.latency.count();
+    const auto sent = static_cast<double>(work.sent_bytes);
+    // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
+    // round takes as long as its bytes or as its latency, whichever is longer.
+    const double rounds = work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes) : 1;
+    return std::max(sent / rank_link_.bytes_per_second, rounds * latency) + 2 * latency;
+  }
   const auto known = kernels_.find(work.kernel);
   const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;
   return rate.start_seconds + bounded(work.flops, rate.flops_per_second) +

@@ -28,7 +28,8 @@ PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const 
 // Every strategy of a space but for its layers, those that split least first; and what layers cost in them.
 class Cuts {
  public:
-  Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs);
+  Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
+       RankPlan& ranks);
 
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(cuts_.size()); }
   [[nodiscard]] double seconds(std::uint32_t cut, const LayerPolicy& policy) const {
@@ -102,18 +103,32 @@ std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
 
 namespace {
 
+// What a rehearsal of one strategy is for.
+struct StepQuestion {
+  const PlanRequest& request;
+  const Strategy& strategy;
+  const CostModel& costs;
+  RankPlan& ranks;
+  std::int64_t most_bytes;            // more than this need not be packed
+  std::optional<int> only_rank = {};  // in place of a rank of each class
+  bool timed = true;                  // false: seconds are without attention over ranks
+};
+
 // One rank, rehearsed, and packed if the blocks alone would fit.
-PlannedStep rehearsed_rank(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
-                           std::int64_t most_bytes, int rank, Layout* layout) {
-  TrainingRehearsal rehearsal = rehearse(micro_step_of(request, strategy), strategy, request.device, rank);
-  PlannedStep step{
-      .strategy = strategy,
-      .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
-      .seconds = static_cast<double>(strategy.accumulation) * costs.seconds(rehearsal.micro_step) +
-                 costs.seconds(rehearsal.update),
-      .assumed = assumed_kernels(rehearsal)};
+PlannedStep rehearsed_rank(const StepQuestion& of, int rank, Layout* layout) {
+  const Strategy& strategy = of.strategy;
+  const TrainingProblem problem = micro_step_of(of.request, strategy);
+  TrainingRehearsal rehearsal = rehearse_memory(problem, strategy, of.request.device, rank);
+  const RankedAttention attention = of.timed ? of.ranks.attention(problem, strategy) : RankedAttention{};
+  const RecordSeconds seconds(of.costs, problem.config, rehearsal, attention);
+  PlannedStep step{.strategy = strategy,
+                   .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
+                   .seconds = static_cast<double>(strategy.accumulation) * seconds.of(rehearsal.micro_step) +
+                              seconds.of(rehearsal.update),
+                   .traffic = seconds.traffic(strategy.accumulation),
+                   .assumed = assumed_kernels(rehearsal)};
   step.arena_bytes = step.live_peak_bytes;
-  if (step.live_peak_bytes > most_bytes) return step;
+  if (step.live_peak_bytes > of.most_bytes) return step;
   Layout packed = make_layout(std::move(rehearsal.ledger));
   step.arena_bytes = packed.reserved(Space::device);
   step.host_bytes = packed.reserved(Space::host);
@@ -122,19 +137,37 @@ PlannedStep rehearsed_rank(const PlanRequest& request, const Strategy& strategy,
 }
 
 // The rank that takes most of all, unless one before it is over `most_bytes` already.
-PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
-                           std::int64_t most_bytes, Layout* layout) {
-  PlannedStep most = rehearsed_rank(request, strategy, costs, most_bytes, 0, layout);
-  std::vector<std::int64_t> arenas = {most.arena_bytes};
-  for (int rank = 1; rank < strategy.ring_ranks && most.live_peak_bytes <= most_bytes; ++rank) {
+PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
+  const TrainingProblem problem = micro_step_of(of.request, of.strategy);
+  const RankClasses ranks =
+      of.only_rank
+          ? RankClasses{.classes = {{.first = *of.only_rank, .count = of.strategy.ranks()}}, .of_rank = {}}
+          : of.ranks.classes(problem, of.strategy);
+  const Decoder decoder(problem.config, of.strategy, problem.sizes, problem.mask, 0);
+  PlannedStep most;
+  std::vector<RankShare> shares;
+  double slowest = 0;
+  for (const RankClass& like : ranks.classes) {
     Layout other;
-    PlannedStep step = rehearsed_rank(request, strategy, costs, most_bytes, rank, &other);
-    arenas.push_back(step.arena_bytes);
-    if (budgeted_bytes(request, step) <= budgeted_bytes(request, most)) continue;
+    PlannedStep step = rehearsed_rank(of, like.first, &other);
+    const RankSizes sizes =
+        decoder.rank_sizes({.rank = like.first, .count = static_cast<int>(of.strategy.ranks())});
+    shares.push_back({.first_rank = like.first,
+                      .ranks = like.count,
+                      .tokens = sizes.batch * sizes.seq,
+                      .arena_bytes = step.arena_bytes});
+    slowest = std::max(slowest, step.seconds);
+    if (shares.size() > 1 && budgeted_bytes(of.request, step) <= budgeted_bytes(of.request, most)) continue;
     most = std::move(step);
     if (layout != nullptr) *layout = std::move(other);
+    if (most.live_peak_bytes > of.most_bytes) break;
   }
-  most.rank_arena_bytes = std::move(arenas);
+  most.seconds = slowest;
+  for (const std::int32_t like : ranks.of_rank) {
+    if (static_cast<std::size_t>(like) >= shares.size()) break;
+    most.rank_arena_bytes.push_back(shares[static_cast<std::size_t>(like)].arena_bytes);
+  }
+  most.rank_shares = std::move(shares);
   return most;
 }
 
@@ -142,7 +175,8 @@ PlannedStep rehearsed_step(const PlanRequest& request, const Strategy& strategy,
 
 PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                       Layout* layout) {
-  return rehearsed_step(request, strategy, costs, std::numeric_limits<std::int64_t>::max(), layout);
+  RankPlan ranks(costs);
+  return rehearsed_step({request, strategy, costs, ranks, std::numeric_limits<std::int64_t>::max()}, layout);
 }
 
 namespace {
@@ -157,8 +191,8 @@ void set(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
   strategy.projections_again = cut.projections_again;
 }
 
-Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs) {
-  Strategy strategy = common_strategy(request, costs);
+Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
+           RankPlan& ranks) {
   set(strategy, space.loss_chunks.front(), request);
   for (const bool away : space.optimizer_offloads) {
     strategy.offload_optimizer = away;
@@ -174,7 +208,8 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
     for (const LayerCut& cut : space.layer_cuts) {
       set(strategy, cut, request);
       set(strategy, space.loss_chunks.front(), request);
-      layers_.emplace_back(request, strategy, costs, space.policies);
+      layers_.emplace_back(request, strategy, costs, space.policies,
+                           ranks.attention(micro_step_of(request, strategy), strategy));
       for (std::size_t i = 0; i < losses.size(); ++i) {
         set(strategy, space.loss_chunks[i], request);
         for (std::size_t j = 0; j < runs_.size(); ++j) {
@@ -188,9 +223,13 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
 
 }  // namespace
 
-Plan make_plan(const PlanRequest& request, const CostModel& costs) {
+namespace {
+
+// The best of the strategies that have this in common.
+Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& common) {
   const SearchSpace space = search_space(request);
-  const Cuts cuts(request, space, costs);
+  RankPlan ranks(costs);
+  const Cuts cuts(request, space, costs, common, ranks);
   std::vector<Candidate> candidates;
   candidates.reserve(cuts.count() * space.policies.size());
   for (std::uint32_t cut = 0; cut < cuts.count(); ++cut) {
@@ -220,7 +259,8 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
       *part += static_cast<std::int64_t>(slack * static_cast<double>(*part));
     if (!fits(request, bound)) return true;
     ++plan.rehearsed;
-    plan.step = rehearsed_step(request, strategy_of(candidate), costs, request.budget_bytes, &plan.layout);
+    plan.step =
+        rehearsed_step({request, strategy_of(candidate), costs, ranks, request.budget_bytes}, &plan.layout);
     plan.fits = fits(request, plan.step);
     return !plan.fits;
   });
@@ -229,6 +269,17 @@ Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   plan.step = plan_step(request, strategy_of(smallest.value_or(Candidate{})), costs, &plan.layout);
   plan.fits = fits(request, plan.step);
   return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanRequest& request, const CostModel& costs) {
+  check_sizes(request.problem);
+  const Strategy common = common_strategy(request, costs);
+  Plan plan = search(request, costs, common);
+  if (plan.fits || common.head_group == 1) return plan;
+  // Heads that are divided hold Q, K, V and O twice; a ring takes less.
+  return search(request, costs, common_strategy(request, costs, 1));
 }
 
 TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
@@ -259,11 +310,13 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
 // The strategies that take least, at one context after another.
 class LeanStrategies {
  public:
-  LeanStrategies(const PlanRequest& request, const CostModel& costs)
+  // `common`: what the strategies have in common.
+  LeanStrategies(const PlanRequest& request, const CostModel& costs, const Strategy& common)
       : request_(request),
         costs_(costs),
         policies_(smallest_policies(request)),
-        strategy_(common_strategy(request, costs)) {
+        strategy_(common),
+        ranks_(costs) {
     strategy_.accumulation = accumulation_choices(request).back();
     for (const bool away : optimizer_choices(request)) {
       strategy_.offload_optimizer = away;
@@ -285,8 +338,13 @@ class LeanStrategies {
     int rehearsed = 0;
     return any(seq, [&](const Strategy& strategy) {
       return rehearsed++ < kMostRehearsed &&
-             headroom::fits(request_,
-                            rehearsed_step(request_, strategy, costs_, request_.budget_bytes, nullptr));
+             headroom::fits(request_, rehearsed_step({.request = request_,
+                                                      .strategy = strategy,
+                                                      .costs = costs_,
+                                                      .ranks = ranks_,
+                                                      .most_bytes = request_.budget_bytes,
+                                                      .timed = false},
+                                                     nullptr));
     });
   }
 
@@ -297,7 +355,7 @@ class LeanStrategies {
     request_.problem.sizes.context = seq;
     set(strategy_, loss_chunk_choices(request_).back(), request_);
     set(strategy_, layer_cut_choices(request_).back(), request_);
-    const LayerCosts layers(request_, strategy_, costs_, policies_);
+    const LayerCosts layers(request_, strategy_, costs_, policies_, {});  // bytes alone count
     const std::vector<bool> aways = optimizer_choices(request_);
     for (const LayerPolicy& policy : policies_) {
       for (std::size_t i = aways.size(); i-- > 0;) {
@@ -314,13 +372,14 @@ class LeanStrategies {
   std::vector<LayerPolicy> policies_;
   Strategy strategy_;
   std::vector<RunCosts> runs_;  // as optimizer_choices has them
+  RankPlan ranks_;
 };
 
 }  // namespace
 
 std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
   check_sizes(request.problem);
-  LeanStrategies lean(request, costs);
+  LeanStrategies lean(request, costs, common_strategy(request, costs, 1));
   const std::int64_t most =
       std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
                              std::numeric_limits<std::int64_t>::max() / request.problem.sizes.batch);
@@ -345,15 +404,43 @@ std::int64_t largest_context(const PlanRequest& request, const CostModel& costs,
   return bisect(low, high, fits) * step;
 }
 
+std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const CostModel& costs,
+                                           std::int64_t most) {
+  check_sizes(request.problem);
+  most = std::min(most, request.problem.sizes.context / 2);  // each of a rank's two pieces has a token
+  const auto fits = [&](std::int64_t count) {
+    PlanRequest over = request;
+    over.pins.ranks = count;
+    over.pins.ring.reset();
+    return LeanStrategies(over, costs, common_strategy(over, costs, 1)).fits(over.problem.sizes.context);
+  };
+  if (fits(1)) return 1;
+  std::int64_t low = 1;
+  std::int64_t high = 2;
+  while (high <= most && !fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  if (high > most) {
+    if (low == most || most < 2 || !fits(most)) return std::nullopt;
+    high = most;
+  }
+  return bisect(-high, -low, [&](std::int64_t count) { return fits(-count); }) * -1;
+}
+
 std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
   std::vector<Change> changes;
+  RankPlan ranks(costs);
+  // The rank that takes most of the plan: the others differ from it by little, whatever changes.
+  const int largest =
+      std::ranges::max_element(plan.step.rank_shares, {}, &RankShare::arena_bytes)->first_rank;
   std::int64_t left = whole_rehearsals(request.problem.config.layers);
   const auto consider = [&](std::string what, const PlanRequest& changed, const Strategy& strategy) {
     if (changed.problem.sizes == request.problem.sizes && strategy == plan.step.strategy) return;
     if (left-- <= 0) return;
     // What holds more alive saves nothing, however it is packed.
     const std::int64_t now_bytes = budgeted_bytes(request, plan.step);
-    const PlannedStep step = rehearsed_step(changed, strategy, costs, now_bytes, nullptr);
+    const PlannedStep step = rehearsed_step({changed, strategy, costs, ranks, now_bytes, largest}, nullptr);
     const std::int64_t saved = now_bytes - budgeted_bytes(request, step);
     if (saved <= 0) return;
     changes.push_back({.what = std::move(what),
@@ -396,7 +483,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     strategy.projections_again = true;
     consider("projections are made again after attention's backward", request, strategy);
   }
-  if (request.problem.sizes.batch % (2 * now.accumulation) == 0) {
+  if (request.problem.sizes.batch % (2 * now.accumulation * now.data_ranks) == 0) {
     strategy = now;
     strategy.accumulation = 2 * now.accumulation;
     consider(fmt::format("the batch in {} micro-steps", strategy.accumulation), request, strategy);
@@ -417,7 +504,7 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     consider("--state bf16: bf16 gradients and moments, no master weights", narrow, strategy);
   }
   // Half of it has to have a token for each of a rank's two pieces.
-  const std::int64_t least = request.pins.ranks == 1 ? 1 : 2 * request.pins.ranks;
+  const std::int64_t least = now.ring_ranks == 1 ? 1 : 2 * now.ring_ranks;
   if (request.problem.sizes.context / 2 >= least) {
     PlanRequest shorter = request;
     shorter.problem.sizes.context /= 2;

@@ -1,7 +1,10 @@
 #include "headroom/plan/question.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/parse.h"
@@ -45,6 +48,14 @@ LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
   return policy;
 }
 
+std::vector<std::int64_t> divisors_of(std::int64_t value) {
+  std::vector<std::int64_t> divisors;
+  for (std::int64_t divisor = 1; divisor <= value; ++divisor) {
+    if (value % divisor == 0) divisors.push_back(divisor);
+  }
+  return divisors;
+}
+
 }  // namespace
 
 StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
@@ -53,7 +64,15 @@ StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
                     .mlp_tile_tokens = options.mlp_tile_tokens,
                     .accumulation = options.accumulation,
                     .offload_optimizer = {},
-                    .ranks = options.ranks};
+                    .ranks = options.ranks,
+                    .ring = options.ring,
+                    .sharding = parse_sharding(options.shard)};
+  check(pins.ranks % pins.ring_ranks() == 0, "--ring {} does not divide --ranks {}; accepted: {}",
+        pins.ring_ranks(), pins.ranks, fmt::join(divisors_of(pins.ranks), ", "));
+  check(
+      pins.sharding == Sharding::none || pins.ranks > 1,
+      "--shard {} divides state over ranks, and there is one; use --ranks 2 or more with it, or --shard none",
+      options.shard);
   if (options.layers) pins.layers = parse_layers(*options.layers, layers);
   if (options.optimizer_state) pins.offload_optimizer = *options.optimizer_state == "host";
   return pins;
@@ -91,12 +110,20 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   request.device = device.description;
   request.budget_bytes = device.budget_bytes;
   request.host_budget_bytes = options.host_budget_bytes.value_or(0);
-  request.pins = strategy_pins(options.pins, model.config.layers);
-  return {.model = options.model,
-          .device = options.device,
-          .request = request,
-          .notes = model.notes,
-          .compare = options.compare};
+  PinOptions pins = options.pins;
+  // How many ranks there are is not known yet, so nothing is wrong with dividing the state of one.
+  if (options.fewest_ranks) pins.shard = name(Sharding::none);
+  request.pins = strategy_pins(pins, model.config.layers);
+  request.pins.sharding = parse_sharding(options.pins.shard);
+  PlanQuestion question{.model = options.model,
+                        .device = options.device,
+                        .request = request,
+                        .notes = model.notes,
+                        .compare = options.compare,
+                        .fewest_ranks = options.fewest_ranks};
+  if (options.link) question.link_bytes_per_second = parse_link_rate(*options.link);
+  if (options.latency_seconds) question.link_latency = Seconds(*options.latency_seconds);
+  return question;
 }
 
 PlanCosts catalogue_costs(const PlanQuestion& question) {

@@ -96,23 +96,27 @@ void add_new(std::vector<Value>& values, const Value& value) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(value);
 }
 
-// The ranks of a row that divide the heads of attention. Ranks are taken to exchange as fast as memory is
-// copied; a slower link favours the ring even more, which sends while it computes.
+// The ranks of a row that divide the heads of attention, by the time of a pass over the ranks' link.
 std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
-  const auto ranks = static_cast<int>(request.pins.ranks);
+  const auto ranks = static_cast<int>(request.pins.ring_ranks());
   if (ranks == 1) return 1;
-  const AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
-  const WayRates rates{.flops_per_second = costs.arithmetic_rate(),
-                       .link_bytes_per_second = costs.memory_rate()};
-  return choose_way(whole, {}, make_partition(PartitionKind::zigzag, ranks, whole, {}), rates).group;
+  AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
+  // A micro-step of one sequence: dividing a batch further does not change what is faster.
+  whole.batch = 1;
+  return choose_way(whole, {}, make_partition(PartitionKind::zigzag, ranks, whole, {}), costs.rank_rates())
+      .group;
 }
 
 }  // namespace
 
-Strategy common_strategy(const PlanRequest& request, const CostModel& costs) {
+Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
+                         std::optional<std::int64_t> group) {
   Strategy strategy;
-  strategy.ring_ranks = request.pins.ranks;
-  strategy.head_group = head_group(request, costs);
+  strategy.ring_ranks = request.pins.ring_ranks();
+  strategy.data_ranks = request.pins.data_ranks();
+  strategy.head_group = group ? *group : head_group(request, costs);
+  // One rank has nobody to divide its state with.
+  strategy.sharding = strategy.ranks() > 1 ? request.pins.sharding : Sharding::none;
   strategy.compute_dtype = request.problem.compute_dtype;
   strategy.state = request.problem.state;
   return strategy;
@@ -120,10 +124,10 @@ Strategy common_strategy(const PlanRequest& request, const CostModel& costs) {
 
 std::int64_t rank_tokens(const PlanRequest& request, std::int64_t accumulation) {
   const StepSizes& sizes = request.problem.sizes;
-  const std::int64_t ranks = request.pins.ranks;
+  const std::int64_t ranks = request.pins.ring_ranks();
   // A rank has two pieces at most, of which each is at most a token longer than another.
   const std::int64_t seq = ranks == 1 ? sizes.context : 2 * divide_up(sizes.context, 2 * ranks);
-  return sizes.batch / accumulation * seq;
+  return sizes.batch / request.pins.data_ranks() / accumulation * seq;
 }
 
 std::int64_t whole_rehearsals(std::int64_t layers) {
@@ -155,10 +159,15 @@ std::vector<LayerPolicy> smallest_policies(const PlanRequest& request) {
 
 std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
   const std::int64_t batch = request.problem.sizes.batch;
+  const std::int64_t groups = request.pins.data_ranks();
   const std::optional<std::int64_t>& pin = request.pins.accumulation;
-  if (!pin) return accumulations(batch);
-  check(*pin >= 1 && batch % *pin == 0, "a batch of {} sequences is not {} equal micro-steps", batch, *pin);
-  return {*pin};
+  check(!pin || (*pin >= 1 && batch % *pin == 0), "a batch of {} sequences is not {} equal micro-steps",
+        batch, pin.value_or(0));
+  const std::int64_t micro_batch = batch / pin.value_or(1);
+  check(micro_batch % groups == 0,
+        "a batch of {} sequences cannot be divided over {} groups of ranks; a multiple of {} can",
+        micro_batch, groups, groups);
+  return pin ? std::vector{*pin} : accumulations(batch / groups);
 }
 
 std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "headroom/plan/plan.h"
@@ -19,8 +20,10 @@ void check_sizes(const TrainingProblem& problem);
 // Those that take least memory for their kind, what takes least of the device first.
 [[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);
 
-// What every strategy of the request has in common.
-[[nodiscard]] Strategy common_strategy(const PlanRequest& request, const CostModel& costs);
+// What every strategy of the request has in common. Ranks divide heads in the groups that are fastest, or in
+// groups of so many.
+[[nodiscard]] Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
+                                       std::optional<std::int64_t> group = {});
 // The most tokens of a micro-step's batch that a rank has.
 [[nodiscard]] std::int64_t rank_tokens(const PlanRequest& request, std::int64_t accumulation);
 

@@ -22,6 +22,12 @@ LayerPolicy uniform(LayerKind kind, std::int64_t layers) {
   return {};
 }
 
+// The rank that is rehearsed. Of a zigzag's ranks the last one takes most, and no slice of a divided state is
+// larger than the last: bounds are then nearest to what a plan takes.
+int rehearsed_rank(const Strategy& cut) {
+  return static_cast<int>(cut.ranks()) - 1;
+}
+
 // The same with one layer, for what does not depend on layers.
 TrainingProblem one_layer(TrainingProblem problem) {
   problem.config.layers = 1;
@@ -86,8 +92,9 @@ LayerSample sample_layers(const ModelConfig& config) {
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
   const TrainingProblem problem = micro_step_of(request, cut);
-  Context context(request.device, {.rank = 0, .count = static_cast<int>(cut.ring_ranks)});
-  Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask), problem.optimizer);
+  Context context(request.device, {.rank = rehearsed_rank(cut), .count = static_cast<int>(cut.ranks())});
+  Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask, rehearsed_rank(cut)),
+                  problem.optimizer);
   trainer.load(context, [](Staging&) {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.context;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
@@ -106,7 +113,8 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
 
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, 1);
-  const TrainingRehearsal rehearsal = rehearse(one_layer(micro_step_of(request, cut)), cut, request.device);
+  const TrainingRehearsal rehearsal =
+      rehearse_memory(one_layer(micro_step_of(request, cut)), cut, request.device, rehearsed_rank(cut));
   LossCosts found;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == Phase::micro_step && row.stage == kLoss) found.peak_bytes = row.peak_bytes;
@@ -170,9 +178,10 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
   }
 }
 
-void read_seconds(const TrainingRehearsal& rehearsal, const CostModel& costs, UniformStep& step) {
+void read_seconds(const TrainingRehearsal& rehearsal, const RecordSeconds& record_seconds,
+                  UniformStep& step) {
   for (const WorkRecord& record : rehearsal.micro_step) {
-    const double seconds = costs.seconds(record.work);
+    const double seconds = record_seconds.of(record);
     const bool copies = record.work.kind == WorkKind::copy;
     const std::optional<Place> place = place_of(rehearsal.ledger.stage_path(record.stage));
     if (!place) {
@@ -186,16 +195,16 @@ void read_seconds(const TrainingRehearsal& rehearsal, const CostModel& costs, Un
 }
 
 UniformStep uniform_step(const PlanRequest& request, const LayerSample& sample, Strategy cut, LayerKind kind,
-                         const CostModel& costs) {
+                         const CostModel& costs, const RankedAttention& attention) {
   cut.layers = uniform(kind, sample.config.layers);
   cut.offload_optimizer = false;  // the run's business
   TrainingProblem problem = micro_step_of(request, cut);
   problem.config = sample.config;
-  const TrainingRehearsal rehearsal = rehearse(problem, cut, request.device);
+  const TrainingRehearsal rehearsal = rehearse_memory(problem, cut, request.device, rehearsed_rank(cut));
   UniformStep step;
   step.layers.resize(at(sample.config.layers));
   read_bytes(rehearsal, kind, step);
-  read_seconds(rehearsal, costs, step);
+  read_seconds(rehearsal, {costs, problem.config, rehearsal, attention}, step);
   return step;
 }
 
@@ -222,10 +231,12 @@ UniformLayers spread(const std::vector<LayerCost>& costs, const LayerSample& sam
 }  // namespace
 
 LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
-                       std::span<const LayerPolicy> policies)
+                       std::span<const LayerPolicy> policies, const RankedAttention& attention)
     : accumulation_(static_cast<double>(cut.accumulation)) {
   const LayerSample sample = sample_layers(request.problem.config);
-  const auto learn = [&](LayerKind kind) { return uniform_step(request, sample, cut, kind, costs); };
+  const auto learn = [&](LayerKind kind) {
+    return uniform_step(request, sample, cut, kind, costs, attention);
+  };
   const auto keep = [&](LayerKind kind, const UniformStep& step) {
     kinds_[static_cast<std::size_t>(kind)] = spread(step.layers, sample);
   };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headroom/plan/plan.h"
+#include "plan/rank_plan.h"
 
 namespace headroom {
 
@@ -60,12 +61,13 @@ struct LossCosts {
 };
 [[nodiscard]] LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs);
 
-// For one way to cut batch, loss and MLP; bytes are those above what lives as long as the run, with blocks
-// rounded up as an arena holds them. Good for policies of the kinds that the given ones have.
+// For one way to cut batch, loss and MLP, and attention that takes so long over ranks; bytes are those above
+// what lives as long as the run, with blocks rounded up as an arena holds them. Good for policies of the
+// kinds that the given ones have.
 class LayerCosts {
  public:
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
-             std::span<const LayerPolicy> policies);
+             std::span<const LayerPolicy> policies, const RankedAttention& attention);
 
   // What all micro-steps of an update take by the cost model. `loss`: what the loss costs more than in the
   // cut, where it is cut in another way.

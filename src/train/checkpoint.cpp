@@ -17,6 +17,7 @@
 #include "headroom/model/safetensors.h"
 #include "headroom/ops/adamw.h"
 #include "model/json.h"
+#include "train/state_gather.h"
 
 namespace headroom {
 namespace {
@@ -110,6 +111,12 @@ StatePrecision state_of(const TrainBuffers& buffers) {
   }
 }
 
+// Of a tensor that has these slices of a flat buffer; without any it is whole.
+std::int64_t elements_of(std::span<const ShardSlice> slices, const ParameterTable& table) {
+  if (slices.empty()) return table.elements();
+  return slices.back().own_begin + slices.back().elements;
+}
+
 void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
   const auto check_one = [&](const TensorView& view, std::string_view what, DType dtype,
                              std::int64_t elements) {
@@ -122,17 +129,18 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
         "weights are {}; accepted: f32, bf16 or f16", name(weights));
   const StatePrecision state = state_of(buffers);
   check_state(state, weights);
-  check_one(buffers.first_moment, "the first moment", moment_dtype(state), table.elements());
-  check_one(buffers.second_moment, "the second moment", moment_dtype(state), table.elements());
+  const std::int64_t elements = elements_of(buffers.state_slices, table);
+  check_one(buffers.first_moment, "the first moment", moment_dtype(state), elements);
+  check_one(buffers.second_moment, "the second moment", moment_dtype(state), elements);
   if (has_master(state, weights)) {
-    check_one(buffers.master, "master weights", DType::f32, table.elements());
+    check_one(buffers.master, "master weights", DType::f32, elements);
   } else {
     const TensorView& master = buffers.master;
     check(master.elements() == 0, "weights are {} and have master weights of shape {}; accepted: none",
           name(weights), master.shape());
   }
   if (state == StatePrecision::eight_bit) {
-    const std::int64_t blocks = table.elements() / kMomentBlock;
+    const std::int64_t blocks = elements / kMomentBlock;
     check_one(buffers.first_exponents, "the first moment's exponents", DType::u8, blocks);
     check_one(buffers.second_exponents, "the second moment's exponents", DType::u8, blocks);
   }
@@ -142,22 +150,34 @@ void check_buffers(const TrainBuffers& buffers, const ParameterTable& table) {
 struct SavedFlat {
   std::string_view prefix;
   DType dtype;
-  const Tensor* tensor;         // not looked at where only names and shapes are of interest
-  bool exponents_only = false;  // one for every block of a parameter's moments
+  const Tensor* tensor;                  // not looked at where only names and shapes are of interest
+  bool exponents_only = false;           // one for every block of a parameter's moments
+  std::span<const ShardSlice> slices{};  // that the tensor has; empty: it is whole
 
+  [[nodiscard]] std::int64_t shared() const { return exponents_only ? kMomentBlock : 1; }
   [[nodiscard]] Shape shape(const Parameter& parameter) const {
     if (!exponents_only) return parameter.shape;
     return {divide_up(parameter.shape.elements(), kMomentBlock)};
   }
-  [[nodiscard]] TensorPart part(const ParameterTable& table, const Parameter& parameter) const {
-    if (!exponents_only) return table.part(*tensor, parameter);
-    return {*tensor, parameter.offset / kMomentBlock, shape(parameter).elements()};
+  [[nodiscard]] std::int64_t begin(const Parameter& parameter) const { return parameter.offset / shared(); }
+  // body(first element of the parameter, where it is in the tensor) for each part of the parameter that the
+  // tensor has.
+  template <class Body>
+  void for_each_part(const Parameter& parameter, const Body& body) const {
+    const std::int64_t elements = shape(parameter).elements();
+    if (slices.empty()) return body(0, TensorPart{*tensor, begin(parameter), elements});
+    for_each_overlap(
+        slices, parameter.offset, parameter.offset + elements * shared(),
+        [&](std::int64_t flat, std::int64_t own, std::int64_t count) {
+          body((flat - parameter.offset) / shared(), TensorPart{*tensor, own / shared(), count / shared()});
+        });
   }
 };
 
 // What model.safetensors holds, in the order of the file.
 std::vector<SavedFlat> model_flats(DType weights, const TrainBuffers* buffers) {
-  return {{"", weights, buffers == nullptr ? nullptr : &buffers->weights}};
+  if (buffers == nullptr) return {{"", weights, nullptr}};
+  return {{"", weights, &buffers->weights, false, buffers->weight_slices}};
 }
 
 // What optimizer.safetensors holds, in the order of the file.
@@ -165,12 +185,15 @@ std::vector<SavedFlat> optimizer_flats(DType weights, StatePrecision state, cons
   const TrainBuffers none{kNoTensor, kNoTensor, kNoTensor, kNoTensor};
   const TrainBuffers& given = buffers == nullptr ? none : *buffers;
   std::vector<SavedFlat> flats;
-  if (has_master(state, weights)) flats.push_back({"master.", DType::f32, &given.master});
-  flats.push_back({"first_moment.", moment_dtype(state), &given.first_moment});
-  flats.push_back({"second_moment.", moment_dtype(state), &given.second_moment});
+  const auto add = [&](std::string_view prefix, DType dtype, const Tensor& tensor, bool exponents_only) {
+    flats.push_back({prefix, dtype, &tensor, exponents_only, given.state_slices});
+  };
+  if (has_master(state, weights)) add("master.", DType::f32, given.master, false);
+  add("first_moment.", moment_dtype(state), given.first_moment, false);
+  add("second_moment.", moment_dtype(state), given.second_moment, false);
   if (state == StatePrecision::eight_bit) {
-    flats.push_back({"first_exponents.", DType::u8, &given.first_exponents, true});
-    flats.push_back({"second_exponents.", DType::u8, &given.second_exponents, true});
+    add("first_exponents.", DType::u8, given.first_exponents, true);
+    add("second_exponents.", DType::u8, given.second_exponents, true);
   }
   return flats;
 }
@@ -324,25 +347,47 @@ class TensorFile {
     }
   }
 
-  // Fills the tensors.
+  // Fills the tensors. What of them other ranks have is read for its checksum alone.
   void read(Staging& staging) const {
     for (const SavedFlat& flat : flats_) {
       for (const Parameter& parameter : table_.entries()) {
         const std::string tensor = fmt::format("{}{}", flat.prefix, parameter.name);
         const SafetensorsEntry& entry = file_.at(tensor, flat.shape(parameter));
         std::uint32_t checksum = 0;
-        staging.upload(flat.part(table_, parameter), [&](std::span<std::byte> piece, std::int64_t first) {
-          file_.read(entry, flat.dtype, first, piece);
-          checksum = crc32c(piece, checksum);
+        std::int64_t done = 0;
+        const auto pass_over = [&](std::int64_t end) { pass(entry, flat.dtype, done, end, checksum); };
+        flat.for_each_part(parameter, [&](std::int64_t begin, const TensorPart& part) {
+          pass_over(begin);
+          staging.upload(part, [&](std::span<std::byte> piece, std::int64_t first) {
+            file_.read(entry, flat.dtype, begin + first, piece);
+            checksum = crc32c(piece, checksum);
+          });
+          done = begin + part.elements;
         });
+        pass_over(flat.shape(parameter).elements());
         state_.verify(checksum, state_.saved({name_, "tensors", tensor}),
                       fmt::format("{}: tensor {}", path_.string(), in_quotes(tensor)));
       }
-      if (!flat.exponents_only) table_.clear_padding(*flat.tensor, staging);
+      if (!flat.exponents_only && flat.slices.empty()) table_.clear_padding(*flat.tensor, staging);
     }
   }
 
  private:
+  // Adds elements begin to end - 1 to a checksum.
+  void pass(const SafetensorsEntry& entry, DType dtype, std::int64_t begin, std::int64_t end,
+            std::uint32_t& checksum) const {
+    constexpr std::int64_t kPieceElements = 1 << 16;
+    std::vector<std::byte> memory(
+        static_cast<std::size_t>(std::min(end - begin, kPieceElements) * size_bytes(dtype)));
+    while (begin < end) {
+      const std::int64_t elements = std::min(end - begin, kPieceElements);
+      const std::span piece = std::span(memory).first(static_cast<std::size_t>(elements * size_bytes(dtype)));
+      file_.read(entry, dtype, begin, piece);
+      checksum = crc32c(piece, checksum);
+      begin += elements;
+    }
+  }
+
   const StateFile& state_;
   std::string_view name_;
   fs::path path_;
@@ -390,10 +435,13 @@ void validate(const TrainState& state) {
 }
 
 fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const TrainState& state,
-                          const TrainBuffers& buffers, Staging& staging, const ModelFiles& files) {
+                          const TrainBuffers& buffers, Staging& staging, const ModelFiles& files,
+                          StateGather* gather) {
   const ParameterTable table(config);
   const DType weights = buffers.weights.view().dtype();
   check_buffers(buffers, table);
+  check((buffers.weight_slices.empty() && buffers.state_slices.empty()) || gather != nullptr,
+        "ranks divide the state, and nothing gathers it for the checkpoint");
   validate(state);  // before anything is written
   create_folders(root, ErrorKind::runtime);
   remove_leftovers(root);
@@ -409,10 +457,17 @@ fs::path write_checkpoint(const fs::path& root, const ModelConfig& config, const
     SafetensorsWriter file(writer.folder() / name, shapes, AllowedValues::finite);
     for (const SavedFlat& flat : flats) {
       for (const Parameter& parameter : table.entries()) {
-        staging.download(flat.part(table, parameter), [&](std::span<const std::byte> piece, std::int64_t) {
+        const auto write = [&](std::span<const std::byte> piece, std::int64_t) {
           if (flat.exponents_only) check_exponents(piece, flat.prefix, parameter);
           file.write(piece);
-        });
+        };
+        const std::int64_t begin = flat.begin(parameter);
+        const std::int64_t elements = flat.shape(parameter).elements();
+        if (flat.slices.empty()) {
+          staging.download({*flat.tensor, begin, elements}, write);
+        } else {
+          gather->read(*flat.tensor, begin, elements, staging, write);
+        }
       }
     }
     checksums[std::string(name)] = to_json(file.commit(), shapes);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "headroom/core/bytes.h"
@@ -54,12 +55,31 @@ AttentionProblem attention_problem(const TrainingProblem& problem, const Mask& m
           .mask = mask};
 }
 
+namespace {
+
+std::int64_t pairs_of_pass(const RingSchedule& schedule, int member) {
+  std::int64_t pairs = std::ssize(schedule.local(member));
+  for (std::int64_t slot = 0; slot < schedule.slots(); ++slot) {
+    const Transfer* transfer = schedule.received(member, slot);
+    if (transfer != nullptr) pairs += std::ssize(transfer->pairs);
+  }
+  return pairs;
+}
+
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
-                           const DeviceDescription& device, int rank) {
+                           const DeviceDescription& device, int rank, std::optional<int> sampled_rank) {
   validate(problem);
-  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ring_ranks)});
+  TrainingRehearsal rehearsal;
+  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ranks())});
   {
-    Trainer trainer(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer);
+    Decoder decoder(problem.config, strategy, problem.sizes, problem.mask, sampled_rank);
+    for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
+      if (const ParallelSchedule* schedule = decoder.schedule(layer)) {
+        rehearsal.pass_pairs[static_cast<std::size_t>(layer_spec(problem.config, layer).attention)] =
+            pairs_of_pass(schedule->ring(), rank % schedule->ranks() / schedule->group());
+      }
+    }
+    Trainer trainer(std::move(decoder), problem.optimizer);
     const bool updates = problem.optimizer.kind != OptimizerKind::none;
     trainer.load(context, [&](Staging&) {
       if (updates) trainer.initialize(context, 0);
@@ -68,16 +88,28 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
     if (updates) trainer.update(context, 1, loss.labels);
     trainer.evaluate(context, {});
     trainer.save(context, {});
+    if (trainer.divides_state()) trainer.save_divided(context, {});
   }
   const auto work = [&](Phase phase) {
     const auto records = context.work(phase);
     return std::vector<WorkRecord>(records.begin(), records.end());
   };
-  TrainingRehearsal rehearsal;
   rehearsal.micro_step = work(Phase::micro_step);
   rehearsal.update = work(Phase::update);
   rehearsal.ledger = std::move(context).take_ledger();
   return rehearsal;
+}
+
+}  // namespace
+
+TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
+                           const DeviceDescription& device, int rank) {
+  return rehearse(problem, strategy, device, rank, std::nullopt);
+}
+
+TrainingRehearsal rehearse_memory(const TrainingProblem& problem, const Strategy& strategy,
+                                  const DeviceDescription& device, int rank) {
+  return rehearse(problem, strategy, device, rank, rank);
 }
 
 std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal) {
@@ -119,6 +151,23 @@ std::string describe(const Strategy& strategy) {
                      format_count(strategy.loss_chunk_tokens), words, format_count(strategy.mlp_tile_tokens),
                      strategy.projections_again ? "; projections made again" : "",
                      strategy.offload_optimizer ? "; optimizer on the host" : "");
+}
+
+std::string describe_ranks(const Strategy& strategy) {
+  std::string text = format_count(strategy.ranks());
+  if (strategy.data_ranks > 1)
+    text += fmt::format(" in {} groups that divide the batch", strategy.data_ranks);
+  if (strategy.ring_ranks > 1) {
+    text += strategy.data_ranks == 1
+                ? " divide every sequence"
+                : fmt::format(", {} of which divide every sequence", strategy.ring_ranks);
+  }
+  switch (strategy.sharding) {
+    case Sharding::none: break;
+    case Sharding::optimizer: text += "; all divide the optimizer's state"; break;
+    case Sharding::full: text += "; all divide weights, gradients and the optimizer's state"; break;
+  }
+  return text;
 }
 
 std::int64_t naive_training_bytes(const TrainingProblem& problem, const DeviceDescription& device) {

@@ -1,14 +1,24 @@
 #include "headroom/train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <utility>
 
 #include "headroom/ops.h"
 #include "train/optimizer_update.h"
+#include "train/state_gather.h"
 
 namespace headroom {
+
+namespace {
+
+bool divides_weights(const Decoder& decoder) {
+  return decoder.strategy().sharding == Sharding::full;
+}
+
+}  // namespace
 
 void validate(const OptimizerSettings& settings) {
   const auto in = [](double value, double low, double high, std::string_view what) {
@@ -65,23 +75,26 @@ void Trainer::load(Context& context, const HostWork& body) {
     const DType compute = decoder_.strategy().compute_dtype;
     const StatePrecision precision = decoder_.strategy().state;
     const StepSizes& sizes = decoder_.sizes();
-    weights_ = take(context, "weights", Category::parameters, compute, flat);
-    gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), flat);
+    slices_ = decoder_.shards().slices(context.ranks().rank);
+    const Shape own{decoder_.shards().elements(context.ranks().rank)};
+    const Shape& of_weights = divides_weights(decoder_) ? own : flat;
+    weights_ = take(context, "weights", Category::parameters, compute, of_weights);
+    gradients_ = take(context, "gradients", Category::gradients, gradient_dtype(precision), of_weights);
     std::vector<const Tensor*> flats = {&weights_, &gradients_};
     if (optimizer_.kind == OptimizerKind::adamw) {
       const Space space = decoder_.strategy().offload_optimizer ? Space::host : Space::device;
       if (has_master(precision, compute)) {
-        master_ = take(context, "master weights", Category::parameters, DType::f32, flat, space);
+        master_ = take(context, "master weights", Category::parameters, DType::f32, own, space);
         flats.push_back(&master_);
       }
       const auto moments = [&](std::string_view name, DType dtype, const Shape& shape) {
         return take(context, name, Category::optimizer, dtype, shape, space);
       };
-      first_moment_ = moments("first moments", moment_dtype(precision), flat);
-      second_moment_ = moments("second moments", moment_dtype(precision), flat);
+      first_moment_ = moments("first moments", moment_dtype(precision), own);
+      second_moment_ = moments("second moments", moment_dtype(precision), own);
       flats.insert(flats.end(), {&first_moment_, &second_moment_});
       if (precision == StatePrecision::eight_bit) {
-        const Shape blocks{flat.elements() / kMomentBlock};
+        const Shape blocks{own.elements() / kMomentBlock};
         first_exponents_ = moments("first moments", DType::u8, blocks);
         second_exponents_ = moments("second moments", DType::u8, blocks);
         flats.insert(flats.end(), {&first_exponents_, &second_exponents_});
@@ -114,17 +127,26 @@ void Trainer::initialize(Context& context, std::uint64_t seed) const {
   // A uniform of deviation 1 / sqrt(hidden): 0.02 at 2,560, and small models start as lively as large ones.
   const float reach = std::sqrt(3.0F / static_cast<float>(decoder_.config().hidden));
   const ParameterTable& table = decoder_.parameters();
-  const Tensor& exact = master_.view().elements() > 0 ? master_ : weights_;
   std::uint64_t stream = 0;
   for (const Parameter& parameter : table.entries()) {
-    const TensorView view = table.view(exact, parameter);
-    if (parameter.decays) {
-      random_fill(context, view, Random(seed, ++stream), -reach, reach);
-    } else {
-      fill(context, view, 1);
-    }
+    const Random random(seed, parameter.decays ? ++stream : 0);
+    const auto begin_with = [&](const TensorView& values, std::int64_t first) {
+      if (parameter.decays) {
+        random_fill(context, values, random, -reach, reach, first);
+      } else {
+        fill(context, values, 1);
+      }
+    };
+    const auto begin_part = [&](const Tensor& tensor, std::span<const ShardSlice> slices) {
+      for_each_overlap(slices, parameter.offset, parameter.offset + parameter.shape.elements(),
+                       [&](std::int64_t flat, std::int64_t own, std::int64_t elements) {
+                         begin_with(tensor.view().slice(0, own, elements), flat - parameter.offset);
+                       });
+    };
+    const std::array whole = {ShardSlice{.elements = table.elements()}};
+    begin_part(weights_, divides_weights(decoder_) ? slices_ : std::span<const ShardSlice>(whole));
+    if (master_.view().elements() > 0) begin_part(master_, slices_);
   }
-  if (&exact == &master_) convert(context, master_, weights_);
 }
 
 TrainBuffers Trainer::buffers() const {
@@ -133,7 +155,9 @@ TrainBuffers Trainer::buffers() const {
           .first_moment = first_moment_,
           .second_moment = second_moment_,
           .first_exponents = first_exponents_,
-          .second_exponents = second_exponents_};
+          .second_exponents = second_exponents_,
+          .weight_slices = divides_weights(decoder_) ? slices_ : std::span<const ShardSlice>(),
+          .state_slices = divides_state() ? slices_ : std::span<const ShardSlice>()};
 }
 
 StepBatch Trainer::DeviceBatch::views() const {
@@ -181,11 +205,14 @@ Trainer::BatchLabels Trainer::fill_host_batch(Context& context, const FillBatch&
 template <class Body>
 void Trainer::for_each_own_part(const Context& context, const Body& body) const {
   const std::vector<Piece>& pieces = decoder_.pieces(context.ranks());
-  const StepSizes& sizes = decoder_.sizes();
+  const StepSizes sizes = decoder_.group_sizes();
+  const std::int64_t first = decoder_.first_sequence(context.ranks());
   // Whole sequences lie side by side.
-  if (pieces.front().size() == sizes.context) return body(0, 0, sizes.batch * sizes.context);
+  if (pieces.front().size() == sizes.context) {
+    return body(0, first * sizes.context, sizes.batch * sizes.context);
+  }
   std::int64_t own = 0;
-  for (std::int64_t sequence = 0; sequence < sizes.batch; ++sequence) {
+  for (std::int64_t sequence = first; sequence < first + sizes.batch; ++sequence) {
     for (const Piece& piece : pieces) {
       body(own, sequence * sizes.context + piece.begin, piece.size());
       own += piece.size();
@@ -211,8 +238,11 @@ Trainer::DeviceBatch Trainer::send(Context& context) const {
   batch.labels = own_part("labels", host_batch_.labels);
   batch.positions = own_part("positions", host_batch_.positions);
   if (sizes.max_documents > 0) {
-    batch.document_starts = on_device("document starts", {sizes.batch, sizes.max_documents + 1});
-    context.copy(StreamId::main, batch.document_starts, host_batch_.document_starts);
+    const Shape shape{sizes.batch, sizes.max_documents + 1};
+    batch.document_starts = on_device("document starts", shape);
+    const std::int64_t begin = decoder_.first_sequence(context.ranks()) * (sizes.max_documents + 1);
+    context.copy(StreamId::main, {batch.document_starts, 0, shape.elements()},
+                 {host_batch_.document_starts, begin, shape.elements()});
   }
   return batch;
 }
@@ -270,18 +300,30 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     const Tensor norm = value("gradient norm", DType::f32);
     const Tensor factor = value("clip factor", DType::f32);
     const Tensor finite = value("finite", DType::i32);
-    context.all_reduce(gradients_);
-    sum_of_squares(context, gradients_, sum, Store::overwrite);
+    const std::span<const std::int64_t> counts = decoder_.shards().counts(0);
+    switch (decoder_.strategy().sharding) {
+      case Sharding::none: context.all_reduce(gradients_); break;
+      case Sharding::optimizer: context.reduce_scatter(gradients_, counts); break;
+      case Sharding::full: break;  // every micro-step has added them up
+    }
+    const auto own = [&](const Tensor& flat) -> TensorView {
+      if (divides_weights(decoder_)) return flat;
+      return flat.view().slice(0, slices_.front().flat_begin, slices_.front().elements);
+    };
+    sum_of_squares(context, own(gradients_), sum, Store::overwrite);
+    if (divides_state()) context.all_reduce(sum);
     clip_factor(context, {.sum_of_squares = sum, .norm = norm, .factor = factor, .finite = finite},
                 {.max_norm = optimizer_.max_norm, .scale = gradient_scale(labels)});
     const OptimizerUpdate update{.table = decoder_.parameters(),
+                                 .slices = slices_,
                                  .settings = {.learning_rate = learning_rate(optimizer_, step),
                                               .beta1 = optimizer_.beta1,
                                               .beta2 = optimizer_.beta2,
                                               .epsilon = optimizer_.epsilon,
                                               .weight_decay = optimizer_.weight_decay,
                                               .step = step},
-                                 .gradients = gradients_,
+                                 .weights = own(weights_),
+                                 .gradients = own(gradients_),
                                  .factor = factor};
     const TrainBuffers state = buffers();
     if (decoder_.strategy().offload_optimizer) {
@@ -289,8 +331,13 @@ double Trainer::update(Context& context, std::int64_t step, std::int64_t labels)
     } else {
       update_on_device(context, update, state);
     }
+    // Slices arrive while the gradients are cleared.
+    std::optional<Ticket> gathered;
+    if (divides_state() && !divides_weights(decoder_))
+      gathered = context.all_gather(weights_, counts, {"gathering of the weights"});
     zero(context, gradients_);
     gradients_are_zero_ = true;
+    if (gathered) context.wait(StreamId::main, *gathered);
     norm_value = read_back(context, norm);
   });
   return norm_value;
@@ -300,6 +347,21 @@ void Trainer::save(Context& context, const HostWork& body) {
   context.phase(Phase::save, [&] {
     Staging staging(context, largest_transfer_bytes());
     context.run([&](const Stream&) { body(staging); });
+  });
+}
+
+void Trainer::save_divided(Context& context, const WriteDivided& body) {
+  context.phase(Phase::gather, [&] {
+    Staging staging(context, largest_transfer_bytes());
+    std::vector<const Tensor*> flats;
+    if (divides_weights(decoder_)) flats.push_back(&weights_);
+    for (const Tensor* flat :
+         {&master_, &first_moment_, &second_moment_, &first_exponents_, &second_exponents_}) {
+      if (flat->view().elements() > 0) flats.push_back(flat);
+    }
+    StateGather gather(context, decoder_.shards(), std::move(flats));
+    if (!context.phantom() && context.ranks().rank == 0) body(staging, gather);
+    gather.finish();
   });
 }
 

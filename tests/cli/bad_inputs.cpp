@@ -298,9 +298,23 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--dtype", "f16", "--state", "bf16"}), "--state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "device"}), "--optimizer-state");
   table.add(with(plan(), {"--optimizer", "none", "--optimizer-state", "host"}), "--optimizer-state");
-  table.whole(plan(), "--ranks", 1, 8);
+  table.whole(plan(), "--ranks", 1, 1024);
+  for (const char* link : {"400", "Gb/s", "0Gb/s", "-1GB/s", "400gb/s", "1e99GB/s", "4 00Gb/s", ""}) {
+    table.add(with(plan(), {"--ranks", "2", "--link", link}), "--link");
+  }
+  for (const char* latency : {"5", "us", "-5us", "5min", "nans", ""}) {
+    table.add(with(plan(), {"--ranks", "2", "--latency", latency}), "--latency");
+  }
+  table.add(with(plan(), {"--link", "400Gb/s"}), "--ranks");
+  table.add(with(plan(), {"--crossover"}), "--ranks");
   table.add(with(with(plan(), "--context", "5"), {"--ranks", "8"}), "divided over 8 ranks");
   table.add(with(plan(), {"--runtime", "pytorch", "--ranks", "2"}), "--ranks");
+  table.add(with(plan(), {"--ranks", "4", "--ring", "3"}),
+            "--ring 3 does not divide --ranks 4; accepted: 1, 2, 4");
+  table.add(with(plan(), {"--ranks", "auto", "--ring", "2"}), "--ring");
+  table.add(with(plan(), {"--ranks", "2", "--shard", "all"}), "--shard");
+  table.add(with(plan(), {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
+  table.add(with(plan(), {"--ranks", "2", "--shard", "optimizer", "--optimizer", "none"}), "--shard");
 }
 
 void add_train(Table& table, const fs::path& folder) {
@@ -315,7 +329,15 @@ void add_train(Table& table, const fs::path& folder) {
   table.whole(line, "--threads", 1, 4096);
   table.whole(line, "--ranks", 1, 1024);
   table.add(with(line, "--ranks", "65"), "divided over 65 ranks");  // more than the tokens
-  table.add(with(line, "--warmup", "2"), "warm-up");                // more than the steps
+  for (const char* bad : {"", "20", "0s", "-1s", "1e3s", "20 s", "s", "20seconds", "9000000h"})
+    table.value(line, "--rank-timeout", bad);
+  table.add(with(line, "--warmup", "2"), "warm-up");  // more than the steps
+  table.whole(line, "--ring", 1, 1024);
+  table.add(with(line, {"--ranks", "4", "--ring", "3"}),
+            "--ring 3 does not divide --ranks 4; accepted: 1, 2, 4");
+  table.add(with(line, {"--ranks", "2", "--ring", "1"}), "cannot be divided over 2 groups of ranks");
+  table.add(with(line, {"--ranks", "2", "--shard", "half"}), "--shard");
+  table.add(with(line, {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})
@@ -452,6 +474,9 @@ void add_bench(Table& table) {
     table.add(with(bench_ring(), "--impl", bad), "product");
   }
   table.size(bench_ring(), "--link-rate");
+  table.number(bench_ring(), "--link-share");
+  for (const char* bad : {"", "5", "-1us", "us", "1e3s", "61s"}) table.value(bench_ring(), "--latency", bad);
+  table.add(with(bench_ring(), {"--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
   table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);
   for (const char* option : {"--batch", "--accumulation"})

@@ -24,8 +24,15 @@ $(run threads --steps 6 --ranks 3) >"$folder/threads.txt"
 # A run on processes goes on as one rank.
 $(run processes --steps 8 --resume) >"$folder/resumed.txt"
 
+# Groups that divide the batch, and a state that all ranks divide.
+for shard in none optimizer full; do
+  $(run threads_$shard --steps 4 --ranks 4 --ring 2 --shard $shard) >"$folder/threads.txt"
+  "$@" -n 4 $(run processes_$shard --steps 4 --ring 2 --shard $shard) >"$folder/processes.txt"
+  [ "$(losses processes_$shard)" = "$(losses threads_$shard)" ] || fail "processes and threads have other losses with --shard $shard"
+done
+
 if "$@" -n 1 $(run other --steps 6) : -n 2 $(run other --steps 6 --seed 3) >"$folder/other.txt" 2>&1; then
   fail "ranks with other options trained"
 fi
-grep -q "rank 0 has another setting than rank 1" "$folder/other.txt" || fail "$(cat "$folder/other.txt")"
+grep -q "rank 0 has --seed 0, rank 1 has 3" "$folder/other.txt" || fail "$(cat "$folder/other.txt")"
 [ ! -e "$folder/other" ] || fail "ranks with other options have made the folder"

@@ -362,5 +362,110 @@ TEST_F(PlanCommand, CalibrationChangesThePrediction) {
   EXPECT_GT(plan()["step_seconds"], 0);
 }
 
+TEST_F(PlanCommand, TellsWhatRanksHoldAndSend) {
+  const std::vector<std::string> question = {"plan",     "--model",   "qwen3-0.6b", "--context", "65536",
+                                             "--device", "h200",      "--ranks",    "64",        "--link",
+                                             "400Gb/s",  "--latency", "5us"};
+  std::vector<std::string> as_json = question;
+  as_json.emplace_back("--json");
+  const CliResult answer = run_command(as_json);
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const json planned = json::parse(answer.out);
+  EXPECT_EQ(planned["ranks"], 64);
+  EXPECT_EQ(planned["rank_arena_bytes"].size(), 64u);
+  std::int64_t ranks = 0;
+  std::int64_t most = 0;
+  for (const json& like : planned["rank_classes"]) {
+    ranks += like["ranks"].get<std::int64_t>();
+    EXPECT_EQ(like["tokens"], 1024);
+    most = std::max(most, like["arena_bytes"].get<std::int64_t>());
+  }
+  EXPECT_EQ(ranks, 64);
+  EXPECT_EQ(most, planned["arena_bytes"]);
+  EXPECT_EQ(planned["link"]["bytes_per_second"], 50e9);
+  EXPECT_EQ(planned["link"]["latency_seconds"], 5e-6);
+  const json& messages = planned["messages"];
+  EXPECT_GT(messages["sent_bytes"], 0);
+  EXPECT_GT(messages["sum_seconds"], 0);
+  EXPECT_GE(messages["overlap"], 0);
+  EXPECT_LE(messages["bubbles"], 1);
+  EXPECT_LE(messages["attention_seconds"], planned["step_seconds"]);
+  const CliResult text = run_command(question);
+  EXPECT_THAT(text.out, HasSubstr("64 divide every sequence, attention as"));
+  EXPECT_THAT(text.out, HasSubstr("50 GB/s, 5 us"));
+  EXPECT_THAT(text.out, HasSubstr("bubbles"));
+}
+
+TEST_F(PlanCommand, TellsWhatRanksDivideOfTheState) {
+  const auto planned_with = [](const std::vector<std::string>& more) {
+    std::vector<std::string> line = {
+        "plan", "--model", "qwen3-0.6b", "--context", "65536",        "--batch",        "2", "--device",
+        "h200", "--ranks", "64",         "--layers",  "recompute:28", "--accumulation", "1", "--json"};
+    line.insert(line.end(), more.begin(), more.end());
+    const CliResult answer = run_command(line);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return json::parse(answer.out);
+  };
+  const json whole = planned_with({});
+  const json divided = planned_with({"--shard", "full", "--ring", "32"});
+  EXPECT_EQ(whole["shard"], "none");
+  EXPECT_EQ(divided["shard"], "full");
+  EXPECT_EQ(divided["ranks"], 64);
+  EXPECT_EQ(divided["ring"], 32);
+  EXPECT_EQ(divided["rank_arena_bytes"].size(), 64u);
+  EXPECT_EQ(divided["rank_classes"][0]["tokens"], 2048);
+  // Of weights and moments little more than a 64th is left of each tensor.
+  for (std::size_t i = 0; i < whole["state_bytes"].size(); ++i) {
+    const auto all = whole["state_bytes"][i]["bytes"].get<double>();
+    EXPECT_NEAR(divided["state_bytes"][i]["bytes"].get<double>() / all, 1.0 / 64, 1e-3);
+  }
+  EXPECT_LT(divided["arena_bytes"], whole["arena_bytes"]);
+}
+
+TEST_F(PlanCommand, NamesTheFewestRanksThatFit) {
+  const std::vector<std::string> question = {"plan",     "--model",  "qwen3-0.6b", "--context", "1048576",
+                                             "--device", "rtx-4090", "--budget",   "16GiB"};
+  const CliResult alone = run_command(question);
+  EXPECT_EQ(alone.code, 3);
+  EXPECT_THAT(alone.err,
+              HasSubstr("does not fit on one rank, and the smallest number of ranks that fits is "));
+  const auto planned_on = [&](const std::string& ranks) {
+    std::vector<std::string> line = question;
+    line.insert(line.end(), {"--ranks", ranks, "--json"});
+    const CliResult answer = run_command(line);
+    return json::parse(answer.out);
+  };
+  const json fewest = planned_on("auto");
+  EXPECT_TRUE(fewest["fits"]);
+  const std::int64_t ranks = fewest["ranks"];
+  EXPECT_GT(ranks, 1);
+  const json fewer = planned_on(std::to_string(ranks - 1));
+  EXPECT_FALSE(fewer["fits"]);
+  EXPECT_EQ(fewer["smallest_ranks"], ranks);
+  // The weights alone do not fit on any number of ranks.
+  std::vector<std::string> small = question;
+  small.back() = "2GiB";
+  EXPECT_THAT(run_command(small).err, HasSubstr("no number of ranks up to 1,024 fits"));
+  // Divided, they do.
+  small.insert(small.end(), {"--ranks", "auto", "--shard", "full", "--json"});
+  const CliResult divided = run_command(small);
+  EXPECT_EQ(divided.code, 0) << divided.err;
+  EXPECT_EQ(json::parse(divided.out)["shard"], "full");
+}
+
+TEST_F(PlanCommand, SaysFromWhichContextOnRanksAreFaster) {
+  const auto crossover = [](const std::string& link) {
+    const CliResult answer = run_command({"plan", "--model", "qwen3-0.6b", "--context", "262144", "--device",
+                                          "h200", "--ranks", "2", "--link", link, "--crossover", "--json"});
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return json::parse(answer.out)["crossover_context"];
+  };
+  const json fast = crossover("450GB/s");
+  const json slow = crossover("25Gb/s");
+  ASSERT_FALSE(fast.is_null());
+  ASSERT_FALSE(slow.is_null());
+  EXPECT_LT(fast.get<std::int64_t>(), slow.get<std::int64_t>());
+}
+
 }  // namespace
 }  // namespace headroom

@@ -361,6 +361,19 @@ void failing_rank(const RankUnderTest& under_test) {
   communicator.barrier();
 }
 
+// A reason that is longer than what one note holds.
+std::string long_reason() {
+  std::string text = "the last rank is gone, because";
+  for (int i = 0; i < 100; ++i) text += fmt::format(" {}", i * i);
+  return text;
+}
+void failing_at_length(const RankUnderTest& under_test) {
+  Communicator& communicator = under_test.communicator;
+  const auto [rank, count] = communicator.ranks();
+  if (rank == count - 1) communicator.abort(long_reason());
+  communicator.barrier();
+}
+
 void wrong_peer(const RankUnderTest& under_test) {
   Communicator& communicator = under_test.communicator;
   const auto [rank, count] = communicator.ranks();
@@ -387,7 +400,8 @@ std::vector<ConformanceCase> conformance_cases() {
 std::vector<FaultCase> fault_cases() {
   return {{"WrongSize", "rank 0 sends 13 bytes in ring step 3, rank 1 receives 12 bytes in ring step 3",
            wrong_size},
-          {"FailingRank", "the last rank is gone", failing_rank}};
+          {"FailingRank", "the last rank is gone", failing_rank},
+          {"LongReason", long_reason(), failing_at_length}};
 }
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct ConformanceCase {
 // Cases that end every rank with an error that has this text. They need two ranks or more.
 struct FaultCase {
   std::string_view name;
-  std::string_view text;
+  std::string text;
   std::function<void(const RankUnderTest&)> run;
 };
 [[nodiscard]] std::vector<FaultCase> fault_cases();

@@ -187,6 +187,8 @@ TEST(LaunchedRank, AsTorchrunSetsIt) {
   EXPECT_EQ(launched_rank().port, 29'400);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   EXPECT_EQ(launched_rank().port, 29'401);
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "", 1);  // as good as not set
+  EXPECT_EQ(launched_rank().port, 29'400);
 }
 
 TEST(LaunchedRank, AsMpirunSetsIt) {

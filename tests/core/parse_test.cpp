@@ -84,6 +84,23 @@ TEST(Parse, NoLocaleChangesNumbers) {
   }
 }
 
+TEST(Parse, TimesHaveAUnit) {
+  EXPECT_EQ(parse_seconds("x", "20s", {}), 20);
+  EXPECT_EQ(parse_seconds("x", "5us", {}), 5e-6);
+  EXPECT_EQ(parse_seconds("x", "0.5ms", {}), 5e-4);
+  EXPECT_EQ(parse_seconds("x", "100ns", {}), 1e-7);
+  EXPECT_EQ(parse_seconds("x", "1.5min", {}), 90);
+  EXPECT_EQ(parse_seconds("x", "2h", {}), 7200);
+  EXPECT_EQ(parse_seconds("x", "0s", {}), 0);
+  for (const char* text : {"", "20", "s", "20 s", "20S", "20sec", "-1s", "+1s", "1e3s", "05s", "5.s", ".5s",
+                           "1.2.3s", "inf", "nan", "9999999h", "20s "}) {
+    EXPECT_THAT(refusal([&] { return parse_seconds("--x", text, {}); }), testing::StartsWith("--x '"))
+        << text;
+  }
+  EXPECT_THAT(refusal([] { return parse_seconds("--x", "0s", {.most = 60, .above = true}); }),
+              HasSubstr("a time above 0 s and up to 60 s"));
+}
+
 TEST(Parse, ListsHaveNoEmptyParts) {
   EXPECT_THAT(parse_list("list", "64"), ElementsAre("64"));
   EXPECT_THAT(parse_list("list", "64,128"), ElementsAre("64", "128"));

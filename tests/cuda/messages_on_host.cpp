@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "cuda/nccl_on_host.h"
 #include "cuda/on_host.h"
 // Kernels come after what they need of the language.
 #include "comm/cuda/nccl.h"
@@ -46,6 +47,7 @@ struct Meeting {
   };
   std::deque<Half> sent;
   std::deque<Half> received;
+  int sides = 0;  // that have made their pair
 };
 
 std::mutex meetings_mutex;
@@ -69,10 +71,30 @@ NcclId make_nccl_id() {
   return id;
 }
 
-NcclPair::NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout)
+std::atomic<bool> host_pairs_wait{false};
+std::atomic<bool> host_messages_fail{false};
+
+NcclPair::NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout,
+                   const std::function<void()>& meanwhile)
     : sends_(sends), gpu_(gpu), timeout_(timeout) {
+  const auto sides = [&](int more) {
+    const std::lock_guard lock(meetings_mutex);
+    return meetings[id].sides += more;
+  };
+  const auto deadline = deadline_of_call();
+  for (int met = sides(1); host_pairs_wait && met < 2; met = sides(0)) {
+    if (Clock::now() > deadline) fail(ErrorKind::runtime, "a pair was not made in time");
+    meanwhile();
+    std::this_thread::yield();
+  }
   const std::lock_guard lock(meetings_mutex);
   meeting_of[this] = id;
+}
+NcclPair::Clock::time_point NcclPair::deadline_of_call() const {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_);
+}
+void NcclPair::check_messages() const {
+  if (host_messages_fail && sends_) fail(ErrorKind::runtime, "ncclSend: remote process exited");
 }
 NcclPair::~NcclPair() {
   abort();
@@ -84,6 +106,10 @@ void NcclPair::move(std::byte* data, std::int64_t bytes, const Moment&, Moment& 
   Meeting& meeting = meetings[meeting_of[this]];
   if (done.event_ == nullptr) done.event_ = new CUevent_st;
   done.event_->come = false;
+  if (host_messages_fail) {
+    done.event_->come = true;
+    return;
+  }
   (sends_ ? meeting.sent : meeting.received).push_back({data, bytes, done.event_});
   while (!meeting.sent.empty() && !meeting.received.empty()) {
     const Meeting::Half from = meeting.sent.front();

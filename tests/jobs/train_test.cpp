@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
+#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -96,11 +99,49 @@ TEST(Training, RanksTrainAsOneDoes) {
   }
 }
 
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Sums over ranks have the same bits however the state is divided. Without clipping, which reads the norm,
+// checkpoints have too.
+TEST(Training, ADividedStateIsSavedWhole) {
+  const TemporaryFolder folder;
+  for (const std::string state : {"f32", "8bit"}) {
+    const auto run = [&](const std::string& shard) {
+      TrainingOptions options = options_in(folder / (state + shard));
+      options.dtype = "bf16";
+      options.state = state;
+      options.batch = 2;
+      options.optimizer.steps = 3;
+      options.optimizer.max_norm = std::numeric_limits<double>::infinity();
+      options.pins.ranks = 4;
+      options.pins.ring = 2;
+      options.pins.shard = shard;
+      TrainingPlan plan = plan_training(options);
+      const TrainingResult result = train(plan);
+      EXPECT_EQ(result.rank_live_peak_bytes.size(), 4U);
+      EXPECT_EQ(result.rank_live_peak_bytes.front(), result.live_peak_bytes);
+      return result.checkpoint;
+    };
+    const fs::path whole = run("none");
+    const fs::path divided = run("optimizer");
+    for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors"}) {
+      EXPECT_TRUE(contents(whole / file) == contents(divided / file)) << state << " " << file;
+    }
+  }
+}
+
 TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   const TemporaryFolder folder;
-  const auto run = [&](std::string_view name, std::int64_t ranks, std::int64_t last_step) {
+  const auto run = [&](std::string_view name, std::int64_t ranks, std::int64_t last_step,
+                       std::string shard = "none", std::optional<std::int64_t> ring = {}) {
     TrainingOptions options = options_in(folder / name);
+    options.batch = 2;
     options.pins.ranks = ranks;
+    options.pins.ring = ring;
+    options.pins.shard = std::move(shard);
     options.resume = latest_checkpoint(options.out).has_value();
     TrainingPlan plan = plan_training(options);
     std::int64_t step = 0;
@@ -111,6 +152,10 @@ TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   const double whole = run("whole", 1, 4);
   static_cast<void>(run("resumed", 3, 2));
   EXPECT_NEAR(run("resumed", 2, 4), whole, 1e-5 * whole);
+  static_cast<void>(run("divided", 3, 1, "optimizer"));
+  static_cast<void>(run("divided", 4, 2, "full"));
+  static_cast<void>(run("divided", 4, 3, "optimizer", 2));
+  EXPECT_NEAR(run("divided", 2, 4, "full", 1), whole, 1e-5 * whole);
 }
 
 // The rank that fails is the one whose error is told, and the others do not wait for it.

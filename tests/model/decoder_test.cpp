@@ -192,12 +192,16 @@ TEST(Decoder, RefusesGradientsOfAnotherState) {
                         {.batch = 1, .context = 8}, {.causal = true});
   Context context(DeviceDescription{.name = "made up"});
   const TensorView ids(nullptr, DType::i32, {1, 8});
-  const TensorView weights(nullptr, DType::bf16, {decoder.parameters().elements()});
-  const TensorView gradients(nullptr, DType::f32, {decoder.parameters().elements()});
   const TensorView one(nullptr, DType::f32, {1});
-  EXPECT_THROW(decoder.train(context, {.tokens = ids, .labels = ids, .positions = ids, .document_starts = {}},
-                             {.weights = weights, .gradients = gradients}, one, one),
-               Error);
+  context.phase(Phase::step, [&] {
+    const Shape flat{decoder.parameters().elements()};
+    const Tensor weights = context.allocate({.name = "weights", .dtype = DType::bf16, .shape = flat});
+    const Tensor gradients = context.allocate({.name = "gradients", .dtype = DType::f32, .shape = flat});
+    EXPECT_THROW(
+        decoder.train(context, {.tokens = ids, .labels = ids, .positions = ids, .document_starts = {}},
+                      {.weights = weights, .gradients = gradients}, one, one),
+        Error);
+  });
 }
 
 // As wide as Llama-70B's MLP, and heads that are wider together than one pass of a product is deep.

@@ -48,7 +48,7 @@ TEST(LayerTable, ALayerSeesEveryWeight) {
     const TensorView flat(data.data(), DType::f32, {table.elements()});
     std::set<std::string> seen = {table.embedding().name, table.final_norm().name, table.output().name};
     for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-      const LayerWeights weights(table, flat, layer);
+      const LayerWeights weights(table, {.values = flat}, layer);
       for (const WeightRow& row : layer_weights()) {
         const std::string name = fmt::format("model.layers.{}.{}.weight", layer, row.name);
         const TensorView& view = weights[row.weight];
@@ -66,6 +66,27 @@ TEST(LayerTable, ALayerSeesEveryWeight) {
       EXPECT_EQ(weights.mlp().down.raw(), weights[Weight::down].raw());
     }
     EXPECT_EQ(seen.size(), table.entries().size()) << family.model_type;
+  }
+}
+
+// A part of the flat buffer that begins with the layer, as ranks gather it, has the weights where they are in
+// the whole buffer; those of queries, keys and values together too.
+TEST(LayerTable, ALayerSeesItsWeightsInAPartOfTheBuffer) {
+  for (const FamilyRow& family : model_families()) {
+    const ParameterTable table(two_layers(family.family));
+    std::vector<float> data(static_cast<std::size_t>(table.elements()));
+    const TensorView flat(data.data(), DType::f32, {table.elements()});
+    const std::int64_t begin = table.find(1, Weight::norm1)->offset;
+    const LayerWeights whole(table, {.values = flat}, 1);
+    const LayerWeights part(table, {.values = flat.slice(0, begin, table.elements() - begin), .begin = begin},
+                            1);
+    for (const WeightRow& row : layer_weights()) {
+      EXPECT_EQ(part[row.weight].raw(), whole[row.weight].raw()) << row.name;
+      EXPECT_EQ(part[row.weight].shape(), whole[row.weight].shape()) << row.name;
+    }
+    EXPECT_EQ(part.projections().raw(), whole.projections().raw());
+    EXPECT_EQ(part.projections().shape(), whole.projections().shape());
+    EXPECT_EQ(part.projections().raw(), part[Weight::query].raw());
   }
 }
 
@@ -100,7 +121,7 @@ TEST(LayerTable, ALayerMakesWhatItsSpecHas) {
                             .document_starts = {}};
       // With weights of every kind of layer at hand.
       const ParameterTable table(two_layers(ModelFamily::qwen3));
-      const LayerWeights weights(table, TensorView(nullptr, DType::f32, {table.elements()}), 0);
+      const LayerWeights weights(table, {.values = TensorView(nullptr, DType::f32, {table.elements()})}, 0);
       const LayerStep step{config, sizes, strategy, rope, batch};
       Context context(DeviceDescription{});
       context.phase(Phase::forward, [&] {

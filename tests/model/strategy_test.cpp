@@ -24,6 +24,9 @@ TEST(Strategy, ValidatesEveryField) {
       [](auto& s) { s.accumulation = 0; },
       [](auto& s) { s.ring_ranks = 0; },
       [](auto& s) { s.head_group = 2; },
+      [](auto& s) { s.data_ranks = 0; },
+      [](auto& s) { s.data_ranks = 2, s.ring_ranks = 1000; },
+      [](auto& s) { s.sharding = Sharding::optimizer; },
       [](auto& s) { s.state = StatePrecision::bf16; },
   };
   for (std::size_t i = 0; i < breaks.size(); ++i) {

@@ -53,5 +53,19 @@ TEST(RandomFill, SixteenBitsAreF32Rounded) {
   });
 }
 
+TEST(RandomFill, APartHasTheBitsOfTheWhole) {
+  run_rehearsed([&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor whole = context.allocate({.name = "whole", .shape = {1000}});
+      const Tensor part = context.allocate({.name = "part", .shape = {300}});
+      random_fill(context, whole, Random(3), -2, 5);
+      random_fill(context, part, Random(3), -2, 5, 613);
+      context.run([&](const Stream&) {
+        for (int i = 0; i < 300; ++i) EXPECT_EQ(part.data<float>()[i], whole.data<float>()[613 + i]);
+      });
+    });
+  });
+}
+
 }  // namespace
 }  // namespace headroom

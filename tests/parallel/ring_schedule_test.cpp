@@ -267,5 +267,36 @@ TEST(RingSchedule, RefusesWhatItCannotDivide) {
   EXPECT_THROW(RingSchedule(problem, {}, {.pieces = {{{0, 64}}}}), Error);
 }
 
+// A sample has the buffers of the whole schedule, and every shape of pairs that the rank computes.
+TEST(RingSchedule, ASampleHasEveryShapeOfItsRank) {
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const DrawnRing drawn = draw_ring(seed);
+    const AttentionProblem& problem = drawn.attention.problem;
+    const AttentionCaseLists lists = attention_case_lists(drawn.attention);
+    const AttentionForward views = lists.views(problem);
+    const Partition partition = make_partition(drawn.kind, drawn.ranks, problem, views);
+    const RingSchedule whole(problem, views, partition);
+    for (int rank = 0; rank < drawn.ranks; ++rank) {
+      const RingSchedule sample(problem, views, partition, rank);
+      SCOPED_TRACE(fmt::format("seed {}, rank {}: {}", seed, rank, drawn.name()));
+      EXPECT_EQ(sample.most_keys(), whole.most_keys());
+      EXPECT_EQ(sample.most_rows(), whole.most_rows());
+      EXPECT_EQ(sample.packs(), whole.packs());
+      const auto shapes = [&](const RingSchedule& schedule) {
+        std::set<std::array<std::int64_t, 3>> found;
+        for (std::int64_t slot = 0; slot < schedule.slots(); ++slot) {
+          const Transfer* transfer = schedule.received(rank, slot);
+          if (transfer == nullptr) continue;
+          for (const ChunkPair& pair : transfer->pairs)
+            found.insert({pair.query_piece, pair.queries.size(), pair.keys.size()});
+        }
+        return found;
+      };
+      EXPECT_EQ(shapes(sample), shapes(whole));
+      EXPECT_LE(sample.slots(), whole.slots() + 1);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headroom

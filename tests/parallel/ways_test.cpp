@@ -21,7 +21,13 @@ Support supports(AttentionWay way, const AttentionProblem& problem, int ranks, i
   return supports_way(way, problem, cut(problem, ranks), group);
 }
 
-WayChoice choose(const AttentionProblem& problem, int ranks, const WayRates& rates) {
+RankRates rates_of(double flops_per_second, double link_bytes_per_second) {
+  return {.forward = {.flops_per_second = flops_per_second},
+          .backward = {.flops_per_second = flops_per_second},
+          .link = {.bytes_per_second = link_bytes_per_second}};
+}
+
+WayChoice choose(const AttentionProblem& problem, int ranks, const RankRates& rates) {
   return choose_way(problem, {}, cut(problem, ranks), rates);
 }
 
@@ -79,8 +85,8 @@ TEST(Ways, EveryWayComputesEveryPairOnce) {
 
 // With heads, Q and O move too, each token once; in a ring K and V of every rank go to every other.
 TEST(Ways, ChoiceFollowsTheLink) {
-  const WayRates slow{.flops_per_second = 1e15, .link_bytes_per_second = 1e9};
-  const WayRates fast{.flops_per_second = 1e12, .link_bytes_per_second = 1e12};
+  const RankRates slow = rates_of(1e15, 1e9);
+  const RankRates fast = rates_of(1e12, 1e12);
   const WayChoice bound_by_link = choose(sized(65'536, 32, 32), 16, slow);
   EXPECT_EQ(bound_by_link.way, AttentionWay::heads) << bound_by_link.reason;
   const WayChoice bound_by_work = choose(sized(65'536, 32, 32), 16, fast);
@@ -93,7 +99,7 @@ TEST(Ways, ChoiceFollowsTheLink) {
 
 // Where a link is slow and K/V heads are too few for all ranks, groups as large as heads allow are best.
 TEST(Ways, ChoiceConsidersEveryDivisor) {
-  const WayRates slow{.flops_per_second = 1e15, .link_bytes_per_second = 1e9};
+  const RankRates slow = rates_of(1e15, 1e9);
   const WayChoice choice = choose(sized(65'536, 32, 4), 12, slow);
   std::vector<int> groups;
   for (const WayEstimate& estimate : choice.estimates) {

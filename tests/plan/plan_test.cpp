@@ -157,11 +157,39 @@ TEST(Plan, OverRanksIsThatOfTheLargest) {
   }
 }
 
+// Groups share a batch, whatever the micro-steps; a divided state takes less of each rank.
+TEST(Plan, OverGroupsOfRanks) {
+  PlanRequest request = small_request(2);
+  request.problem.sizes = {.batch = 8, .context = 251};
+  request.pins.ranks = 4;
+  request.pins.ring = 2;
+  std::vector<std::int64_t> needed;
+  for (const Sharding sharding : {Sharding::none, Sharding::optimizer}) {
+    request.pins.sharding = sharding;
+    const Plan plan = make_plan(request, costs_of(request));
+    EXPECT_TRUE(plan.fits);
+    const Strategy& strategy = plan.step.strategy;
+    EXPECT_EQ(strategy.ring_ranks, 2);
+    EXPECT_EQ(strategy.data_ranks, 2);
+    EXPECT_EQ(strategy.sharding, sharding);
+    EXPECT_EQ(8 / strategy.accumulation % 2, 0);
+    EXPECT_EQ(std::ssize(plan.step.rank_arena_bytes), 4);
+    EXPECT_EQ(plan.step.arena_bytes, std::ranges::max(plan.step.rank_arena_bytes));
+    Strategy least = strategy;
+    least.accumulation = 4;
+    least.layers = {.recompute = 2};
+    needed.push_back(plan_step(request, least, costs_of(request)).arena_bytes);
+  }
+  EXPECT_LT(needed[1], needed[0]);
+  request.problem.sizes.batch = 3;
+  EXPECT_THROW(static_cast<void>(make_plan(request, costs_of(request))), Error);
+}
+
 TEST(Plan, SecondsAreExactAndBytesABound) {
   const PlanRequest request = gpu_request();
   const CostModel costs = costs_of(request);
   for (const PlannedStep& step : try_everything(request, costs)) {
-    const LayerCosts layers(request, step.strategy, costs, std::array{step.strategy.layers});
+    const LayerCosts layers(request, step.strategy, costs, std::array{step.strategy.layers}, {});
     const RunCosts run = run_costs(request, step.strategy, costs);
     const LayerPolicy& policy = step.strategy.layers;
     SCOPED_TRACE(describe(step.strategy));

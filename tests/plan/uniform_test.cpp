@@ -42,7 +42,7 @@ TEST_P(LayerCostsOf, ThePartsAddUp) {
   Strategy strategy{
       .layers = {}, .loss_chunk_tokens = 96, .mlp_tile_tokens = sums.mlp_tile, .accumulation = 2};
   const std::vector<LayerPolicy> policies = search_space(request).policies;
-  const LayerCosts layers(request, strategy, costs, policies);
+  const LayerCosts layers(request, strategy, costs, policies, {});
   const RunCosts run = run_costs(request, strategy, costs);
   for (const LayerPolicy& policy : policies) {
     strategy.layers = policy;

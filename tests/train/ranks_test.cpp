@@ -1,4 +1,5 @@
-// Ranks that divide every sequence train what one rank trains, and take what was planned.
+// Ranks that divide sequences, batches and the training state train what one rank trains, and take what was
+// planned.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +18,10 @@ struct RankCase {
   std::string name;
   Combination training;
   std::int64_t head_group = 1;
-  int batches = 1;  // of an update
+  int batches = 1;              // of an update
+  std::int64_t data_ranks = 1;  // groups that divide a batch
+  Sharding sharding = Sharding::none;
+  StatePrecision state = StatePrecision::f32;
 };
 
 std::vector<RankCase> rank_cases() {
@@ -56,20 +60,30 @@ HostBatch batch_number(const RankCase& c, std::int64_t number) {
 struct RankLosses {
   std::vector<double> losses;  // [step]
   double evaluated = 0;
+  std::vector<std::byte> weights;  // of a rank that has all of them
 };
 
 Strategy strategy_of(const RankCase& c, int ranks) {
   Strategy strategy = strategy_of(c.training);
-  strategy.ring_ranks = ranks;
-  strategy.head_group = ranks % c.head_group == 0 ? c.head_group : 1;
+  strategy.data_ranks = ranks == 1 ? 1 : c.data_ranks;
+  strategy.ring_ranks = ranks / strategy.data_ranks;
+  strategy.head_group = strategy.ring_ranks % c.head_group == 0 ? c.head_group : 1;
+  strategy.sharding = ranks == 1 ? Sharding::none : c.sharding;
+  strategy.state = c.state;
   return strategy;
 }
 
-RankLosses train_rank(const RankCase& c, Communicator& communicator) {
-  const Ranks ranks = communicator.ranks();
+TrainingProblem problem_of(const RankCase& c, std::int64_t steps) {
   TrainingProblem problem = problem_of(c.training);
+  problem.state = c.state;
   problem.optimizer.learning_rate = 3e-3;
-  problem.optimizer.steps = kSteps;
+  problem.optimizer.steps = steps;
+  return problem;
+}
+
+RankLosses train_rank(const RankCase& c, Communicator& communicator, std::int64_t steps) {
+  const Ranks ranks = communicator.ranks();
+  const TrainingProblem problem = problem_of(c, steps);
   const Strategy strategy = strategy_of(c, ranks.count);
   CpuBackend backend(1);
   const Layout layout = rehearse_training(problem, strategy, backend.description(), ranks.rank);
@@ -79,14 +93,19 @@ RankLosses train_rank(const RankCase& c, Communicator& communicator) {
   RankLosses result;
   std::int64_t number = 0;
   const auto fill = [&](const Samples& samples) { batch_number(c, number++).copy_to(samples); };
-  for (std::int64_t step = 1; step <= kSteps; ++step) {
+  for (std::int64_t step = 1; step <= steps; ++step) {
     LossSum loss;
     for (int i = 0; i < c.batches; ++i) loss += trainer.micro_step(context, fill);
     static_cast<void>(trainer.update(context, step, loss.labels));
     result.losses.push_back(*loss.mean());
   }
   result.evaluated = *trainer.evaluate(context, fill).mean();
-  trainer.save(context, [](Staging&) {});
+  trainer.save(context, [&](Staging& staging) {
+    const Tensor& weights = trainer.buffers().weights;
+    result.weights.resize(static_cast<std::size_t>(weights.view().bytes()));
+    staging.download(result.weights, weights);
+  });
+  if (trainer.divides_state()) trainer.save_divided(context, [](Staging&, StateGather&) {});
   for (const Space space : {Space::device, Space::host}) {
     EXPECT_EQ(backend.reserved_bytes(space), layout.reserved(space));
     EXPECT_EQ(context.ledger().usage(space).peak_bytes, layout.rehearsal.usage(space).peak_bytes);
@@ -94,10 +113,10 @@ RankLosses train_rank(const RankCase& c, Communicator& communicator) {
   return result;
 }
 
-std::vector<RankLosses> train_ranks(const RankCase& c, int count) {
+std::vector<RankLosses> train_ranks(const RankCase& c, int count, std::int64_t steps = kSteps) {
   std::vector<RankLosses> results(static_cast<std::size_t>(count));
   on_thread_ranks(count, {}, [&](Communicator& communicator) {
-    results[static_cast<std::size_t>(communicator.ranks().rank)] = train_rank(c, communicator);
+    results[static_cast<std::size_t>(communicator.ranks().rank)] = train_rank(c, communicator, steps);
   });
   return results;
 }
@@ -106,10 +125,14 @@ void expect_same_training(const RankCase& c, int most_ranks) {
   const RankLosses alone = train_ranks(c, 1).front();
   EXPECT_LT(alone.losses.back(), alone.losses.front());
   for (int ranks = 2; ranks <= most_ranks; ++ranks) {
+    if (ranks % c.data_ranks != 0) continue;
     const std::vector<RankLosses> results = train_ranks(c, ranks);
     for (const RankLosses& rank : results) {
-      const auto text = fmt::format("{}, {} ranks", c.name, ranks);
+      const auto text = fmt::format("{}, {} ranks in {} groups, sharding {}", c.name, ranks, c.data_ranks,
+                                    name(c.sharding));
       EXPECT_EQ(rank.losses, results.front().losses) << text;  // every rank has the same bits
+      const bool whole = c.sharding != Sharding::full;
+      EXPECT_TRUE(!whole || rank.weights == results.front().weights) << text;
       EXPECT_NEAR(rank.losses.front(), alone.losses.front(), 1e-6 * alone.losses.front()) << text;
       EXPECT_NEAR(rank.losses.back(), alone.losses.back(), 1e-4 * alone.losses.back()) << text;
       EXPECT_NEAR(rank.evaluated, alone.evaluated, 1e-4 * alone.evaluated) << text;
@@ -119,6 +142,73 @@ void expect_same_training(const RankCase& c, int most_ranks) {
 
 TEST(TrainingRanks, HaveTheLossesOfOne) {
   for (const RankCase& c : rank_cases()) expect_same_training(c, 4);
+}
+
+TEST(TrainingRanks, DivideTheState) {
+  for (RankCase c : rank_cases()) {
+    for (const Sharding sharding : {Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+TEST(TrainingRanks, DivideTheBatch) {
+  for (RankCase c : rank_cases()) {
+    c.data_ranks = 2;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+// With 16-bit weights the master weights are divided too, and with narrow states there are none.
+TEST(TrainingRanks, DivideStatesOfEveryPrecision) {
+  RankCase c = rank_cases()[1];
+  c.training.dtype = DType::bf16;
+  for (const bool on_host : {false, true}) {
+    c.training.offload_optimizer = on_host;
+    for (const StatePrecision state :
+         {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
+      c.state = state;
+      c.sharding = Sharding::none;
+      const RankLosses whole = train_ranks(c, 3).front();
+      for (const Sharding sharding : {Sharding::optimizer, Sharding::full}) {
+        c.sharding = sharding;
+        for (const RankLosses& rank : train_ranks(c, 3)) {
+          // Sums are added up in another order, and rounded to 16 bits.
+          EXPECT_NEAR(rank.losses.back(), whole.losses.back(), 1e-2 * whole.losses.back())
+              << name(state) << " " << name(sharding);
+        }
+      }
+    }
+  }
+}
+
+// What a rehearsal says of a rank is what the rank reserves; train_rank compares the two.
+TEST(TrainingRanks, ReserveWhatWasPlanned) {
+  int combinations = 0;
+  for (RankCase c : rank_cases()) {
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      for (const int ranks : {1, 2, 3, 4, 5}) {
+        if (ranks == 1 && sharding != Sharding::none) continue;
+        for (const std::int64_t groups : {1, 2}) {
+          if (ranks % groups != 0) continue;
+          c.sharding = sharding;
+          c.data_ranks = groups;
+          c.training.offload_optimizer = combinations % 3 == 1;
+          c.training.layers = combinations % 2 == 0 ? LayerPolicy{.recompute = 2, .input_every = 2}
+                                                    : LayerPolicy{.keep_all = 1, .offload = 1};
+          c.training.dtype = combinations % 5 == 2 ? DType::bf16 : DType::f32;
+          const std::vector<RankLosses> results = train_ranks(c, ranks, 1);
+          for (const RankLosses& rank : results) EXPECT_EQ(rank.losses, results.front().losses);
+          ++combinations;
+        }
+      }
+    }
+  }
+  EXPECT_GE(combinations, 60);
 }
 
 TEST(TrainingRanks, DivideHeadsToo) {
@@ -143,6 +233,30 @@ TEST(TrainingRanks, DivideTheActivations) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_LT(activations(4, rank), activations(1, 0) / 2) << rank;
 }
 
+// A rank of four has a quarter of the moments, and of the master weights beside 16-bit weights.
+TEST(TrainingRanks, DivideTheMemoryOfTheState) {
+  RankCase c = rank_cases()[0];
+  c.training.dtype = DType::bf16;
+  const DeviceDescription device = CpuBackend(1).description();
+  const auto state_bytes = [&](Sharding sharding, int rank) {
+    c.sharding = sharding;
+    const Layout layout = rehearse_training(problem_of(c, 1), strategy_of(c, 4), device, rank);
+    std::int64_t bytes = 0;
+    for (const LiveBlock& block : blocks_at_peak(layout.rehearsal, Space::device)) {
+      if (block.name == "master weights" || block.name.ends_with("moments")) bytes += block.bytes;
+    }
+    return bytes;
+  };
+  std::int64_t sum = 0;
+  const std::int64_t whole = state_bytes(Sharding::none, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::int64_t own = state_bytes(Sharding::optimizer, rank);
+    EXPECT_NEAR(static_cast<double>(own), static_cast<double>(whole) / 4, 12 * ParameterTable::kAlignment);
+    sum += own;
+  }
+  EXPECT_EQ(sum, whole);
+}
+
 TEST(TrainingRanks, RefuseWhatTheyCannotDivide) {
   RankCase c = rank_cases()[0];
   c.training.sizes.context = 3;
@@ -152,6 +266,9 @@ TEST(TrainingRanks, RefuseWhatTheyCannotDivide) {
   };
   rehearse(3);
   EXPECT_THROW(rehearse(4), Error);
+  c.training.sizes.context = 61;
+  c.data_ranks = 3;  // of a batch of two sequences
+  EXPECT_THROW(rehearse(3), Error);
 }
 
 }  // namespace

@@ -34,9 +34,9 @@ class TrainingRun {
   explicit TrainingRun(const OptimizerSettings& optimizer, DType dtype = DType::f32, std::int64_t batch = 2,
                        bool offload_optimizer = false, Communicator* communicator = nullptr,
                        StatePrecision state = StatePrecision::f32)
-      : trainer_(make(optimizer, dtype, batch, offload_optimizer, state)) {
-    Context phantom(backend_.description(), communicator == nullptr ? Ranks{} : communicator->ranks());
-    Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer, state);
+      : trainer_(make(optimizer, dtype, batch, offload_optimizer, state, ranks_of(communicator))) {
+    Context phantom(backend_.description(), ranks_of(communicator));
+    Trainer rehearsed = make(optimizer, dtype, batch, offload_optimizer, state, ranks_of(communicator));
     rehearsed.load(phantom, [&](Staging&) { rehearsed.initialize(phantom, 7); });
     const LossSum loss = rehearsed.micro_step(phantom, {});
     static_cast<void>(rehearsed.update(phantom, 1, loss.labels));
@@ -91,10 +91,14 @@ class TrainingRun {
   }
 
  private:
+  static Ranks ranks_of(const Communicator* communicator) {
+    return communicator == nullptr ? Ranks{} : communicator->ranks();
+  }
   static Trainer make(const OptimizerSettings& optimizer, DType dtype, std::int64_t batch,
-                      bool offload_optimizer, StatePrecision state) {
+                      bool offload_optimizer, StatePrecision state, const Ranks& ranks) {
     const Strategy strategy{.layers = {.keep_attention = 1, .recompute = 1},
                             .offload_optimizer = offload_optimizer,
+                            .data_ranks = ranks.count,
                             .compute_dtype = dtype,
                             .state = state};
     return {Decoder(tiny_model(), strategy, {.batch = batch, .context = 35}, {.causal = true}), optimizer};
@@ -476,15 +480,17 @@ TEST(Trainer, TheSameSeedInitializesTheSameWeights) {
   }
 }
 
-// Two ranks with a row each are one rank with both: the same loss and norm, and both have the same weights.
+// Two ranks that have a row each of a batch are one rank with both: the same loss and norm, and both have the
+// same weights.
 TEST(Trainer, TwoRanksWithARowEachAreOneWithBoth) {
   const OptimizerSettings settings{.learning_rate = 1e-3, .steps = 10};
   TrainingRun one(settings);
   HostBatch whole = one.batch(3);
   std::fill_n(whole.labels.begin(), 20, kIgnore);  // ranks need not have as many labels
-  const std::array<HostBatch, 2> rows = {row_of(whole, 0), row_of(whole, 1)};
+  HostBatch second = whole;
+  std::fill_n(second.labels.begin(), std::ssize(second.labels) / 2, kIgnore);
   TrainingRun alone(settings, DType::f32, 1);
-  const std::optional<double> second_row = alone.evaluate(rows[1]);
+  const std::optional<double> second_row = alone.evaluate(row_of(whole, 1));
   static_cast<void>(one.micro_step(whole));
   const LossSum loss = one.step_loss();
   const double norm = one.update(1);
@@ -497,9 +503,9 @@ TEST(Trainer, TwoRanksWithARowEachAreOneWithBoth) {
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
-      TrainingRun run(settings, DType::f32, 1, false, &ranks.communicator(static_cast<int>(r)));
-      evaluated[r] = run.evaluate(r == 0 ? without_labels(rows[0]) : rows[1]);
-      static_cast<void>(run.micro_step(rows[r]));
+      TrainingRun run(settings, DType::f32, 2, false, &ranks.communicator(static_cast<int>(r)));
+      evaluated[r] = run.evaluate(second);
+      static_cast<void>(run.micro_step(whole));
       losses[r] = run.step_loss();
       norms[r] = run.update(1);
       states[r] = run.state();
@@ -523,7 +529,7 @@ TEST(Trainer, ARankWhoseDataFailsEndsTheOthers) {
   for (std::size_t r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       try {
-        TrainingRun run({.steps = 10}, DType::f32, 1, false, &ranks.communicator(static_cast<int>(r)));
+        TrainingRun run({.steps = 10}, DType::f32, 2, false, &ranks.communicator(static_cast<int>(r)));
         const HostBatch batch = run.batch(3);
         static_cast<void>(run.micro_step([&](const Samples& samples) {
           check(r != 0, "the data of rank 0 cannot be read");

@@ -12,12 +12,12 @@
 
 namespace headroom {
 
-MachineOutputs add_bench_options(Command app, BenchOptions& options) {
+MachineOutputs add_bench_options(Command app, BenchOptions& options, BenchDevices devices) {
   app.add_whole("--warmup", options.warmup, 0, 1000, "Runs before timing");
   app.add_whole("--steps", options.steps, 1, 100'000, "Timed runs, of which the median counts");
   app.add_number("--max-seconds", options.max_seconds, {.most = 1e6},
                  "At most so long per case, after one run");
-  app.add_text("--device", options.device, "Where to run: cpu or cuda:N");
+  if (devices == BenchDevices::one) app.add_text("--device", options.device, "Where to run: cpu or cuda:N");
   app.add_budget("--budget", options.budget,
                  "Bytes a case may take, such as 4GiB (default: what is free now)");
   add_threads_option(app, options.threads);

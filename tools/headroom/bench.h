@@ -39,7 +39,10 @@ struct MachineOutputs {
   CLI::Option* json;
   CLI::Option* csv;
 };
-MachineOutputs add_bench_options(Command app, BenchOptions& options);
+// Whether a command has one --device, or declares its own.
+enum class BenchDevices : std::uint8_t { one, given_apart };
+MachineOutputs add_bench_options(Command app, BenchOptions& options,
+                                 BenchDevices devices = BenchDevices::one);
 
 // The device, and what a case may take: the budget given, or what is free now.
 struct BenchDevice {

@@ -3,13 +3,16 @@
 #include <fmt/ostream.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <system_error>
+#include <thread>
 
 #include "command.h"
 #include "commit.h"
+#include "headroom/comm.h"
 #include "headroom/core/error.h"
 #include "headroom/core/text.h"
 
@@ -132,6 +135,14 @@ int run_cli(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   } catch (const CLI::ParseError& error) {
     print_error(err, describe(error, app));
     return kBadUsage;
+  } catch (const OtherRankFailed& error) {
+    // The process of the rank that ended the run says why. mpirun ends it as soon as another one returns.
+    if (rank_is_launched()) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    } else {
+      print_error(err, error.what());
+    }
+    return static_cast<int>(error.kind());
   } catch (const Error& error) {
     print_error(err, error.what());
     return static_cast<int>(error.kind());

@@ -99,6 +99,19 @@ CLI::Option* Command::add_number(const std::string& name, double& target, const 
       ->default_str(fmt::format("{}", target));
 }
 
+CLI::Option* Command::add_seconds(const std::string& name, double& target, const SecondsRange& range,
+                                  const std::string& help) {
+  return add(name, "TIME", help,
+             [&target, name, range](std::string_view value) { target = parse_seconds(name, value, range); })
+      ->default_str(fmt::format("{:g}s", target));
+}
+
+CLI::Option* Command::add_seconds(const std::string& name, std::optional<double>& target,
+                                  const SecondsRange& range, const std::string& help) {
+  return add(name, "TIME", help,
+             [&target, name, range](std::string_view value) { target = parse_seconds(name, value, range); });
+}
+
 CLI::Option* Command::add_budget(const std::string& name, std::optional<std::int64_t>& target,
                                  const std::string& help) {
   return add(name, "SIZE", help,

@@ -60,6 +60,11 @@ class Command {
   CLI::Option* add_seed(const std::string& name, std::uint64_t& target, const std::string& help);
   CLI::Option* add_number(const std::string& name, double& target, const NumberRange& range,
                           const std::string& help);
+  // A span of time in seconds.
+  CLI::Option* add_seconds(const std::string& name, double& target, const SecondsRange& range,
+                           const std::string& help);
+  CLI::Option* add_seconds(const std::string& name, std::optional<double>& target, const SecondsRange& range,
+                           const std::string& help);
   // A size above zero.
   CLI::Option* add_budget(const std::string& name, std::optional<std::int64_t>& target,
                           const std::string& help);

@@ -3,15 +3,18 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 
 #include "cli.h"
 #include "command.h"
 #include "headroom/core/bytes.h"
+#include "headroom/core/parse.h"
 #include "headroom/core/text.h"
 #include "headroom/eager.h"
 #include "headroom/jobs.h"
+#include "ring_page.h"
 #include "run_options.h"
 
 namespace headroom {
@@ -24,6 +27,8 @@ struct Options {
   std::string torch_attention = "sdpa";
   std::string torch_loss = "recompute";
   bool no_checkpointing = false;
+  std::string ranks = "1";
+  bool crossover = false;
   std::optional<std::string> program;
   std::optional<std::string> html;
   bool json = false;
@@ -42,6 +47,35 @@ std::string largest_categories(const CategoryBytes& bytes) {
   return text;
 }
 
+// What the ranks hold and exchange.
+void print_ranks(const PlanAnswer& answer, std::ostream& out) {
+  const PlannedStep& step = answer.plan.step;
+  const RankTraffic& traffic = step.traffic;
+  fmt::print(out, "ranks     {}{}; memory is that of the rank that takes most\n",
+             describe_ranks(step.strategy),
+             step.strategy.ring_ranks > 1 ? fmt::format(", attention as {}", way_name(step.strategy)) : "");
+  // Where tokens do not divide evenly, there are dozens of kinds that differ by a few bytes.
+  constexpr std::size_t kMostListed = 4;
+  std::vector<RankShare> shares = step.rank_shares;
+  std::ranges::stable_sort(shares, std::greater(), &RankShare::arena_bytes);
+  for (std::size_t i = 0; i < std::min(kMostListed, shares.size()); ++i) {
+    fmt::print(out, "          {} of them (the first is rank {}): {} tokens, {} arena\n",
+               format_count(shares[i].ranks), shares[i].first_rank, format_count(shares[i].tokens),
+               format_bytes(shares[i].arena_bytes));
+  }
+  if (shares.size() > kMostListed) {
+    fmt::print(out, "          {} other kinds take {} at least\n", shares.size() - kMostListed,
+               format_bytes(shares.back().arena_bytes));
+  }
+  fmt::print(out, "link      {}\n", answer.link.name);
+  fmt::print(out,
+             "messages  {} sent a step by a rank; of {} in attention {} wait for messages (overlap {:.3f}), "
+             "bubbles {:.1f} %; sums and gathering {}\n",
+             format_bytes(traffic.sent_bytes), seconds_text(traffic.attention_seconds),
+             seconds_text(traffic.exposed_seconds), traffic.overlap, 100 * traffic.bubbles,
+             seconds_text(traffic.sum_seconds));
+}
+
 void print(const PlanAnswer& answer, std::ostream& out) {
   const PlanRequest& request = answer.question.request;
   const ParameterTable table(request.problem.config);
@@ -58,10 +92,7 @@ void print(const PlanAnswer& answer, std::ostream& out) {
              format_count(step.arena_bytes), format_bytes(step.live_peak_bytes),
              step.host_bytes > 0 ? fmt::format(", {} on the host", format_bytes(step.host_bytes)) : "",
              answer.plan.fits ? "fits" : "does not fit");
-  if (step.strategy.ring_ranks > 1) {
-    fmt::print(out, "ranks     {} divide every sequence; this is what the one that takes most takes\n",
-               step.strategy.ring_ranks);
-  }
+  if (step.strategy.ranks() > 1) print_ranks(answer, out);
   fmt::print(out, "time      {} a step, {} tokens/s (estimated; rates {})\n", seconds_text(step.seconds),
              format_count(static_cast<std::int64_t>(
                  static_cast<double>(request.problem.sizes.batch * request.problem.sizes.context) /
@@ -111,6 +142,20 @@ void print(const RingAnswer& answer, std::ostream& out) {
   out << table.text();
 }
 
+// "; it does not fit on 2 ranks, and the smallest number that fits is 5"
+std::string ranks_that_fit(const PlanAnswer& answer) {
+  const std::int64_t ranks = answer.question.request.pins.ranks;
+  const std::string here = ranks == 1 ? "one rank" : fmt::format("{} ranks", format_count(ranks));
+  if (answer.smallest_ranks) {
+    return fmt::format("; it does not fit on {}, and the smallest number of ranks that fits is {}", here,
+                       format_count(*answer.smallest_ranks));
+  }
+  return fmt::format("; no number of ranks up to {} fits{}", format_count(kMostPlannedRanks),
+                     answer.question.request.pins.sharding == Sharding::none
+                         ? ", as each of them has the whole training state; --shard full divides it"
+                         : "");
+}
+
 [[noreturn]] void fail_shortfall(const PlanAnswer& answer) {
   const PlanRequest& request = answer.question.request;
   const PlannedStep& step = answer.plan.step;
@@ -122,6 +167,7 @@ void print(const RingAnswer& answer, std::ostream& out) {
         fmt::format("{} {} tokens of context", way.empty() ? "; it fits with at most" : ", or with at most",
                     format_count(answer.max_context));
   }
+  way += ranks_that_fit(answer);
   fail(
       ErrorKind::memory,
       "does not fit: the least is {} bytes on the device and {} on the host, the budget {}{} ({} over): {}{}",
@@ -164,14 +210,63 @@ void check_mode(const Command& command, const Options& options) {
     return;
   }
   command.check_only_with("--runtime pytorch", {"--torch-attention", "--torch-loss", "--no-checkpointing"});
+  check(options.optimizer != "none" || options.plan.pins.shard != "optimizer",
+        "--shard optimizer divides the state of an optimizer, and --optimizer none has none");
   check(options.optimizer != "none" || !options.plan.pins.optimizer_state,
         "--optimizer-state means nothing with --optimizer none, which has no state");
 }
 
 PlanQuestion question_of(const Options& options) {
   PlanOptions plan = options.plan;
+  plan.fewest_ranks = options.ranks == "auto";
+  check(!plan.fewest_ranks || !plan.pins.ring,
+        "--ring is a part of the ranks, and --ranks auto looks for their number; use one of them");
+  if (!plan.fewest_ranks) {
+    plan.pins.ranks = parse_whole("--ranks (or auto)", options.ranks, 1, kMostPlannedRanks);
+  }
+  check(plan.fewest_ranks || plan.pins.ranks > 1 || (!plan.link && !plan.latency_seconds),
+        "--link and --latency are of several ranks; add --ranks N or --ranks auto");
   plan.optimizer = options.optimizer == "none" ? OptimizerKind::none : OptimizerKind::adamw;
   return plan_question(plan);
+}
+
+// From which context on the ranks are faster than one.
+void print_crossover(const PlanQuestion& question, bool as_json, std::ostream& out) {
+  const std::int64_t ranks = question.request.pins.ranks;
+  check(ranks > 1, "--crossover compares several ranks with one; add --ranks N");
+  const NamedLink link = rank_link(question, ranks);
+  const std::optional<std::int64_t> context = crossover_context(question, plan_costs(question));
+  if (as_json) {
+    nlohmann::ordered_json json = {{"model", question.model},
+                                   {"device", question.device},
+                                   {"ranks", ranks},
+                                   {"link", link.name},
+                                   {"crossover_context", nullptr}};
+    if (context) json["crossover_context"] = *context;
+    return print_json(json, out);
+  }
+  const std::string_view device = question.request.device.name;
+  if (context) {
+    fmt::print(out, "{} on {} x {} is faster than on one from {} tokens on ({})\n", question.model,
+               format_count(ranks), device, format_count(*context), link.name);
+  } else {
+    fmt::print(out, "{} on {} x {} is not faster than on one up to {} tokens ({})\n", question.model,
+               format_count(ranks), device, format_count(question.request.problem.sizes.context), link.name);
+  }
+}
+
+// The page of the plan, with the schedule of a few ranks as a picture.
+Page page_of(const PlanAnswer& answer) {
+  constexpr std::int64_t kMostDrawnRanks = 16;
+  Page page = plan_page(answer);
+  const Strategy& strategy = answer.plan.step.strategy;
+  if (strategy.ring_ranks == 1 || strategy.ring_ranks > kMostDrawnRanks) return page;
+  const TrainingProblem& problem = answer.question.request.problem;
+  const Decoder decoder(problem.config, strategy, problem.sizes, problem.mask);
+  const RingSchedule& ring = decoder.schedule(0)->ring();
+  page.sections.emplace_back(schedule_chart(ring, "Schedule of a layer's attention"));
+  page.sections.emplace_back(schedule_table(ring));
+  return page;
 }
 
 void run(const Command& command, const Options& options, std::ostream& out, int& exit_code) {
@@ -204,8 +299,9 @@ void run(const Command& command, const Options& options, std::ostream& out, int&
                                             .budget_bytes = request.budget_bytes});
     return tell(eager, !eager.failure);
   }
+  if (options.crossover) return print_crossover(question, options.json, out);
   const PlanAnswer answer = answer_plan(question, plan_costs(question));
-  if (options.html) write_html(*options.html, plan_page(answer));
+  if (options.html) write_html(*options.html, page_of(answer));
   tell(answer, answer.plan.fits);
   if (!answer.plan.fits) fail_shortfall(answer);
 }
@@ -232,8 +328,15 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
   app.add_choice("--optimizer", options->optimizer, {"adamw", "none"},
                  "adamw, or none: forward and backward alone");
   add_pin_options(app, plan.pins);
-  app.add_whole("--ranks", plan.pins.ranks, 1, kMostPlannedRanks,
-                "Devices that divide every sequence; budgets and the answer are those of one of them");
+  app.add_text("--ranks", options->ranks,
+               "Devices that train together, 1 to 1,024, or auto: as few as fit; budgets are those of one");
+  add_rank_options(app, plan.pins);
+  app.add_text("--link", plan.link,
+               "What a rank's link moves each way, such as 400Gb/s or 50GB/s (default: the device's)");
+  app.add_seconds("--latency", plan.latency_seconds, {.most = kMostLatencySeconds},
+                  "Of a message on that link, such as 5us or 0.1ms");
+  app.add_flag("--crossover", options->crossover,
+               "Instead of a plan: from which context on, up to --context, the ranks are faster than one");
   app.add_whole("--accumulation", plan.pins.accumulation, 1, kMostTokens,
                 "Pins the micro-steps that share a batch");
   app.add_choice("--runtime", options->runtime, {"headroom", "pytorch"},
@@ -255,6 +358,10 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
       "  headroom plan --model qwen3-0.6b --context 32768 --budget 16GiB --compare\n"
       "  headroom plan --model qwen3-4b --context 131072 --device h200 --runtime pytorch --optimizer none\n"
       "  headroom plan --model qwen3-4b --context 524288 --device h200 --ranks 8\n"
+      "  headroom plan --model qwen3-4b --context 10485760 --device h200 --ranks 1024 --link 400Gb/s "
+      "--latency 5us\n"
+      "  headroom plan --model qwen3-4b --context 1048576 --device h200 --ranks auto\n"
+      "  headroom plan --model qwen3-4b --context 131072 --device h200 --ranks 2 --link 100Gb/s --crossover\n"
       "  headroom plan --program ring-softmax --context 8192 --device gtx-1080 --budget 2793MiB\n"
       "Needs neither the device nor weights. Exit code 3: nothing fits.");
   app.callback([app, options, &out, &exit_code] { run(app, *options, out, exit_code); });

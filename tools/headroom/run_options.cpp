@@ -14,6 +14,15 @@ void add_pin_options(Command app, PinOptions& pins) {
                  "Pins where moments and master weights live");
 }
 
+void add_rank_options(Command app, PinOptions& pins) {
+  app.add_whole("--ring", pins.ring, 1, kMostRanks,
+                "Ranks that divide every sequence (default: all); groups of so many divide the batch");
+  app.add_choice(
+      "--shard", pins.shard, {"none", "optimizer", "full"},
+      "What ranks divide of the training state: optimizer divides moments and master weights, full "
+      "weights and gradients too");
+}
+
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {
   app.add_budget(
       "--host-budget", bytes,

@@ -14,11 +14,11 @@ namespace headroom {
 
 // --layers, --loss-chunk, --mlp-tile, --optimizer-state.
 void add_pin_options(Command app, PinOptions& pins);
+// --ring and --shard, of commands that have ranks.
+void add_rank_options(Command app, PinOptions& pins);
 
 inline constexpr std::int64_t kMostRanks = 1024;
-// A plan rehearses every rank, for each of the strategies that it looks at: at 8 ranks that takes 6 s for 36
-// layers.
-inline constexpr std::int64_t kMostPlannedRanks = 8;
+inline constexpr double kMostLatencySeconds = 60;  // of a message between ranks
 
 // --host-budget, of commands that run on the device.
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes);

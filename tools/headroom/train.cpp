@@ -23,6 +23,7 @@ namespace {
 
 struct Options {
   TrainingOptions run;
+  double rank_timeout = kDefaultTimeout.count();
   bool json = false;
   std::optional<std::string> html;
 };
@@ -73,6 +74,7 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              ranks == 1 ? "" : fmt::format("on each of {} ranks ", ranks),
              format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
+  if (ranks > 1) fmt::print(out, "        ranks: {}\n", describe_ranks(plan.fit.strategy));
   if (plan.device.description().kind == DeviceKind::cpu) {
     fmt::print(out,
                "        budget {} for the arena and host staging{}; the process itself holds {} besides\n",
@@ -211,8 +213,9 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
 
 // Ranks that mpirun has started, or threads of this process.
 void train(Options options, std::ostream& given) {
+  options.run.rank_timeout = Seconds(options.rank_timeout);
   std::optional<MpiRanks> mpi;
-  if (MpiRanks::launched()) mpi.emplace();
+  if (MpiRanks::launched()) mpi.emplace(options.run.rank_timeout);
   Communicator* launched = mpi ? &mpi->communicator() : nullptr;
   if (launched != nullptr) {
     const Ranks ranks = launched->ranks();
@@ -254,6 +257,8 @@ void train(Options options, std::ostream& given) {
   }
   if (options.html && leads) write_html(*options.html, training_page(plan, result));
   if (lost_output) fail_lost_output(*lost_output, result);
+  // A rank that hangs from here on is noticed: the end of MPI would wait for it without a timeout.
+  if (launched != nullptr) launched->barrier();
 }
 
 }  // namespace
@@ -282,8 +287,11 @@ void add_train(Command app, std::ostream& out) {
   add_host_budget_option(app, run.host_budget_bytes);
   add_pin_options(app, run.pins);
   app.add_whole("--ranks", run.pins.ranks, 1, kMostRanks,
-                "Threads that divide every sequence, each with its own share of the cores; under mpirun "
-                "its processes are the ranks");
+                "Threads that train together, each with its own share of the cores; under mpirun its "
+                "processes are the ranks");
+  add_rank_options(app, run.pins);
+  app.add_seconds("--rank-timeout", options->rank_timeout, {.above = true},
+                  "How long a rank waits for another that sends nothing before the run ends");
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");
   app.add_whole("--accumulation", run.accumulation, 1, kMostTokens, "Batches per update");
   app.add_text("--attention", run.attention, "causal, window:N, causal+dilated:SEGMENT/RATE");

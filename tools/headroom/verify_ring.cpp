@@ -9,9 +9,8 @@
 #include <optional>
 
 #include "cli.h"
-#include "headroom/comm.h"
+#include "launched_ranks.h"
 #include "progress.h"
-#include "rank_devices.h"
 #include "ring_cases.h"
 #include "verify.h"
 
@@ -45,20 +44,10 @@ std::vector<RingCase> chosen_cases(const Options& options, const Ranks& launched
 
 int run(const Options& options, std::ostream& out) {
   const std::vector<Device> devices = devices_of_ranks(options.devices);
-  const bool on_gpus = devices[0].kind == DeviceKind::cuda;
   const MakeBackend backend_of = backends_of_ranks(devices);
-  std::optional<MpiRanks> mpi;
-  std::optional<NcclRanks> nccl;
-  int place = 0;  // of this process in the list of devices
-  if (on_gpus && rank_is_launched()) {
-    const LaunchedRank self = launched_rank();
-    place = self.local_rank;
-    nccl.emplace(self, device_of_rank(devices, place).index);
-  } else if (MpiRanks::launched()) {
-    mpi.emplace();
-  }
-  Communicator* communicator = nccl ? &nccl->communicator() : mpi ? &mpi->communicator() : nullptr;
-  const Ranks ranks = communicator == nullptr ? Ranks{} : communicator->ranks();
+  LaunchedRanks launched(devices);
+  Communicator* communicator = launched.communicator();
+  const Ranks ranks = launched.ranks();
   const std::vector<RingCase> cases = chosen_cases(options, ranks);
   Verification verification("ring", cases.size());
   {
@@ -69,17 +58,16 @@ int run(const Options& options, std::ostream& out) {
       const double worst =
           communicator == nullptr
               ? run_ring_case(c, backend_of).worst()
-              : worst_of_ranks(run_ring_case(c, *communicator, *backend_of(place)).worst(), *communicator);
+              : worst_of_ranks(run_ring_case(c, *communicator, *open_backend(launched.device(), 1)).worst(),
+                               *communicator);
       verification.ran(name(c.way, c.group), c.attention.group, c.name(), worst);
     }
   }
   std::ostream nowhere(nullptr);
   VerifyOptions reported = options.verify;
   reported.device = fmt::format("{}", fmt::join(options.devices, ","));
-  return verification.report(reported,
-                             {{"transport", nccl  ? "nccl"
-                                            : mpi ? "mpi"
-                                                  : "threads"}},
+  launched.finish();
+  return verification.report(reported, {{"transport", launched.transport()}},
                              ranks.rank == 0 ? out : nowhere);
 }
 

@@ -2,22 +2,15 @@
 // it is made in pieces by whichever of the two ranks calls its communicator first.
 #pragma once
 
-#include <limits>
 #include <memory>
 
-#include "headroom/memory/communicator.h"
+#include "headroom/comm/link_model.h"
 
 namespace headroom {
 
-// A connection that is slower than memory, for measurements of overlap. A rank's messages leave one after
-// another at this rate and are there after the latency. Nothing is copied and no core is busy meanwhile.
-struct LinkModel {
-  Seconds latency{0};
-  double bytes_per_second = std::numeric_limits<double>::infinity();
-};
-
 class ThreadRanks {
  public:
+  // The link is for measurements of overlap: nothing is copied and no core is busy while a message is late.
   explicit ThreadRanks(int count, Seconds timeout = kDefaultTimeout, const LinkModel& link = {});
   ThreadRanks(const ThreadRanks&) = delete;
   ThreadRanks& operator=(const ThreadRanks&) = delete;

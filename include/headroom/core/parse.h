@@ -1,5 +1,6 @@
-// Numbers and lists as people write them: one strict grammar for every option, mask, data spec and file of
-// ours. `what` opens the message of an error and names the value: an option, or what the number counts.
+// Numbers, spans of time and lists as people write them: one strict grammar for every option, mask, data spec
+// and file of ours. `what` opens the message of an error and names the value: an option, or what the number
+// counts.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,15 @@ struct NumberRange {
   bool or_infinity = false;  // `inf` is accepted too
 };
 [[nodiscard]] double parse_number(std::string_view what, std::string_view text, const NumberRange& range);
+
+// A span of time in seconds, with one of the units ns, us, ms, s, min or h: 5us, 0.5s, 10min. The number is
+// that of parse_number() without an exponent.
+struct SecondsRange {
+  double least = 0;
+  double most = 366 * 24 * 3600.0;
+  bool above = false;  // `least` itself is refused
+};
+[[nodiscard]] double parse_seconds(std::string_view what, std::string_view text, const SecondsRange& range);
 
 // The parts between separators, at least one and none of them empty; they point into `text`.
 [[nodiscard]] std::vector<std::string_view> parse_list(std::string_view what, std::string_view text,

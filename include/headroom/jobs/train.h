@@ -46,7 +46,8 @@ struct TrainingOptions {
   bool resume = false;                              // go on from the last checkpoint in `out`
   bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
   std::string device = "cpu";
-  int threads = 0;  // of each rank; 0: every core, or its share of them
+  int threads = 0;                         // of each rank; 0: every core, or its share of them
+  Seconds rank_timeout = kDefaultTimeout;  // for which a rank waits for another, where the ranks are threads
 };
 
 struct TrainingPlan {
@@ -66,7 +67,7 @@ struct TrainingPlan {
   std::optional<FolderLock> lock{};      // on `out`, where the folder was there already and this is rank 0
   Communicator* launched = nullptr;      // of this process, where it is one rank of several
 
-  [[nodiscard]] std::int64_t ranks() const { return fit.strategy.ring_ranks; }
+  [[nodiscard]] std::int64_t ranks() const { return fit.strategy.ranks(); }
   // Whether this process has rank 0, which prints and writes all files.
   [[nodiscard]] bool leads() const { return launched == nullptr || launched->ranks().rank == 0; }
 };
@@ -87,6 +88,7 @@ struct StepReport {
   double tokens_per_second = 0;       // of the step alone, without saving or reporting
   std::int64_t live_bytes = 0;
   std::int64_t live_peak_bytes = 0;
+  std::vector<std::int64_t> rank_live_peak_bytes{};  // [rank]
 };
 
 struct TrainingResult {
@@ -98,6 +100,7 @@ struct TrainingResult {
   std::optional<double> held_out_loss;  // on samples that were not trained on, where the source never ends
   double seconds = 0;
   std::int64_t live_peak_bytes = 0;
+  std::vector<std::int64_t> rank_live_peak_bytes;  // [rank]
   bool interrupted = false;
   std::filesystem::path checkpoint;  // the last in the folder; empty where there is none
   std::vector<std::string> notes;    // what went wrong and did not end the run, a line each
@@ -119,7 +122,8 @@ struct TrainingObserver {
 // is. So is a folder `out` that is removed or replaced meanwhile; where it is missing at first, it is made.
 // Samples that cannot be read and a line that cannot be added to metrics.jsonl end the run with an error too,
 // after what was trained is saved.
-// Ranks that are processes compare their plans before they reserve anything. An error of one rank ends all of
+// Ranks that are processes compare their options before they plan, and their plans before they reserve
+// anything. An error of one rank ends all of
 // them, and the checkpoints stay as they are.
 [[nodiscard]] TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer = {});
 

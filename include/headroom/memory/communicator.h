@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -119,9 +120,19 @@ class Communicator {
   [[nodiscard]] double all_reduce(double value);
   // Returns when every rank has called it.
   void barrier() { all_values(0, {"barrier"}); }
+  // Returns a rank whose value differs from that of most, and a rank with that of most, the same two on every
+  // rank; nothing where all values are the same.
+  struct Difference {
+    int rank = 0;
+    int usual = 0;
+  };
+  [[nodiscard]] std::optional<Difference> difference(std::uint64_t value);
   // Throws on every rank unless all of them give the same value, naming a rank that differs from most. Ranks
   // compare hash(layout) with it before they reserve memory.
   void check_same(std::uint64_t value, std::string_view what);
+  // Throws an error that every rank has found, and that every rank throws: on `teller` as its own, on the
+  // others as OtherRankFailed. So programs print it once.
+  [[noreturn]] void fail_on_all(int teller, const std::string& text) const;
 
   // What was started so far, and the time that wait() has taken.
   [[nodiscard]] const Traffic& traffic() const { return traffic_; }

@@ -21,13 +21,14 @@ enum class Phase : std::uint8_t {
   update,
   evaluate,
   save,
+  gather,  // save, where ranks divide what is saved
   forward,
   backward,
   step,     // of a program that has one
   peak,     // a measurement of the machine, beside a benchmark's own phases
   compare,  // results with the truth
 };
-inline constexpr int kPhaseCount = 10;
+inline constexpr int kPhaseCount = 11;
 [[nodiscard]] std::string_view name(Phase phase);
 
 // Parts of a phase; they nest.
@@ -40,6 +41,7 @@ enum class StageKind : std::uint8_t {
   rope,
   layer,  // numbered from 0
   attention,
+  over_ranks,  // the part of attention that ranks divide
   mlp,
   norm,
   loss,
@@ -48,7 +50,7 @@ enum class StageKind : std::uint8_t {
   step,         // of several in one phase, numbered from 0
   source_line,  // of a program whose text is quoted, numbered from 0
 };
-inline constexpr int kStageKindCount = 15;
+inline constexpr int kStageKindCount = 16;
 [[nodiscard]] std::string_view name(StageKind kind);
 
 struct Stage {

@@ -14,6 +14,7 @@
 #include "headroom/memory/context.h"
 #include "headroom/model/config.h"
 #include "headroom/model/parameters.h"
+#include "headroom/model/shards.h"
 #include "headroom/model/strategy.h"
 #include "headroom/ops/rope_frequencies.h"
 #include "headroom/parallel/parallel_schedule.h"
@@ -50,25 +51,33 @@ struct StepBatch {
 
 // Flat buffers of the parameter table.
 struct StepBuffers {
-  TensorView weights;               // in the strategy's compute dtype
-  TensorView gradients;             // in the gradient dtype of the strategy's state, added to
+  const Tensor& weights;            // in the strategy's compute dtype
+  const Tensor& gradients;          // in the gradient dtype of the strategy's state, added to
   bool gradients_are_zero = false;  // then products need not read them; the bits are the same
 };
 
 class Decoder {
  public:
   // `mask` holds in every layer. In a layer with a sliding window that window holds too. Throws where the
-  // strategy's ranks cannot divide a sequence.
-  Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask);
+  // strategy's ranks cannot divide a sequence, or its groups the batch. With `sampled_rank`, schedules are
+  // samples: the decoder is good for rehearsing the memory of that rank and cannot run.
+  Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& sizes, const Mask& mask,
+          std::optional<int> sampled_rank = {});
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ParameterTable& parameters() const { return parameters_; }
+  // How ranks divide the flat buffers that the strategy's sharding divides.
+  [[nodiscard]] const Shards& shards() const { return shards_; }
   [[nodiscard]] const Strategy& strategy() const { return strategy_; }
   [[nodiscard]] const StepSizes& sizes() const { return sizes_; }
   // Which tokens of a sequence each of the strategy's ranks has.
   [[nodiscard]] const Partition& partition() const { return partition_; }
-  // The pieces of every sequence that a rank has: all of it where ranks have batches of their own. Throws
-  // where there are not as many ranks as divide a sequence.
+  // The sizes of a group's share of the batch.
+  [[nodiscard]] StepSizes group_sizes() const;
+  // The first sequence of the batch that is one of the rank's group.
+  [[nodiscard]] std::int64_t first_sequence(const Ranks& ranks) const;
+  // The pieces that a rank has of every sequence of its group. Throws where there are not as many ranks as
+  // the strategy has.
   [[nodiscard]] const std::vector<Piece>& pieces(const Ranks& ranks) const;
   [[nodiscard]] RankSizes rank_sizes(const Ranks& ranks) const;
   // Which keys a layer's queries see.
@@ -84,14 +93,15 @@ class Decoder {
   // The mean loss alone. `inspect` is called with every layer's result and its name, to find where numbers go
   // wrong; a phantom does not call it.
   using Inspect = std::function<void(std::string_view name, const Tensor& result)>;
-  void evaluate(Context& context, const StepBatch& batch, const TensorView& weights, const TensorView& loss,
+  void evaluate(Context& context, const StepBatch& batch, const Tensor& weights, const TensorView& loss,
                 const Inspect& inspect = {}) const;
 
  private:
-  void divide_sequences();
+  void divide_sequences(std::optional<int> sampled_rank);
 
   ModelConfig config_;
   ParameterTable parameters_;
+  Shards shards_;
   Strategy strategy_;
   StepSizes sizes_;
   Mask mask_;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,8 +55,9 @@ class ParameterTable {
   [[nodiscard]] std::span<const Parameter> entries() const { return entries_; }
   [[nodiscard]] std::int64_t elements() const { return elements_; }  // of the flat buffer, padding included
   [[nodiscard]] std::int64_t parameters() const { return parameters_; }  // without padding
-  [[nodiscard]] const Parameter* find(std::string_view name) const;      // null where there is none
-  [[nodiscard]] const Parameter& at(std::string_view name) const;        // throws where there is none
+  [[nodiscard]] std::int64_t layers() const { return std::ssize(by_layer_); }
+  [[nodiscard]] const Parameter* find(std::string_view name) const;  // null where there is none
+  [[nodiscard]] const Parameter& at(std::string_view name) const;    // throws where there is none
 
   [[nodiscard]] const Parameter& embedding() const { return entries_.front(); }
   [[nodiscard]] const Parameter& final_norm() const { return entries_[final_norm_]; }

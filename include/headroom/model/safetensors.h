@@ -18,6 +18,7 @@
 #include "headroom/core/tensor_view.h"
 #include "headroom/memory/staging.h"
 #include "headroom/model/parameters.h"
+#include "headroom/model/shards.h"
 
 namespace headroom {
 
@@ -117,8 +118,9 @@ class SafetensorsWriter {
 // A model's weights from DIRECTORY/model.safetensors, or from the shards that model.safetensors.index.json
 // names, into a flat tensor of the table, f32, bf16 or f16; padding becomes zero. Every parameter has to be
 // there in its shape; further tensors are left alone. A model that ties its output projection to the
-// embedding may have either of the two tensors; where it has both, they have to be equal.
+// embedding may have either of the two tensors; where it has both, they have to be equal. Where ranks divide
+// the flat tensor, `slices` says which part of it this rank's is, and padding has to be zero already.
 void load_weights(const std::filesystem::path& directory, const ParameterTable& table, const Tensor& flat,
-                  Staging& staging);
+                  Staging& staging, std::span<const ShardSlice> slices = {});
 
 }  // namespace headroom

@@ -32,7 +32,14 @@ void check_state(StatePrecision state, DType weights);
   return state == StatePrecision::f32 && weights != DType::f32;
 }
 
-enum class Sharding : std::uint8_t { none, optimizer, full };
+// Which part of the training state ranks divide. What they do not divide, every rank has whole.
+enum class Sharding : std::uint8_t {
+  none,
+  optimizer,  // moments and master weights: a rank updates its slice of the weights, then all have the slices
+  full        // weights and gradients too: a layer's weights are gathered where they are needed
+};
+[[nodiscard]] std::string_view name(Sharding sharding);  // none, optimizer, full
+[[nodiscard]] Sharding parse_sharding(std::string_view text);
 
 // Layers are counted from the first: so many of the first kind, then of the second, ...; the counts add up to
 // the model's layers. What a kind does not keep is recomputed in backward.
@@ -55,12 +62,16 @@ struct Strategy {
                                    // made again after attention's backward instead of waiting for it
   std::int64_t accumulation = 1;   // micro-steps per update
   bool offload_optimizer = false;  // moments and master weights live in host memory
-  std::int64_t ring_ranks = 1;     // ranks that divide every sequence
+  std::int64_t ring_ranks = 1;     // ranks in a row that divide every sequence
+  std::int64_t data_ranks = 1;     // groups of so many ranks; each has its own sequences of a batch
   std::int64_t head_group = 1;     // of them, how many in a row divide the heads of attention: 1 is a ring,
                                    // all of them are heads alone (headroom/parallel/parallel_schedule.h)
   Sharding sharding = Sharding::none;
   DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read
   StatePrecision state = StatePrecision::f32;
+
+  // Ranks that take part in a step.
+  [[nodiscard]] std::int64_t ranks() const { return ring_ranks * data_ranks; }
 
   bool operator==(const Strategy&) const = default;
 };

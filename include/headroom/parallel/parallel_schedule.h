@@ -7,6 +7,7 @@
 // with one group it is heads alone (Ulysses), and between them it is the product of the two.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "headroom/parallel/ring_schedule.h"
@@ -32,9 +33,10 @@ enum class AttentionWay : std::uint8_t {
 
 class ParallelSchedule {
  public:
-  // Throws where supports_way says no. The lists are those of a RingSchedule.
+  // Throws where supports_way says no. The lists are those of a RingSchedule. With `sampled_rank`, the ring
+  // is a sample for a rehearsal of that rank; see RingSchedule.
   ParallelSchedule(AttentionWay way, const AttentionProblem& whole, const AttentionForward& lists,
-                   Partition partition, int group = 0);
+                   Partition partition, int group = 0, std::optional<int> sampled_rank = {});
 
   [[nodiscard]] AttentionWay way() const { return way_; }
   [[nodiscard]] const AttentionProblem& problem() const { return problem_; }

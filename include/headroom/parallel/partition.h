@@ -40,6 +40,9 @@ struct Partition {
 [[nodiscard]] Partition make_partition(PartitionKind kind, int ranks, const AttentionProblem& whole,
                                        const AttentionForward& lists);
 
+// What groups of so many ranks in a row hold: the pieces of their ranks, joined where they touch.
+[[nodiscard]] Partition partition_of_groups(const Partition& ranks, int group);
+
 // (query, key) pairs of all heads and sequences that attend, queries in one piece and keys in another.
 [[nodiscard]] std::int64_t count_pairs(const AttentionProblem& whole, const AttentionForward& lists,
                                        Piece queries, Piece keys);

@@ -44,7 +44,8 @@ struct RingBackward {
 //
 // The Context is one of ranks x rings ranks. Rings run side by side, each with heads of its own: rank r is
 // member r / rings of ring r % rings. sinks_gradient then has the heads of all rings, one ring after the
-// other.
+// other. Where the Context has a multiple of that many ranks, they are groups in a row, each of which does
+// this with sequences of its own; a problem with sinks is refused there.
 void ring_attention_forward(Context& context, const RingSchedule& schedule, const RingForward& views,
                             std::string_view pinned = {}, int rings = 1);
 void ring_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,

@@ -46,6 +46,12 @@ class RingSchedule {
   // has documents and `lists` has no starts of them, the schedule is good for any batch: it sends what one
   // document would need, and the kernels leave out what is in another document.
   RingSchedule(const AttentionProblem& whole, const AttentionForward& lists, Partition partition);
+  // A sample of that schedule: the part of one rank, with one transfer of each shape that it receives and one
+  // that it sends. Buffers are taken for the largest transfer and workspaces for the largest pair, so a
+  // rehearsal of the sample takes the bytes of the whole schedule, and is as short for a thousand ranks as
+  // for eight. Its work and its messages are not those of a run.
+  RingSchedule(const AttentionProblem& whole, const AttentionForward& lists, Partition partition,
+               int sampled_rank);
 
   [[nodiscard]] const AttentionProblem& problem() const { return problem_; }
   [[nodiscard]] const Partition& partition() const { return partition_; }
@@ -73,9 +79,7 @@ class RingSchedule {
   [[nodiscard]] bool packs() const { return packs_; }
 
  private:
-  void add_local(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts, int rank);
-  void add_step(const AttentionForward& lists, const std::vector<std::vector<Piece>>& parts,
-                std::int64_t step);
+  void add(Transfer transfer, std::int64_t slot, std::int64_t step);
   void index_transfers();
   [[nodiscard]] std::size_t index(int rank, std::int64_t slot) const {
     return static_cast<std::size_t>(slot * ranks() + rank);

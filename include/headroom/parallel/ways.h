@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "headroom/parallel/attention_time.h"
 #include "headroom/parallel/parallel_schedule.h"
 #include "headroom/parallel/ring_attention.h"
 
@@ -16,11 +17,6 @@ void parallel_attention_forward(Context& context, const ParallelSchedule& schedu
 void parallel_attention_backward(Context& context, const ParallelSchedule& schedule,
                                  const RingBackward& views, std::string_view pinned = {});
 
-// How fast a rank computes and its link moves, for the choice below.
-struct WayRates {
-  double flops_per_second = 0;
-  double link_bytes_per_second = 0;
-};
 struct WayEstimate {
   int group = 1;        // ranks that divide heads
   double seconds = 0;   // forward and backward of the slowest rank
@@ -33,10 +29,10 @@ struct WayChoice {
   std::string reason;                  // one sentence
 };
 // Picks the size of groups by the time of the slowest rank: one rank (a ring), all of them (heads), or any
-// divisor between (the product). A ring's messages move while it computes, so it takes the longer of the two;
-// the all-to-all comes before and after, so that its time is added. Ways differ in balance too: the ranks of
-// a group have the same work. Latency is left out.
+// divisor between (the product). The times are those of play_attention: a ring's messages move while it
+// computes, the all-to-all of heads comes before and after. Ways differ in balance too: the ranks of a group
+// have the same work.
 [[nodiscard]] WayChoice choose_way(const AttentionProblem& whole, const AttentionForward& lists,
-                                   const Partition& partition, const WayRates& rates);
+                                   const Partition& partition, const RankRates& rates);
 
 }  // namespace headroom

@@ -8,6 +8,7 @@
 
 #include "headroom/core/device.h"
 #include "headroom/memory/work.h"
+#include "headroom/parallel/attention_time.h"
 
 namespace headroom {
 
@@ -39,6 +40,11 @@ class CostModel {
   // Operations per second of kernels that nobody has measured.
   [[nodiscard]] double arithmetic_rate() const { return arithmetic_.flops_per_second; }
 
+  // Messages between ranks move over this link. Without one they move as fast as memory is copied.
+  void set_rank_link(const LinkModel& link) { rank_link_ = link; }
+  // For attention over ranks.
+  [[nodiscard]] RankRates rank_rates() const;
+
   [[nodiscard]] double seconds(const Work& work) const;
   // Copies go beside the kernels: the longer of the two counts.
   [[nodiscard]] double seconds(std::span<const WorkRecord> records) const;
@@ -47,6 +53,7 @@ class CostModel {
   KernelRate arithmetic_;  // kernels that have flops
   KernelRate memory_;      // the others
   double copy_bytes_per_second_ = 0;
+  LinkModel rank_link_{};
   std::map<std::string, KernelRate, std::less<>> kernels_;
 };
 

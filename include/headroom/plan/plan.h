@@ -26,7 +26,13 @@ struct StrategyPins {
   std::optional<std::int64_t> mlp_tile_tokens;
   std::optional<std::int64_t> accumulation;
   std::optional<bool> offload_optimizer;
-  std::int64_t ranks = 1;  // that divide every sequence
+  std::int64_t ranks = 1;
+  std::optional<std::int64_t> ring{};  // of them, that divide every sequence; without it: all of them
+  Sharding sharding = Sharding::none;
+
+  [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
+  // Groups of ranks that divide the sequences of a batch between them.
+  [[nodiscard]] std::int64_t data_ranks() const { return ranks / ring_ranks(); }
 };
 
 struct PlanRequest {
@@ -37,7 +43,26 @@ struct PlanRequest {
   StrategyPins pins;
 };
 
-// One strategy, rehearsed. Over ranks, bytes and time are those of the rank that takes most bytes.
+// Ranks that take the same memory.
+struct RankShare {
+  int first_rank = 0;
+  std::int64_t ranks = 0;
+  std::int64_t tokens = 0;  // of a micro-step's batch, on each of them
+  std::int64_t arena_bytes = 0;
+};
+// What the ranks of an update exchange, by the play of its schedule.
+struct RankTraffic {
+  std::int64_t sent_bytes = 0;   // by the rank that sends most
+  double attention_seconds = 0;  // forward and backward, with what is computed again
+  double exposed_seconds = 0;    // of those, what messages add to computing
+  double waited_seconds = 0;     // of those, on the rank that waits longest
+  double sum_seconds = 0;        // the sums of losses and gradients, and gathering of what ranks divide
+  double overlap = 1;            // the share of attention in which no rank has to wait
+  double bubbles = 0;            // the share of attention in which ranks do not compute, over all of them
+};
+
+// One strategy, rehearsed. Over ranks, bytes are those of the rank that takes most and time is that of the
+// slowest.
 struct PlannedStep {
   Strategy strategy;
   std::int64_t live_peak_bytes = 0;  // of the device
@@ -45,6 +70,8 @@ struct PlannedStep {
   std::int64_t host_bytes = 0;
   double seconds = 0;                            // of an update with all its micro-steps
   std::vector<std::int64_t> rank_arena_bytes{};  // [rank]
+  std::vector<RankShare> rank_shares{};
+  RankTraffic traffic{};
   std::vector<AssumedKernel> assumed{};
 };
 
@@ -74,7 +101,7 @@ struct SearchSpace {
 };
 [[nodiscard]] SearchSpace search_space(const PlanRequest& request);
 
-// One strategy, rehearsed and packed; over ranks, as each of them.
+// One strategy, rehearsed and packed; over ranks, as one of each class that takes the same.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
                                     const CostModel& costs, Layout* layout = nullptr);
 
@@ -110,6 +137,11 @@ struct TrainingFit {
 // least fits; 0: none.
 [[nodiscard]] std::int64_t largest_context(const PlanRequest& request, const CostModel& costs,
                                            std::int64_t step = 256);
+
+// The smallest number of ranks, 1 to `most`, over which one of the strategies that take least fits, as a
+// ring; nothing where none does. What ranks do not divide of the training state, each of them has whole.
+[[nodiscard]] std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const CostModel& costs,
+                                                         std::int64_t most);
 
 // A single change to a plan.
 struct Change {

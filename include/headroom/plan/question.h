@@ -18,9 +18,12 @@ struct PinOptions {
   std::optional<std::int64_t> mlp_tile_tokens{};
   std::optional<std::int64_t> accumulation{};
   std::optional<std::string> optimizer_state{};  // "device" or "host"
-  std::int64_t ranks = 1;                        // that divide every sequence
+  std::int64_t ranks = 1;
+  std::optional<std::int64_t> ring{};  // ranks that divide every sequence; without it all of them do
+  std::string shard = "none";          // what of the state they divide too; see Sharding
 };
-// Throws where the counts of layers are not those of a model of so many.
+// Throws where the counts of layers are not those of a model of so many, where the ring does not divide the
+// ranks, and where one rank is to divide its state.
 [[nodiscard]] StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers);
 
 struct PlanOptions {
@@ -35,6 +38,9 @@ struct PlanOptions {
   std::string state = "f32";                        // of weights, gradients, moments: f32, bf16 or 8bit
   OptimizerKind optimizer = OptimizerKind::adamw;
   PinOptions pins{};
+  bool fewest_ranks = false;                // in place of the pins' ranks: the smallest number that fits
+  std::optional<std::string> link{};        // between ranks, as parse_link_rate() reads it
+  std::optional<double> latency_seconds{};  // of a message on that link
   bool compare = false;
 };
 

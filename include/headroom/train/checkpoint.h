@@ -16,6 +16,7 @@
 #include "headroom/memory/staging.h"
 #include "headroom/model/config.h"
 #include "headroom/model/parameters.h"
+#include "headroom/model/shards.h"
 #include "headroom/model/strategy.h"
 #include "headroom/train/model_files.h"
 
@@ -34,9 +35,11 @@ struct TrainState {
 void validate(const TrainState& state);
 
 inline const Tensor kNoTensor;
+class StateGather;
 
 // Flat tensors of the model's ParameterTable, [elements()] each, in any space of one context. The precision
-// of the state is that of the moments.
+// of the state is that of the moments. Where ranks divide them, a rank's tensors have the elements of its
+// slices.
 struct TrainBuffers {
   const Tensor& weights;        // f32, bf16 or f16
   const Tensor& master;         // f32 where the state is and the weights are 16-bit; otherwise empty
@@ -45,14 +48,17 @@ struct TrainBuffers {
   const Tensor& first_exponents =
       kNoTensor;  // [elements() / kMomentBlock] u8 where moments are; otherwise empty
   const Tensor& second_exponents = kNoTensor;
+  std::span<const ShardSlice> weight_slices{};  // empty: the weights are whole
+  std::span<const ShardSlice> state_slices{};   // of the others; empty: they are whole
 };
 
 // Writes ROOT/step-<state.step>, replacing one of that name, and makes ROOT where it is missing. What killed
 // writers left in ROOT is removed as far as that is possible. A tensor that is not finite is a runtime error
-// that names it, and no checkpoint appears. Returns the folder.
+// that names it, and no checkpoint appears. Returns the folder. Where ranks divide the state, rank 0 writes
+// what `gather` brings to it.
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const ModelConfig& config,
                                        const TrainState& state, const TrainBuffers& buffers, Staging& staging,
-                                       const ModelFiles& files = {});
+                                       const ModelFiles& files = {}, StateGather* gather = nullptr);
 
 // The checkpoint of the highest step; nothing where there is none, or no ROOT.
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& root);
@@ -73,8 +79,8 @@ struct IncompleteCheckpoint {
 TrainState check_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config, DType weights,
                             StatePrecision state = StatePrecision::f32);
 
-// Fills the buffers. Throws as check_checkpoint does, and where a tensor does not have the checksum that it
-// was saved with.
+// Fills the buffers; of tensors that ranks divide, this rank's part. Throws as check_checkpoint does, and
+// where a tensor does not have the checksum that it was saved with.
 [[nodiscard]] TrainState read_checkpoint(const std::filesystem::path& checkpoint, const ModelConfig& config,
                                          const TrainBuffers& buffers, Staging& staging);
 

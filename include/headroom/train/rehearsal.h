@@ -1,6 +1,7 @@
 // What a training step takes: rehearsed, phase by phase.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -41,9 +42,15 @@ struct TrainingRehearsal {
   Ledger ledger;
   std::vector<WorkRecord> micro_step;
   std::vector<WorkRecord> update;
+  // Pairs of chunks of one pass of attention over ranks; 0 where one rank has the whole sequence.
+  std::array<std::int64_t, 2> pass_pairs{};  // [AttentionKind]
 };
 [[nodiscard]] TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                                          const DeviceDescription& device, int rank = 0);
+// The same bytes in a rehearsal whose length does not grow with the number of ranks: of attention over ranks
+// it has one slot of each shape (see RingSchedule). That part of its work is not the work of a step.
+[[nodiscard]] TrainingRehearsal rehearse_memory(const TrainingProblem& problem, const Strategy& strategy,
+                                                const DeviceDescription& device, int rank = 0);
 
 // The kernels that the device does not have yet, each with the largest workspace that its row states: bytes
 // that are assumed, not those of a kernel. Empty where the step can run.
@@ -61,6 +68,9 @@ struct AssumedKernel {
 
 // In words: "keep attention, recompute the rest; loss 384 tokens at a time; MLP 2,048".
 [[nodiscard]] std::string describe(const Strategy& strategy);
+
+// What its ranks divide: "4 divide every sequence", "4 in 2 groups divide the batch, ...".
+[[nodiscard]] std::string describe_ranks(const Strategy& strategy);
 
 // What the step takes where every layer keeps everything, attention holds its scores and the loss its logits,
 // as eager frameworks do: from the same rehearsal and the same families' tables.

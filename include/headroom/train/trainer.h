@@ -79,7 +79,7 @@ class Trainer {
   // What gradients() are multiplied by to be those of the mean loss over this many labels.
   [[nodiscard]] double gradient_scale(std::int64_t labels) const;
 
-  // One batch: fill(batch) writes its samples, whole sequences also where ranks divide them. Adds to the
+  // One batch: fill(batch) writes its samples, all of them also where ranks divide them. Adds to the
   // gradients and returns the loss over all ranks. A batch without a label is passed over: nothing is
   // computed, nothing changes. A rehearsal counts every token.
   using FillBatch = std::function<void(const Samples& batch)>;
@@ -92,6 +92,12 @@ class Trainer {
 
   // Phase save: body() reads buffers() and gradients(), to write a checkpoint or to look at them.
   void save(Context& context, const HostWork& body);
+  // Whether ranks divide what a checkpoint holds. Then all of them call save_divided, and not save, for one.
+  [[nodiscard]] bool divides_state() const { return decoder_.shards().divided(); }
+  // Phase gather: rank 0 calls body() to write a checkpoint of what all ranks have, to be given to
+  // write_checkpoint().
+  using WriteDivided = std::function<void(Staging& staging, StateGather& gather)>;
+  void save_divided(Context& context, const WriteDivided& body);
 
   // The loss of a batch; one without a label is passed over. `inspect` is called with every layer's result.
   using Inspect = std::function<void(std::string_view name, const Tensor& result, Staging& staging)>;
@@ -129,13 +135,15 @@ class Trainer {
   Tensor weights_;    // flat, compute dtype
   Tensor gradients_;  // flat; their dtype and what else there is is the state's
   bool gradients_are_zero_ = false;
-  Tensor master_;           // flat f32; this and the moments are on the host where the strategy says so
+  Tensor master_;           // flat f32; this and the moments are on the host where the strategy says so, and
+                            // have the rank's slices alone where ranks divide them
   Tensor first_moment_;     // flat
   Tensor second_moment_;    // flat
   Tensor first_exponents_;  // [elements / kMomentBlock], of moments of 8 bits
   Tensor second_exponents_;
-  DeviceBatch host_batch_;  // whole sequences
-  Tensor host_value_;       // [1] f32
+  std::span<const ShardSlice> slices_;  // of the rank: what it updates
+  DeviceBatch host_batch_;              // whole sequences
+  Tensor host_value_;                   // [1] f32
 };
 
 }  // namespace headroom

@@ -53,7 +53,7 @@ NcclId make_nccl_id() {
   fail_absent();
 }
 
-NcclPair::NcclPair(const NcclId&, bool sends, int gpu, Seconds timeout)
+NcclPair::NcclPair(const NcclId&, bool sends, int gpu, Seconds timeout, const std::function<void()>&)
     : sends_(sends), gpu_(gpu), timeout_(timeout) {
   fail_absent();
 }
@@ -61,6 +61,7 @@ NcclPair::~NcclPair() = default;
 void NcclPair::move(std::byte*, std::int64_t, const Moment&, Moment&) {
   fail_absent();
 }
+void NcclPair::check_messages() const {}
 void NcclPair::abort() noexcept {}
 
 }  // namespace headroom::cuda

@@ -93,18 +93,20 @@ NcclId make_nccl_id() {
   return id;
 }
 
-NcclPair::NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout)
+NcclPair::NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout,
+                   const std::function<void()>& meanwhile)
     : sends_(sends), gpu_(gpu), timeout_(timeout) {
   const OnGpu here(gpu_);
   try {
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     Config config;
-    finish_call(nccl().init_rank(&communicator_, 2, id, sends_ ? 0 : 1, &config), "ncclCommInitRankConfig");
+    finish_call(nccl().init_rank(&communicator_, 2, id, sends_ ? 0 : 1, &config), "ncclCommInitRankConfig",
+                meanwhile);
     void* nothing = nullptr;
     check_cuda(cudaMalloc(&nothing, 1), "cudaMalloc");
     try {
-      start(static_cast<std::byte*>(nothing), 1);
-      wait_for_stream();
+      start(static_cast<std::byte*>(nothing), 1, meanwhile);
+      wait_for_stream(meanwhile);
     } catch (...) {
       abort();
       cudaFree(nothing);
@@ -126,33 +128,40 @@ NcclPair::~NcclPair() {
 void NcclPair::move(std::byte* data, std::int64_t bytes, const Moment& ready, Moment& done) {
   const OnGpu here(gpu_);
   check_cuda(cudaStreamWaitEvent(stream_, ready.event_, 0), "cudaStreamWaitEvent");
-  start(data, bytes);
+  start(data, bytes, [] {});
   done.record_on(stream_);
 }
 
-void NcclPair::start(std::byte* data, std::int64_t bytes) {
+void NcclPair::check_messages() const {
+  int code = kSuccess;
+  check_nccl(nccl().get_async_error(communicator_, &code), "ncclCommGetAsyncError");
+  if (code != kInProgress) check_nccl(code, sends_ ? "ncclSend" : "ncclRecv");
+}
+
+void NcclPair::start(std::byte* data, std::int64_t bytes, const std::function<void()>& meanwhile) {
   const auto count = static_cast<std::size_t>(bytes);
   if (sends_) {
-    finish_call(nccl().send(data, count, kBytes, 1, communicator_, stream_), "ncclSend");
+    finish_call(nccl().send(data, count, kBytes, 1, communicator_, stream_), "ncclSend", meanwhile);
   } else {
-    finish_call(nccl().receive(data, count, kBytes, 0, communicator_, stream_), "ncclRecv");
+    finish_call(nccl().receive(data, count, kBytes, 0, communicator_, stream_), "ncclRecv", meanwhile);
   }
 }
 
 // A call that has not failed may still be under way in a thread of NCCL; the next one has to wait for it.
-void NcclPair::finish_call(int code, const char* call) {
+void NcclPair::finish_call(int code, const char* call, const std::function<void()>& meanwhile) {
   const auto deadline = deadline_of_call();
   while (code == kInProgress) {
     if (Clock::now() > deadline) {
       fail(ErrorKind::runtime, "{} did not return within {:g} s", call, timeout_.count());
     }
+    meanwhile();
     std::this_thread::yield();
     check_nccl(nccl().get_async_error(communicator_, &code), "ncclCommGetAsyncError");
   }
   check_nccl(code, call);
 }
 
-void NcclPair::wait_for_stream() {
+void NcclPair::wait_for_stream(const std::function<void()>& meanwhile) {
   const auto deadline = deadline_of_call();
   while (true) {
     const cudaError_t code = cudaStreamQuery(stream_);
@@ -160,6 +169,7 @@ void NcclPair::wait_for_stream() {
     if (Clock::now() > deadline) {
       fail(ErrorKind::runtime, "the first message over NCCL did not arrive within {:g} s", timeout_.count());
     }
+    meanwhile();
     std::this_thread::yield();
   }
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "comm/cuda/messages.h"
@@ -26,8 +27,9 @@ using NcclId = std::array<std::byte, 128>;
 class NcclPair {
  public:
   // Both ranks make it at the same time, on the GPU `gpu`. A first message of no content goes through it, so
-  // that later ones wait for no connection. Throws where that takes longer than the timeout.
-  NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout);
+  // that later ones wait for no connection. Throws where that takes longer than the timeout. While it waits
+  // for the other rank it calls meanwhile(), which may throw to end that.
+  NcclPair(const NcclId& id, bool sends, int gpu, Seconds timeout, const std::function<void()>& meanwhile);
   NcclPair(const NcclPair&) = delete;
   NcclPair& operator=(const NcclPair&) = delete;
   ~NcclPair();
@@ -35,15 +37,17 @@ class NcclPair {
   // Sends or receives the bytes when the stream of `ready` has come to that moment; `done` is the moment when
   // they have moved. Does not wait for either.
   void move(std::byte* data, std::int64_t bytes, const Moment& ready, Moment& done);
+  // Throws where NCCL has found, since a message was given to it, that it cannot be moved.
+  void check_messages() const;
   // Ends messages that are under way. The pair cannot be used any more.
   void abort() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start(std::byte* data, std::int64_t bytes);
-  void finish_call(int code, const char* call);
-  void wait_for_stream();
+  void start(std::byte* data, std::int64_t bytes, const std::function<void()>& meanwhile);
+  void finish_call(int code, const char* call, const std::function<void()>& meanwhile);
+  void wait_for_stream(const std::function<void()>& meanwhile);
   [[nodiscard]] Clock::time_point deadline_of_call() const;
 
   bool sends_;

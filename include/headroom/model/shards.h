@@ -1,0 +1,61 @@
+// How ranks divide the flat buffers of a parameter table. A buffer is cut into units, and each rank has one
+// slice of every unit. A rank's own buffer has its slices one after the other. Slices begin at multiples of
+// ParameterTable::kAlignment, so that no block of moments is divided.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "headroom/model/parameters.h"
+#include "headroom/model/strategy.h"
+
+namespace headroom {
+
+// Elements of a flat buffer that a rank has.
+struct ShardSlice {
+  std::int64_t flat_begin = 0;  // in the whole buffer
+  std::int64_t own_begin = 0;   // in the rank's own
+  std::int64_t elements = 0;
+};
+
+class Shards {
+ public:
+  // Throws where a rank would have nothing.
+  Shards(const ParameterTable& table, Sharding sharding, int ranks);
+
+  // Whether ranks divide anything. Where they do not, every rank has one slice, the whole buffer.
+  [[nodiscard]] bool divided() const { return slices_.size() > 1; }
+  [[nodiscard]] std::int64_t flat_elements() const { return unit_begins_.back(); }
+  // The slices of a rank, in the order of the buffer.
+  [[nodiscard]] std::span<const ShardSlice> slices(int rank) const { return slices_[place(rank)]; }
+  // The elements of a rank's own buffer.
+  [[nodiscard]] std::int64_t elements(int rank) const {
+    return slices(rank).back().own_begin + slices(rank).back().elements;
+  }
+  // Where the units of the flat buffer begin, and its end.
+  [[nodiscard]] std::span<const std::int64_t> unit_begins() const { return unit_begins_; }
+  // The elements of every rank's slice of a unit, as Context::reduce_scatter and all_gather take them.
+  [[nodiscard]] std::span<const std::int64_t> counts(std::size_t unit) const { return counts_[unit]; }
+
+ private:
+  [[nodiscard]] std::size_t place(int rank) const { return divided() ? static_cast<std::size_t>(rank) : 0; }
+
+  std::vector<std::int64_t> unit_begins_;          // [units + 1]
+  std::vector<std::vector<ShardSlice>> slices_;    // [rank][unit]; [1][1] where nothing is divided
+  std::vector<std::vector<std::int64_t>> counts_;  // [unit][rank]
+};
+
+// Calls body(flat begin, own begin, elements) for what the slices have of flat elements begin to end - 1.
+template <class Body>
+void for_each_overlap(std::span<const ShardSlice> slices, std::int64_t begin, std::int64_t end,
+                      const Body& body) {
+  for (const ShardSlice& slice : slices) {
+    const std::int64_t first = std::max(begin, slice.flat_begin);
+    const std::int64_t last = std::min(end, slice.flat_begin + slice.elements);
+    if (first < last) body(first, slice.own_begin + first - slice.flat_begin, last - first);
+  }
+}
+
+}  // namespace headroom

@@ -1,0 +1,30 @@
+// Which ranks of a ring take the same memory: a schedule of a thousand ranks has a handful of kinds of them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headroom/parallel/partition.h"
+
+namespace headroom {
+
+// What decides the memory of attention on a rank: the sizes of its pieces, of the tokens of its group, and
+// the shapes of all pairs of chunks that it computes. Two ranks with equal keys take the same bytes.
+using RankMemoryKey = std::vector<std::uint64_t>;
+// Returns the keys of all ranks, in groups of so many that divide heads. They are found in one pass over the
+// schedule.
+[[nodiscard]] std::vector<RankMemoryKey> rank_memory_keys(const AttentionProblem& whole,
+                                                          const Partition& partition, int group = 1);
+
+struct RankClass {
+  int first = 0;  // its first rank, which stands for all of them
+  std::int64_t count = 0;
+};
+// The classes of ranks with equal keys, by their first rank.
+struct RankClasses {
+  std::vector<RankClass> classes;
+  std::vector<std::int32_t> of_rank;  // [rank] into classes
+};
+[[nodiscard]] RankClasses rank_classes(const std::vector<RankMemoryKey>& keys);
+
+}  // namespace headroom

@@ -1,0 +1,70 @@
+#include "model/unit_weights.h"
+
+#include <vector>
+
+#include "headroom/ops/elementwise.h"
+
+namespace headroom {
+namespace {
+
+// Memory for a whole unit.
+Tensor take_unit(const FlatBuffer& flat, std::size_t unit, std::string_view name, Category category) {
+  const std::span<const std::int64_t> begins = flat.shards.unit_begins();
+  return flat.context.allocate({.name = name,
+                                .category = category,
+                                .dtype = flat.tensor.view().dtype(),
+                                .shape = {begins[unit + 1] - begins[unit]}});
+}
+
+}  // namespace
+
+UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit) {
+  if (!weights.divided) {
+    part_ = {.values = weights.tensor, .begin = 0};
+    return;
+  }
+  Context& context = weights.context;
+  const int rank = context.ranks().rank;
+  const std::int64_t begin = weights.shards.unit_begins()[unit];
+  gathered_ = take_unit(weights, unit, "gathered weights", Category::parameters);
+  part_ = {.values = gathered_, .begin = begin};
+  const auto slice_of = [&](int of) -> const ShardSlice& { return weights.shards.slices(of)[unit]; };
+  const auto gathered_part = [&](int of) {
+    return TensorPart{gathered_, slice_of(of).flat_begin - begin, slice_of(of).elements};
+  };
+  const TensorPart own{weights.tensor, slice_of(rank).own_begin, slice_of(rank).elements};
+  std::vector<Parcel> sends;
+  std::vector<Parcel> receives;
+  for (int peer = 0; peer < context.ranks().count; ++peer) {
+    if (peer == rank) continue;
+    if (own.elements > 0) sends.push_back({peer, own});
+    if (slice_of(peer).elements > 0) receives.push_back({peer, gathered_part(peer)});
+  }
+  const Ticket arrived =
+      context.exchange(sends, receives, {"gathering of weights", static_cast<std::int64_t>(unit)});
+  context.copy(StreamId::main, gathered_part(rank), own);
+  context.wait(StreamId::main, arrived);
+}
+
+UnitGradients::UnitGradients(const FlatBuffer& gradients, std::size_t unit)
+    : gradients_(gradients), unit_(unit) {
+  if (!gradients.divided) {
+    part_ = {.values = gradients.tensor, .begin = 0};
+    return;
+  }
+  made_ = take_unit(gradients, unit, "gradients of a unit", Category::gradients);
+  part_ = {.values = made_, .begin = gradients.shards.unit_begins()[unit]};
+  zero(gradients.context, made_);
+}
+
+void UnitGradients::add() const {
+  if (!gradients_.divided) return;
+  Context& context = gradients_.context;
+  context.reduce_scatter(made_, gradients_.shards.counts(unit_));
+  const ShardSlice& own = gradients_.shards.slices(context.ranks().rank)[unit_];
+  if (own.elements == 0) return;
+  const TensorView kept = gradients_.tensor.view().slice(0, own.own_begin, own.elements);
+  headroom::add(context, kept, part_.values.slice(0, own.flat_begin - part_.begin, own.elements), kept);
+}
+
+}  // namespace headroom

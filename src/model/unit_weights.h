@@ -1,0 +1,60 @@
+// The weights that a part of a step reads and the gradients that it adds to, whole on this rank. Where ranks
+// divide them, a unit's weights are gathered before they are used and freed after it. The unit's gradients
+// are made in a buffer of their own and added over the ranks, and each rank keeps its slice of the sum.
+#pragma once
+
+#include <cstdint>
+
+#include "headroom/memory/context.h"
+#include "headroom/model/shards.h"
+
+namespace headroom {
+
+// Elements begin, begin + 1, ... of a flat buffer of the parameter table.
+struct FlatPart {
+  TensorView values;
+  std::int64_t begin = 0;
+
+  [[nodiscard]] TensorView of(const Parameter& parameter) const {
+    return values.slice(0, parameter.offset - begin, parameter.shape.elements()).reshape(parameter.shape);
+  }
+};
+
+// The flat buffers of a step, as this rank has them.
+struct FlatBuffer {
+  Context& context;
+  const Shards& shards;
+  const Tensor& tensor;
+  bool divided = false;  // the tensor has the rank's slices alone
+  bool is_zero = false;  // of gradients: every layer's are zero when its backward begins
+};
+
+class UnitWeights {
+ public:
+  UnitWeights(const FlatBuffer& weights, std::size_t unit);
+
+  [[nodiscard]] const FlatPart& part() const { return part_; }
+
+ private:
+  Tensor gathered_;  // empty where every rank has all weights
+  FlatPart part_;
+};
+
+class UnitGradients {
+ public:
+  UnitGradients(const FlatBuffer& gradients, std::size_t unit);
+
+  [[nodiscard]] const FlatPart& part() const { return part_; }
+  // Whether the part held nothing but zeros when this was made. A unit of its own always does.
+  [[nodiscard]] bool are_zero() const { return gradients_.divided || gradients_.is_zero; }
+  // Adds what was made to the gradients that the rank keeps. To be called once, by all ranks.
+  void add() const;
+
+ private:
+  FlatBuffer gradients_;
+  std::size_t unit_;
+  Tensor made_;  // empty where every rank keeps all gradients
+  FlatPart part_;
+};
+
+}  // namespace headroom

@@ -1,0 +1,135 @@
+#include "plan/rank_plan.h"
+
+#include <algorithm>
+
+namespace headroom {
+namespace {
+
+// body(kind, problem of its attention), for every kind that layers have, in one group of ranks.
+template <class Body>
+void for_each_attention(TrainingProblem problem, const Decoder& decoder, const Body& body) {
+  problem.sizes = decoder.group_sizes();
+  std::array<bool, 2> known{};
+  for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
+    const auto kind = static_cast<std::size_t>(layer_spec(problem.config, layer).attention);
+    if (!known[kind]) body(kind, attention_problem(problem, decoder.layer_mask(layer)));
+    known[kind] = true;
+  }
+}
+
+// What decides the memory of a rank's part of the divided state.
+RankMemoryKey shard_memory_key(const Shards& shards, int rank) {
+  RankMemoryKey key;
+  for (const ShardSlice& slice : shards.slices(rank)) {
+    key.push_back(static_cast<std::uint64_t>(slice.elements));
+  }
+  return key;
+}
+
+// It has the partition, the masks and the shards; its schedules are not used.
+Decoder partitioned(const TrainingProblem& problem, Strategy strategy) {
+  strategy.layers = {.recompute = problem.config.layers};
+  return {problem.config, strategy, problem.sizes, problem.mask, 0};
+}
+
+}  // namespace
+
+RankPlan::Key RankPlan::key_of(const TrainingProblem& micro_step, const Strategy& strategy) {
+  return {micro_step.sizes.batch, micro_step.sizes.context, strategy.ring_ranks,
+          strategy.data_ranks,    strategy.head_group,      static_cast<std::int64_t>(strategy.sharding)};
+}
+
+const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
+  const auto [place, is_new] = attention_.try_emplace(key_of(micro_step, strategy));
+  if (!is_new || strategy.ring_ranks == 1) return place->second;
+  const Decoder decoder = partitioned(micro_step, strategy);
+  for_each_attention(micro_step, decoder, [&](std::size_t kind, AttentionProblem problem) {
+    problem.mask.max_documents = micro_step.sizes.max_documents;
+    place->second[kind] = play_attention(problem, {}, decoder.partition(),
+                                         static_cast<int>(strategy.head_group), costs_.rank_rates());
+  });
+  return place->second;
+}
+
+const RankClasses& RankPlan::classes(const TrainingProblem& micro_step, const Strategy& strategy) {
+  const auto [place, is_new] = classes_.try_emplace(key_of(micro_step, strategy));
+  if (!is_new) return place->second;
+  const Decoder decoder = partitioned(micro_step, strategy);
+  std::vector<RankMemoryKey> keys(static_cast<std::size_t>(strategy.ranks()));
+  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+    keys[rank] = shard_memory_key(decoder.shards(), static_cast<int>(rank));
+  }
+  if (strategy.ring_ranks > 1) {
+    for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
+      problem.mask.max_documents = micro_step.sizes.max_documents;
+      const std::vector<RankMemoryKey> of_kind =
+          rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
+      for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+        const RankMemoryKey& of_place = of_kind[rank % of_kind.size()];
+        keys[rank].insert(keys[rank].end(), of_place.begin(), of_place.end());
+      }
+    });
+  }
+  place->second = rank_classes(keys);
+  return place->second;
+}
+
+std::optional<RecordSeconds::PartOfPass> RecordSeconds::part_of_pass(const WorkRecord& record) const {
+  const StagePath path = rehearsal_.ledger.stage_path(record.stage);
+  const std::span<const Stage> stages = path.stages();
+  if (std::ranges::find(stages, StageKind::over_ranks, &Stage::kind) == stages.end()) return std::nullopt;
+  const auto layer = std::ranges::find(stages, StageKind::layer, &Stage::kind);
+  const auto kind = static_cast<std::size_t>(layer_spec(config_, layer->index).attention);
+  const double part = 1.0 / static_cast<double>(std::max<std::int64_t>(rehearsal_.pass_pairs[kind], 1));
+  if (record.work.kernel == "attention") return PartOfPass{part, &attention_[kind].forward};
+  if (record.work.kernel == "attention backward") return PartOfPass{part, &attention_[kind].backward};
+  return PartOfPass{};
+}
+
+double RecordSeconds::of(const WorkRecord& record) const {
+  const std::optional<PartOfPass> over_ranks = part_of_pass(record);
+  if (!over_ranks) return costs_.seconds(record.work);
+  return over_ranks->pass == nullptr ? 0 : over_ranks->part * over_ranks->pass->seconds;
+}
+
+double RecordSeconds::of(std::span<const WorkRecord> records) const {
+  double kernels = 0;
+  double copies = 0;
+  for (const WorkRecord& record : records) {
+    (record.work.kind == WorkKind::copy ? copies : kernels) += of(record);
+  }
+  return std::max(kernels, copies);
+}
+
+RankTraffic RecordSeconds::traffic(std::int64_t accumulation) const {
+  RankTraffic traffic;
+  double sent = 0;
+  double computed = 0;
+  const auto add = [&](std::span<const WorkRecord> records, double times) {
+    for (const WorkRecord& record : records) {
+      if (const std::optional<PartOfPass> over_ranks = part_of_pass(record)) {
+        if (over_ranks->pass == nullptr) continue;
+        const PassTime& pass = *over_ranks->pass;
+        const double part = times * over_ranks->part;
+        traffic.attention_seconds += part * pass.seconds;
+        traffic.exposed_seconds += part * pass.exposed_seconds();
+        traffic.waited_seconds += part * (pass.waited_seconds + pass.exchanged_seconds);
+        computed += part * pass.mean_compute_seconds;
+        sent += part * static_cast<double>(pass.sent_bytes);
+      } else if (record.work.kind == WorkKind::communication) {
+        traffic.sum_seconds += times * costs_.seconds(record.work);
+        sent += times * static_cast<double>(record.work.sent_bytes);
+      }
+    }
+  };
+  add(rehearsal_.micro_step, static_cast<double>(accumulation));
+  add(rehearsal_.update, 1);
+  traffic.sent_bytes = static_cast<std::int64_t>(sent);
+  if (traffic.attention_seconds > 0) {
+    traffic.bubbles = 1 - computed / traffic.attention_seconds;
+    traffic.overlap = 1 - traffic.waited_seconds / traffic.attention_seconds;
+  }
+  return traffic;
+}
+
+}  // namespace headroom

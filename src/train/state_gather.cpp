@@ -1,0 +1,87 @@
+#include "train/state_gather.h"
+
+#include <algorithm>
+
+#include "headroom/core/checked.h"
+
+namespace headroom {
+namespace {
+
+// So many that a window is little beside a rank's state, so few that a rehearsal stays short. Small models
+// need few.
+constexpr std::int64_t kMostWindows = 64;
+constexpr std::int64_t kLeastWindowElements = 1 << 16;
+
+std::int64_t window_elements(const Shards& shards) {
+  return std::max(round_up(divide_up(shards.flat_elements(), kMostWindows), ParameterTable::kAlignment),
+                  kLeastWindowElements);
+}
+
+}  // namespace
+
+StateGather::StateGather(Context& context, const Shards& shards, std::vector<const Tensor*> flats)
+    : context_(context), shards_(shards), flats_(std::move(flats)) {}
+
+std::int64_t StateGather::shared() const {
+  return shards_.elements(context_.ranks().rank) / flats_[current_]->view().elements();
+}
+
+void StateGather::next_window() {
+  const Tensor& own = *flats_[current_];
+  if (end_ == 0) {
+    const std::int64_t most = std::min(window_elements(shards_), shards_.flat_elements());
+    window_ = context_.allocate({.name = "window of the state",
+                                 .category = Category::staging,
+                                 .dtype = own.view().dtype(),
+                                 .shape = {most / shared()}});
+  }
+  begin_ = end_;
+  end_ = std::min(begin_ + window_elements(shards_), shards_.flat_elements());
+  const auto in_window = [&](std::int64_t flat_begin, std::int64_t elements) {
+    return TensorPart{window_, (flat_begin - begin_) / shared(), elements / shared()};
+  };
+  std::vector<Parcel> sends;
+  std::vector<Parcel> receives;
+  const Ranks& ranks = context_.ranks();
+  // The state may be on the host; windows are on the device, where messages begin and end.
+  for_each_overlap(shards_.slices(ranks.rank), begin_, end_,
+                   [&](std::int64_t flat, std::int64_t own_begin, std::int64_t elements) {
+                     context_.copy(StreamId::main, in_window(flat, elements),
+                                   {own, own_begin / shared(), elements / shared()});
+                     if (ranks.rank > 0) sends.push_back({0, in_window(flat, elements)});
+                   });
+  for (int other = 1; ranks.rank == 0 && other < ranks.count; ++other) {
+    for_each_overlap(shards_.slices(other), begin_, end_,
+                     [&](std::int64_t flat, std::int64_t, std::int64_t elements) {
+                       receives.push_back({other, in_window(flat, elements)});
+                     });
+  }
+  context_.wait(StreamId::main, context_.exchange(sends, receives, {"gathering of the state"}));
+}
+
+void StateGather::next_tensor() {
+  while (end_ < shards_.flat_elements()) next_window();
+  window_ = Tensor();
+  begin_ = end_ = 0;
+  ++current_;
+}
+
+void StateGather::read(const Tensor& flat, std::int64_t begin, std::int64_t elements, Staging& staging,
+                       const Staging::Consume& consume) {
+  while (flats_[current_] != &flat) next_tensor();
+  for (std::int64_t done = 0; done < elements;) {
+    while (end_ / shared() <= begin + done) next_window();
+    const std::int64_t first = begin + done - begin_ / shared();
+    const std::int64_t here = std::min(elements - done, end_ / shared() - begin - done);
+    staging.download({window_, first, here}, [&](std::span<const std::byte> piece, std::int64_t offset) {
+      consume(piece, done + offset);
+    });
+    done += here;
+  }
+}
+
+void StateGather::finish() {
+  while (current_ < flats_.size()) next_tensor();
+}
+
+}  // namespace headroom

@@ -1,0 +1,34 @@
+// This process as one rank of several, for commands whose ranks may also be threads: over NCCL where the
+// devices are GPUs and torchrun or mpirun has started it, over MPI where mpirun has and they are CPUs.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "headroom/comm.h"
+#include "rank_devices.h"
+
+namespace headroom {
+
+class LaunchedRanks {
+ public:
+  // The devices are those that the ranks of a host take in turn. Returns when all ranks are connected.
+  explicit LaunchedRanks(const std::vector<Device>& devices);
+
+  // Of this process; none where the ranks are threads of it.
+  [[nodiscard]] Communicator* communicator();
+  [[nodiscard]] Ranks ranks() { return communicator() == nullptr ? Ranks{} : communicator()->ranks(); }
+  [[nodiscard]] std::string_view transport() const;
+  // The device of this process, or the first of them.
+  [[nodiscard]] Device device() const { return device_; }
+  // Waits for all ranks. A rank that fails after its last message would otherwise go unnoticed.
+  void finish();
+
+ private:
+  std::optional<MpiRanks> mpi_;
+  std::optional<NcclRanks> nccl_;
+  Device device_;
+};
+
+}  // namespace headroom
