@@ -33,7 +33,7 @@ struct Options {
   RingLink link;
 };
 
-void set_way(RingCase& c, std::string_view text) {
+void set_way(RingBenchCase& c, std::string_view text) {
   constexpr std::string_view kProduct = "product:";
   if (text.starts_with(kProduct)) {
     c.way = AttentionWay::product;
@@ -50,23 +50,23 @@ void set_way(RingCase& c, std::string_view text) {
 }
 
 // `launched` is the number of processes, where ranks are those.
-std::vector<RingCase> make_cases(const Options& options, std::optional<int> launched) {
-  std::vector<RingCase> cases;
+std::vector<RingBenchCase> make_cases(const Options& options, std::optional<int> launched) {
+  std::vector<RingBenchCase> cases;
   for (const std::string& mask : options.mask) {
     for (const std::int64_t seq : options.seq) {
       for (const std::int64_t ranks : launched ? std::vector<std::int64_t>{*launched} : options.ranks) {
         for (const std::string& partition : options.partition) {
           for (const std::string& way : options.implementation) {
-            RingCase c{.problem = {.seq_q = seq,
-                                   .seq_k = seq,
-                                   .heads_q = options.heads,
-                                   .heads_kv = options.kv_heads == 0 ? options.heads : options.kv_heads,
-                                   .head_dim = options.head_dim,
-                                   .dtype = parse_dtype(options.dtype)},
-                       .mask = mask,
-                       .document_starts = {},
-                       .ranks = static_cast<int>(ranks),
-                       .partition = parse_partition(partition)};
+            RingBenchCase c{.problem = {.seq_q = seq,
+                                        .seq_k = seq,
+                                        .heads_q = options.heads,
+                                        .heads_kv = options.kv_heads == 0 ? options.heads : options.kv_heads,
+                                        .head_dim = options.head_dim,
+                                        .dtype = parse_dtype(options.dtype)},
+                            .mask = mask,
+                            .document_starts = {},
+                            .ranks = static_cast<int>(ranks),
+                            .partition = parse_partition(partition)};
             c.document_starts = apply_mask(c.problem, mask);
             set_way(c, way);
             if (c.way == AttentionWay::gather) c.partition = PartitionKind::contiguous;
@@ -97,7 +97,7 @@ void run(Options options, std::ostream& given) {
   std::optional<int> count;
   if (launched.communicator() != nullptr) count = launched.ranks().count;
   std::vector<RingRow> rows;
-  for (const RingCase& c : make_cases(options, count)) {
+  for (const RingBenchCase& c : make_cases(options, count)) {
     rows.push_back(measure_ring(c, options.bench, options.link, launched, devices, device));
   }
   launched.finish();

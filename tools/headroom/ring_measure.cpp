@@ -17,7 +17,7 @@ namespace {
 // Inputs and results of the whole sequence, in host memory.
 class Whole {
  public:
-  explicit Whole(const RingCase& c) {
+  explicit Whole(const RingBenchCase& c) {
     const AttentionProblem& problem = c.problem;
     views_.forward = lists_of(c);
     const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
@@ -96,7 +96,7 @@ double busy_share(Context& context, RingRun& run) {
 }
 
 // One rank's part. All ranks come to the same row.
-RingRow measure_rank(const RingCase& c, const ParallelSchedule& schedule, const AttentionBackward& whole,
+RingRow measure_rank(const RingBenchCase& c, const ParallelSchedule& schedule, const AttentionBackward& whole,
                      const BenchOptions& options, Communicator& communicator, Backend& backend) {
   const Ranks ranks = communicator.ranks();
   const Layout layout = rehearse_ring(schedule, whole, backend.description(), ranks);
@@ -159,7 +159,7 @@ RingRow measure_rank(const RingCase& c, const ParallelSchedule& schedule, const 
 
 // The same attention on one rank with the whole device. after_step() is called after each step.
 template <class AfterStep>
-void measure_single(const RingCase& c, const AttentionBackward& whole, const BenchOptions& options,
+void measure_single(const RingBenchCase& c, const AttentionBackward& whole, const BenchOptions& options,
                     Backend& backend, RingRow& row, const AfterStep& after_step) {
   const ParallelSchedule schedule(AttentionWay::ring, c.problem, whole.forward,
                                   make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
@@ -188,9 +188,9 @@ void measure_single(const RingCase& c, const AttentionBackward& whole, const Ben
 }
 
 // Ranks that are threads, over a link.
-RingRow measure_threads(const RingCase& c, const ParallelSchedule& schedule, const AttentionBackward& whole,
-                        const BenchOptions& options, const std::vector<Device>& devices, int threads,
-                        const LinkModel& link) {
+RingRow measure_threads(const RingBenchCase& c, const ParallelSchedule& schedule,
+                        const AttentionBackward& whole, const BenchOptions& options,
+                        const std::vector<Device>& devices, int threads, const LinkModel& link) {
   RingRow row;
   on_thread_ranks(c.ranks, link, [&](Communicator& communicator) {
     const int rank = communicator.ranks().rank;
@@ -258,7 +258,7 @@ AttentionTime predict(const RingRow& row, const ParallelSchedule& schedule, cons
 
 }  // namespace
 
-AttentionForward lists_of(const RingCase& c) {
+AttentionForward lists_of(const RingBenchCase& c) {
   AttentionForward lists;
   if (c.document_starts.empty()) return lists;
   lists.document_starts = TensorView(const_cast<std::int32_t*>(c.document_starts.data()), DType::i32,
@@ -266,7 +266,7 @@ AttentionForward lists_of(const RingCase& c) {
   return lists;
 }
 
-RingRow measure_ring(const RingCase& c, const BenchOptions& options, const RingLink& link,
+RingRow measure_ring(const RingBenchCase& c, const BenchOptions& options, const RingLink& link,
                      LaunchedRanks& launched, const std::vector<Device>& devices, const BenchDevice& device) {
   const Whole whole(c);
   const AttentionBackward& views = whole.views();

@@ -22,7 +22,7 @@ struct RingLink {
   [[nodiscard]] bool given() const { return bytes_per_second || share > 0 || latency_seconds > 0; }
 };
 
-struct RingCase {
+struct RingBenchCase {
   AttentionProblem problem;
   std::string mask;
   std::vector<std::int32_t> document_starts;
@@ -32,7 +32,7 @@ struct RingCase {
   int group = 0;  // ranks that divide heads, in the product
 };
 // The lists of the whole sequence, in host memory. They point into the case.
-[[nodiscard]] AttentionForward lists_of(const RingCase& c);
+[[nodiscard]] AttentionForward lists_of(const RingBenchCase& c);
 
 // A case over the link that was asked for. Each pass has a link of its own: where the link's rate is a share,
 // they differ.
@@ -46,7 +46,7 @@ struct LinkedPasses {
 
 // Times are those of the slowest rank, bytes those of the rank where they are largest.
 struct RingRow {
-  RingCase c;
+  RingBenchCase c;
   std::string reason;  // where it did not run
   double forward_ms = 0;
   double backward_ms = 0;
@@ -63,7 +63,7 @@ struct RingRow {
 
 // Measures the case over its ranks and on one rank alone. Where ranks are processes, each of them calls this
 // with the same case, and there is no link.
-[[nodiscard]] RingRow measure_ring(const RingCase& c, const BenchOptions& options, const RingLink& link,
+[[nodiscard]] RingRow measure_ring(const RingBenchCase& c, const BenchOptions& options, const RingLink& link,
                                    LaunchedRanks& launched, const std::vector<Device>& devices,
                                    const BenchDevice& device);
 
