@@ -18,7 +18,7 @@ namespace headroom {
 
 // One message, from when its first side is posted until both sides have seen that it is there. One between
 // GPUs is there for the host when its copy was given to a stream.
-struct Transfer {
+struct ThreadMessage {
   using Clock = std::chrono::steady_clock;
 
   std::span<const std::byte> source;
@@ -53,7 +53,7 @@ class Channel {
   enum class Side : std::uint8_t { send, receive };
 
   struct Posted {
-    Transfer* transfer = nullptr;
+    ThreadMessage* transfer = nullptr;
     bool met = false;  // the other side was there
   };
   // fill(transfer) writes down this side of the message.
@@ -61,7 +61,7 @@ class Channel {
   Posted post(Side side, const Fill& fill) {
     const std::lock_guard lock(mutex_);
     const bool meets = !unmatched_.empty() && unmatched_side_ != side;
-    Transfer& transfer = meets ? *unmatched_.front() : take();
+    ThreadMessage& transfer = meets ? *unmatched_.front() : take();
     fill(transfer);
     if (meets) {
       unmatched_.erase(unmatched_.begin());
@@ -72,18 +72,18 @@ class Channel {
     }
     return {&transfer, meets};
   }
-  void leave(Transfer& transfer) {
+  void leave(ThreadMessage& transfer) {
     const std::lock_guard lock(mutex_);
     if (++transfer.sides_done == 2) unused_.push_back(&transfer);
   }
 
  private:
-  Transfer& take() {
+  ThreadMessage& take() {
     if (unused_.empty()) {
-      transfers_.push_back(std::make_unique<Transfer>());
+      transfers_.push_back(std::make_unique<ThreadMessage>());
       unused_.push_back(transfers_.back().get());
     }
-    Transfer& transfer = *unused_.back();
+    ThreadMessage& transfer = *unused_.back();
     unused_.pop_back();
     transfer.sides_done = 0;
     transfer.matched.store(false, std::memory_order_relaxed);
@@ -93,10 +93,10 @@ class Channel {
   }
 
   std::mutex mutex_;
-  std::vector<Transfer*> unmatched_;  // with one side; all of them with the same one
+  std::vector<ThreadMessage*> unmatched_;  // with one side; all of them with the same one
   Side unmatched_side_ = Side::send;
-  std::vector<std::unique_ptr<Transfer>> transfers_;
-  std::vector<Transfer*> unused_;
+  std::vector<std::unique_ptr<ThreadMessage>> transfers_;
+  std::vector<ThreadMessage*> unused_;
 };
 
 // What a rank sleeps on. It is rung when a message of the rank has met its other side or has arrived, and

@@ -43,9 +43,9 @@ struct ThreadRanks::Group {
   void throw_if_aborted();
   // Copies pieces that no rank has claimed, as long as there are `pieces` left, which it counts down. Returns
   // whether the message is there by that.
-  bool copy(Transfer& transfer, int& pieces, Clock::time_point now);
+  bool copy(ThreadMessage& transfer, int& pieces, Clock::time_point now);
   // Lets the receiver's GPU copy a message whose sides have met.
-  void copy_on_gpu(Transfer& transfer, int from, int to);
+  void copy_on_gpu(ThreadMessage& transfer, int from, int to);
   // Returns when no copy is under way, after the ranks have ended.
   void drain() noexcept;
 
@@ -73,7 +73,7 @@ class ThreadRanks::Group::Member final : public Communicator {
 
  private:
   struct Open {
-    Transfer* transfer;
+    ThreadMessage* transfer;
     Channel* channel;
     Channel::Side side;
     int peer;
@@ -93,7 +93,7 @@ class ThreadRanks::Group::Member final : public Communicator {
     }
     ++groups_;
     for (const Send& send : sends) {
-      post(Channel::Side::send, send.to, stream, [&](Transfer& transfer) {
+      post(Channel::Side::send, send.to, stream, [&](ThreadMessage& transfer) {
         transfer.source = send.bytes;
         transfer.send_step = step;
         transfer.visible = time_of_arrival(std::ssize(send.bytes));
@@ -102,7 +102,7 @@ class ThreadRanks::Group::Member final : public Communicator {
       });
     }
     for (const Receive& receive : receives) {
-      post(Channel::Side::receive, receive.from, stream, [&](Transfer& transfer) {
+      post(Channel::Side::receive, receive.from, stream, [&](ThreadMessage& transfer) {
         transfer.target = receive.bytes;
         transfer.receive_step = step;
         transfer.target_on_gpu = gpu;
@@ -119,7 +119,7 @@ class ThreadRanks::Group::Member final : public Communicator {
     const int to = sends ? peer : ranks_.rank;
     Channel& channel = group_.channel(from, to);
     const auto [posted, met] = channel.post(side, fill);
-    Transfer& transfer = *posted;
+    ThreadMessage& transfer = *posted;
     open_.push_back({&transfer, &channel, side, peer, groups_, stream});
     if (!met) return;
     if (transfer.source_on_gpu != transfer.target_on_gpu) {
@@ -235,7 +235,7 @@ ThreadRanks::Group::Group(int ranks, Seconds timeout, const LinkModel& model)
   }
 }
 
-bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point now) {
+bool ThreadRanks::Group::copy(ThreadMessage& transfer, int& pieces, Clock::time_point now) {
   if (!transfer.matched.load(std::memory_order_acquire) || now < transfer.visible) return false;
   if (transfer.source_on_gpu) return false;  // whoever has met the other side lets the GPU copy
   const std::int64_t bytes = transfer.bytes();
@@ -258,7 +258,7 @@ bool ThreadRanks::Group::copy(Transfer& transfer, int& pieces, Clock::time_point
 
 // An end of the ranks is seen as copy() sees it. Then the message never arrives: nobody may wait for its
 // copy.
-void ThreadRanks::Group::copy_on_gpu(Transfer& transfer, int from, int to) {
+void ThreadRanks::Group::copy_on_gpu(ThreadMessage& transfer, int from, int to) {
   copying.fetch_add(1);
   try {
     if (!aborted.load()) {
