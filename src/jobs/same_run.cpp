@@ -141,7 +141,7 @@ int agreed_threads(const TrainingOptions& options, int ranks_here, Communicator&
 void check_same_run(const TrainingPlan& plan, Communicator& ranks) {
   std::vector<NamedText> texts;
   for (const Setting& setting : plan.settings) {
-    // The model's folder may be elsewhere on another host. What it holds is compared.
+    // --model was compared as an option. Here it is a whole path, which hosts may have elsewhere.
     if (setting.name != "model") texts.push_back({setting.name, setting.value});
   }
   const std::optional<fs::path>& begins_with = plan.checkpoint ? plan.checkpoint : plan.weights;
