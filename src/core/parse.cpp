@@ -98,7 +98,8 @@ double parse_seconds(std::string_view what, std::string_view text, const Seconds
   const bool understood = unit != kUnits.end() && is_number(number) && read(number, value);
   if (understood) value = value * unit->seconds / unit->count;
   check(understood && value <= range.most && (range.above ? value > range.least : value >= range.least),
-        "{} {} has to be a time {} {:g} s {} {:g} s with one of the units ns, us, ms, s, min and h, such as "
+        "{} {} has to be a time {} {:.12g} s {} {:.12g} s with one of the units ns, us, ms, s, min and h, "
+        "such as "
         "20s",
         what, quote(text), range.above ? "above" : "from", range.least, range.above ? "and up to" : "to",
         range.most);

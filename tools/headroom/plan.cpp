@@ -222,7 +222,7 @@ PlanQuestion question_of(const Options& options) {
   check(!plan.fewest_ranks || !plan.pins.ring,
         "--ring is a part of the ranks, and --ranks auto looks for their number; use one of them");
   if (!plan.fewest_ranks) {
-    plan.pins.ranks = parse_whole("--ranks (or auto)", options.ranks, 1, kMostPlannedRanks);
+    plan.pins.ranks = parse_whole("--ranks, where it is not auto,", options.ranks, 1, kMostPlannedRanks);
   }
   check(plan.fewest_ranks || plan.pins.ranks > 1 || (!plan.link && !plan.latency_seconds),
         "--link and --latency are of several ranks; add --ranks N or --ranks auto");
