@@ -81,6 +81,42 @@ std::vector<SmallCase> small_cases() {
     c.problem.deterministic = false;
     c.problem.dtype = DType::f16;
   });
+  // Chunks that see all, a part and nothing of their keys; outputs in f32, so that dO is rounded first.
+  const auto chunk = [](AttentionCase& c, std::int64_t query_start, std::int64_t key_start) {
+    c.problem.chunk = AttentionChunk{.query_start = query_start, .key_start = key_start};
+    c.problem.output_dtype = DType::f32;
+  };
+  add("chunk_causal", 64, 300, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 100, 130);
+  });
+  add("chunk_window", 96, 300, [&](AttentionCase& c) {
+    c.problem.mask.window_left = 50;
+    chunk(c, 200, 0);
+  });
+  add("chunk_of_one_key_head", 128, 200, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 200, 0);
+  });
+  add("chunk_documents", 128, 150, [&](AttentionCase& c) {
+    causal(c);
+    c.document_lengths = {100, 1, 0, 199};
+    c.problem.mask.max_documents = 4;
+    chunk(c, 130, 60);
+  });
+  add("chunk_dilated", 128, 211, [&](AttentionCase& c) {
+    dilated(c, {{50, 3}});
+    chunk(c, 100, 33);
+  });
+  add("chunk_blocks", 128, 256, [&](AttentionCase& c) {
+    capped_blocks(c);
+    causal(c);
+    chunk(c, 64, 0);
+  });
+  add("chunk_causal", 256, 200, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 30, 60);
+  });
   const auto add_f32 = [&](const std::string& name, std::int64_t head_dim, std::int64_t seq, auto change) {
     add("f32_" + name, head_dim, seq, change);
     cases.back().c.problem.dtype = DType::f32;
