@@ -73,7 +73,7 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
 }  // namespace
 
 IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const Dilation& dilation) {
-  constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // above any position, and sums with it fit in 64 bits
+  constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // above any position; sums with it fit
   const Mask& mask = problem.mask;
   const std::int64_t queries = problem.seq_q / dilation.rate;
   const std::int64_t keys = problem.seq_k / dilation.rate;
