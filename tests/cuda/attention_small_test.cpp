@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "attention_cases.h"
 #include "cuda/gpu_test.h"
 #include "headroom/attention.h"
+#include "ring_cases.h"
 
 namespace headroom {
 namespace {
@@ -152,6 +154,20 @@ TEST_P(CudaAttentionSmall, WithinThePlainComputation) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionSmall, testing::ValuesIn(small_cases()),
                          [](const auto& given) { return given.param.name; });
+
+class CudaAttentionRings : public GpuTest {};
+
+// Chunks of several tiles that go on from each other, with every size of heads: on Hopper each in kernels of
+// its own.
+TEST_F(CudaAttentionRings, OfLargerHeads) {
+  int ran = 0;
+  for (const RingCase& c : ring_cases()) {
+    if (c.attention.group != "larger heads") continue;
+    ++ran;
+    EXPECT_LE(run_ring_case(c, [](int) { return std::make_unique<CudaBackend>(0); }).worst(), 1) << c.name();
+  }
+  EXPECT_GE(ran, 10);
+}
 
 }  // namespace
 }  // namespace headroom
