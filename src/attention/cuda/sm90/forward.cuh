@@ -236,36 +236,39 @@ template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
                                        const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
   using Element = typename Shape::Element;
-  float factor[2];
-  float keep_before[2];
+  const std::int64_t statistics =
+      (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows;
   int row[2];
+  RowSoftmax other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool inside = row_in_block + 8 * r < tile.places;
     row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
-    const std::int64_t at =
-        (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows + row[r];
+    other[r] = {-INFINITY, 0};
+    if (call.resume) {
+      if (inside) other[r] = RowSoftmax::load(call, statistics + row[r]);
+    } else if (call.sinks != nullptr) {
+      other[r] = {call.sinks[tile.head] * kLog2E, 1};
+    }
+  }
+  __syncwarp();  // the rows' four threads have read their statistics
+  float factor[2];
+  float keep_before[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
     float sum = softmax.sum[r];
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-    // What else the softmax holds: a sink, or all that earlier patterns and chunks saw.
-    RowSoftmax other{-INFINITY, 0};
-    if (call.resume) {
-      if (inside) other = RowSoftmax::load(call, at);
-    } else if (call.sinks != nullptr) {
-      other = {call.sinks[tile.head] * kLog2E, 1};
-    }
-    const float base = fmaxf(softmax.maximum[r], other.base);
+    const float base = fmaxf(softmax.maximum[r], other[r].base);
     const float keep = base == -INFINITY ? 0 : ptx::exp2_approximate(softmax.maximum[r] - base);
-    const float share = base == -INFINITY ? 0 : ptx::exp2_approximate(other.base - base);
-    const RowSoftmax all{
-        base, static_cast<double>(sum) * static_cast<double>(keep) + static_cast<double>(share) * other.sum};
+    const float share = base == -INFINITY ? 0 : ptx::exp2_approximate(other[r].base - base);
+    const RowSoftmax all{base, static_cast<double>(sum) * static_cast<double>(keep) +
+                                   static_cast<double>(share) * other[r].sum};
     float inverse = 1;  // a row that stays open is not divided
     if (call.row_sum == nullptr) inverse = all.sum > 0 ? __fdividef(1, static_cast<float>(all.sum)) : 0;
     factor[r] = keep * inverse;
     keep_before[r] = call.resume ? share * inverse : 0;
-    __syncwarp();  // the row's four threads have read its statistics
-    if (inside && threadIdx.x % 4 == 0) all.store(call, at);
+    if (row[r] >= 0 && threadIdx.x % 4 == 0) all.store(call, statistics + row[r]);
   }
   if (call.output_is_f32) {
     float* to[2];
