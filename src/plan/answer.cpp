@@ -55,26 +55,6 @@ LinkModel costs_link(const PlanAnswer& answer) {
   return answer.costs.costs.rank_rates().link;
 }
 
-// Attention in chunks may run on another row than attention over a whole sequence, which rates are measured
-// with.
-std::optional<std::string> other_row_note(const PlanRequest& request) {
-  AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
-  AttentionProblem chunk = whole;
-  chunk.seq_q = chunk.seq_k = std::max<std::int64_t>(whole.seq_k / request.pins.ring_ranks(), 1);
-  chunk.chunk = AttentionChunk{};
-  chunk.output_dtype = DType::f32;
-  const auto row_of = [&](const AttentionProblem& problem) {
-    return pick(attention_implementations(), problem, request.device, {}, "attention").name;
-  };
-  const std::string_view alone = row_of(whole);
-  const std::string_view in_chunks = row_of(chunk);
-  if (alone == in_chunks) return std::nullopt;
-  return fmt::format(
-      "attention over ranks runs on the row {}, and its time is estimated with the rates of {}: it takes "
-      "longer",
-      in_chunks, alone);
-}
-
 }  // namespace
 
 std::string way_name(const Strategy& strategy) {
@@ -112,9 +92,6 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
   if (!answer.plan.fits) answer.smallest_ranks = smallest_ranks(request, costs, kMostPlannedRanks);
-  if (request.pins.ring_ranks() > 1) {
-    if (std::optional<std::string> note = other_row_note(request)) answer.notes.push_back(std::move(*note));
-  }
   answer.max_context =
       std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.context : 0);
   return answer;

@@ -9,9 +9,10 @@ namespace headroom {
 namespace cuda::sm90 {
 namespace {
 
-// Every rate-th row from a head's offset on, segment after segment without a gap.
+// Every rate-th row from a head's offset on, segment after segment without a gap, and the same of both sides.
 bool divides_evenly(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
+  if (!problem.same_positions() || problem.query_start() != 0) return false;
   if (mask.max_documents > 0 || (mask.dilation_count > 1 && !mask.mix_dilations)) return false;
   return std::all_of(mask.dilations.begin(), mask.dilations.begin() + mask.dilation_count,
                      [&](const Dilation& dilation) {
@@ -71,6 +72,29 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
 
 }  // namespace
 
+IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const Dilation& dilation) {
+  constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // above any position; sums with it fit
+  const Mask& mask = problem.mask;
+  const std::int64_t queries = problem.seq_q / dilation.rate;
+  const std::int64_t keys = problem.seq_k / dilation.rate;
+  const std::int64_t before = std::min(mask.window_left / dilation.rate, kUnlimited);
+  const std::int64_t after = mask.causal ? 0 : std::min(mask.window_right / dilation.rate, kUnlimited);
+  // Query p stands at key p + shift.
+  const std::int64_t shift = problem.query_start() - problem.key_start();
+  // A shift by more than there are places is as good as one by so many: 32 bits hold the sums.
+  const auto intervals = [](std::int64_t places, std::int64_t others, std::int64_t begin, std::int64_t end) {
+    return Intervals{.others = static_cast<int>(others),
+                     .begin_shift = clamped(begin, -places, others),
+                     .end_shift = clamped(end, -places, others)};
+  };
+  IntervalsOfPlaces of{.seen = intervals(queries, keys, shift - before, shift + after + 1),
+                       .seen_by = intervals(keys, queries, -shift - after, -shift + before + 1)};
+  if (dilation.segment > 0 && dilation.segment < problem.seq_q) {
+    of.seen.segment = of.seen_by.segment = static_cast<int>(dilation.segment / dilation.rate);
+  }
+  return of;
+}
+
 Plan Plan::of(const AttentionProblem& problem) {
   const auto head_dim = static_cast<int>(problem.head_dim);
   Plan plan;
@@ -126,6 +150,10 @@ Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base
   if (blocks && plan.apart) {
     query_visits = take_visits(problem, kApartTile.queries, kApartTile.keys, block_lists, false, pieces);
   }
+  if (problem.dtype_of_output() != problem.dtype) {
+    output_gradient = pieces.take<std::uint16_t>(
+        checked_multiply(checked_multiply(problem.batch * problem.heads_q, problem.seq_q), problem.head_dim));
+  }
   const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
   if (problem.deterministic && !plan.apart) counter_bytes += 4 * (padded / plan.backward.queries);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
@@ -149,20 +177,10 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
                                    device.compute_minor));
   }
   if (problem.dtype == DType::f32) return Support::no("multiplies 16-bit elements, this is f32");
-  if (problem.dtype_of_output() != problem.dtype) {
-    return Support::no(fmt::format("writes its output as {}, not as {}", name(problem.dtype),
-                                   name(problem.dtype_of_output())));
-  }
   if (problem.row_alignment_bytes < cuda::sm90::kRowAlignmentBytes) {
     return Support::no(
         fmt::format("copies rows that start at multiples of {} bytes, these start at multiples of {}",
                     cuda::sm90::kRowAlignmentBytes, problem.row_alignment_bytes));
-  }
-  if (problem.chunk) return Support::no("takes whole sequences, not chunks");
-  if (problem.resume) return Support::no("does not resume from an earlier result");
-  if ((problem.mask.max_documents > 0 || problem.mask.dilation_count > 0) && !problem.same_positions()) {
-    return Support::no(fmt::format("documents and dilation need seq_q {} and seq_k {} to be equal",
-                                   problem.seq_q, problem.seq_k));
   }
   constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;
   if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
