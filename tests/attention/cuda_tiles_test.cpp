@@ -489,6 +489,26 @@ TEST(CudaRows, WorkspaceIsLinearAndKnown) {
   problem.head_dim = 256;
   EXPECT_EQ(sm90.workspace_bytes(problem, gpu, Pass::backward), 2 * 4 * 4 * rows + kCounter);
   problem.head_dim = 64;
+  // In free order a tile of queries has no turn, unless so few keys add to it that turns are faster.
+  const auto saved_by_free_order = [&](AttentionProblem of) {
+    const std::int64_t in_turns = sm90.workspace_bytes(of, gpu, Pass::backward);
+    of.deterministic = false;
+    return in_turns - sm90.workspace_bytes(of, gpu, Pass::backward);
+  };
+  const std::int64_t turn_bytes = 4 * 4 * rows / 128;
+  EXPECT_EQ(saved_by_free_order(problem), turn_bytes);
+  AttentionProblem windowed = problem;
+  windowed.mask.causal = true;
+  windowed.mask.window_left = 4095;
+  EXPECT_EQ(saved_by_free_order(windowed), 0);
+  windowed.mask.window_left = 12'000;
+  EXPECT_EQ(saved_by_free_order(windowed), turn_bytes);
+  AttentionProblem packed = problem;
+  packed.mask.max_documents = 16;
+  EXPECT_EQ(saved_by_free_order(packed), 0);
+  AttentionProblem narrow = problem;
+  narrow.seq_q = narrow.seq_k = 4096;
+  EXPECT_EQ(saved_by_free_order(narrow), 0);
   // Mixed patterns of 16-bit tensors do.
   problem.mask.dilations = {Dilation{1024, 1}, Dilation{4096, 4}};
   problem.mask.dilation_count = 2;

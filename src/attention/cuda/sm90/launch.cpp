@@ -225,14 +225,13 @@ struct Launches {
     to.order.sections =
         backward_sections(problem, *stream.device, to.order, to.seen, to.period * tile.queries / tile.keys);
     to.query_sums = workspace.query_sums;
-    if (problem.deterministic && !workspace.plan.apart)
-      to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
+    if (workspace.plan.turns) to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
     to.key_gradient = call.key_gradient;
     to.value_gradient = call.value_gradient;
     to.key_rows = write(call.key_gradient, call.add_key_gradients);
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, workspace.counter_bytes, stream);
-    if (!problem.deterministic && !workspace.plan.apart) {
+    if (!workspace.plan.turns && !workspace.plan.apart) {
       set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
     }
     backward_kernels().backward[workspace.plan.general](to, blocks(to.order), stream);

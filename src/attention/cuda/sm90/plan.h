@@ -28,6 +28,7 @@ struct Plan {
   ForwardTile forward{};
   BackwardTile backward{};
   bool apart = false;          // dQ has a kernel of its own
+  bool turns = false;          // blocks add to dQ in the order of their keys
   std::int64_t key_parts = 1;  // blocks that divide the heads of a group, each with its own dK and dV
 
   bool operator==(const Plan&) const = default;
