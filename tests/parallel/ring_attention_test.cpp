@@ -94,7 +94,7 @@ TEST(RingAttention, SameBitsEveryTime) {
 // The largest error of a case is that of one unlucky element and differs between orders of the same sum, so
 // the mean over drawn cases is held to the bar.
 TEST(RingAttention, ErrorInF32IsThatOfOneRank) {
-  constexpr int kCases = 24;
+  constexpr int kCases = 96;  // with 24, largest errors of random cases still scatter by a tenth
   for (const int ranks : {2, 16}) {
     double one[AttentionErrors::kResults] = {};
     double many[AttentionErrors::kResults] = {};
