@@ -22,6 +22,7 @@ struct RankCase {
   std::int64_t data_ranks = 1;  // groups that divide a batch
   Sharding sharding = Sharding::none;
   StatePrecision state = StatePrecision::f32;
+  LossRanks loss_ranks = LossRanks::tokens;
 };
 
 std::vector<RankCase> rank_cases() {
@@ -70,6 +71,7 @@ Strategy strategy_of(const RankCase& c, int ranks) {
   strategy.head_group = strategy.ring_ranks % c.head_group == 0 ? c.head_group : 1;
   strategy.sharding = ranks == 1 ? Sharding::none : c.sharding;
   strategy.state = c.state;
+  if (ranks > 1) strategy.loss_ranks = c.loss_ranks;
   return strategy;
 }
 
@@ -129,7 +131,8 @@ void expect_same_training(const RankCase& c, int most_ranks) {
     const std::vector<RankLosses> results = train_ranks(c, ranks);
     for (const RankLosses& rank : results) {
       const auto text = fmt::format("{}, {} ranks in {} groups, sharding {}", c.name, ranks, c.data_ranks,
-                                    name(c.sharding));
+                                    name(c.sharding)) +
+                        fmt::format(", the loss divides {}", name(c.loss_ranks));
       EXPECT_EQ(rank.losses, results.front().losses) << text;  // every rank has the same bits
       const bool whole = c.sharding != Sharding::full;
       EXPECT_TRUE(!whole || rank.weights == results.front().weights) << text;
@@ -155,6 +158,28 @@ TEST(TrainingRanks, DivideTheState) {
 
 TEST(TrainingRanks, DivideTheBatch) {
   for (RankCase c : rank_cases()) {
+    c.data_ranks = 2;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+// Words of 67 do not divide evenly, and the model ties its embedding.
+TEST(TrainingRanks, DivideTheVocabulary) {
+  for (RankCase c : rank_cases()) {
+    c.loss_ranks = LossRanks::vocabulary;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+TEST(TrainingRanks, DivideTheVocabularyInGroups) {
+  for (RankCase c : {rank_cases()[1], rank_cases()[2]}) {
+    c.loss_ranks = LossRanks::vocabulary;
     c.data_ranks = 2;
     for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
       c.sharding = sharding;
