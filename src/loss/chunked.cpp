@@ -121,20 +121,21 @@ class ChunkedLoss {
     for (std::int64_t word = 0; word < problem_.vocab; word += chunks_.vocab) {
       const std::int64_t words = std::min(chunks_.vocab, problem_.vocab - word);
       if (chunks_.vocab < problem_.vocab) make_logits(chunk, word, words, true);
-      logits_.make_gradients(
-          chunk.logits, words, chunk.count,
-          {.max = pieces_.max, .factor = pieces_.factor, .smoothing = pieces_.smoothing});
+      logits_.make_gradients(chunk.logits, words, chunk.count,
+                             {.max = pieces_.max, .factor = pieces_.factor, .smoothing = pieces_.smoothing});
       subtract_labels(chunk, word, words, views);
       const TensorView dz = ChunkLogits::view(chunk.logits, words, chunk.count);
       logits_.multiply({dz.transpose(0, 1), views_.weight.slice(0, word, words), gradient, word > 0});
       logits_.multiply({dz, views_.hidden.slice(0, chunk.begin, chunk.count),
-                views.weight_gradient.slice(0, word, words), true});
+                        views.weight_gradient.slice(0, word, words), true});
     }
     store_hidden_gradient(chunk, gradient, views, false);
   }
 
  private:
-  [[nodiscard]] std::int64_t kept_floats() const { return problem_.vocab * ChunkLogits::stride_of(chunks_.tokens); }
+  [[nodiscard]] std::int64_t kept_floats() const {
+    return problem_.vocab * ChunkLogits::stride_of(chunks_.tokens);
+  }
 
   void make_logits(const Chunk& chunk, std::int64_t word, std::int64_t words, bool capped) {
     logits_.make(chunk.logits, views_.weight.slice(0, word, words),
@@ -289,8 +290,9 @@ std::int64_t saved_bytes(const LossProblem& problem) {
   if (!keeps(kSetting)) return 0;
   const LossChunks chunks = chunks_of(kSetting, problem);
   const std::int64_t last = problem.tokens % chunks.tokens;
-  const std::int64_t columns = checked_add(
-      checked_multiply(problem.tokens / chunks.tokens, ChunkLogits::stride_of(chunks.tokens)), ChunkLogits::stride_of(last));
+  const std::int64_t columns =
+      checked_add(checked_multiply(problem.tokens / chunks.tokens, ChunkLogits::stride_of(chunks.tokens)),
+                  ChunkLogits::stride_of(last));
   return checked_multiply(checked_multiply(columns, problem.vocab), 4);
 }
 

@@ -29,8 +29,10 @@ struct SlicePieces {
     total = pieces.take<double>(1);
     std::int64_t product = product_workspace_bytes(call.chunk_tokens, problem.hidden, device);
     if (pass == Pass::backward) {
-      product = std::max({product, product_workspace_bytes(problem.hidden, std::max<std::int64_t>(call.slice.words, 1), device),
-                          product_workspace_bytes(problem.hidden, call.chunk_tokens, device)});
+      product = std::max(
+          {product,
+           product_workspace_bytes(problem.hidden, std::max<std::int64_t>(call.slice.words, 1), device),
+           product_workspace_bytes(problem.hidden, call.chunk_tokens, device)});
     }
     product_workspace = TensorView(pieces.take<std::byte>(product), DType::u8, {product});
     bytes = pieces.bytes();
@@ -110,11 +112,12 @@ void judge(const SliceCall& call, const TensorView& parts, std::int64_t first, c
   const auto* statistics = static_cast<const TokenStatistics*>(parts.raw());
   auto* rules = static_cast<TokenRule*>(own.rules.raw());
   const LossLabels labels = own_labels(call);
-  const TokenJudge token_judge{.vocab = call.problem.vocab,
-                               .label_smoothing = call.problem.label_smoothing,
-                               .z_loss = call.problem.z_loss,
-                               .divisor = *pieces.divisor,
-                               .loss_gradient = pass == Pass::backward ? call.loss_gradient.data<float>()[0] : 0};
+  const TokenJudge token_judge{
+      .vocab = call.problem.vocab,
+      .label_smoothing = call.problem.label_smoothing,
+      .z_loss = call.problem.z_loss,
+      .divisor = *pieces.divisor,
+      .loss_gradient = pass == Pass::backward ? call.loss_gradient.data<float>()[0] : 0};
   for (std::int64_t t = 0; t < count; ++t) {
     const MergedStatistics merged = merge_statistics(statistics + t, count, call.ranks);
     const std::int64_t label = labels.label(first + t);

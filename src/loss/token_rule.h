@@ -29,7 +29,8 @@ inline MergedStatistics merge_statistics(const TokenStatistics* parts, std::int6
   for (std::int64_t r = 0; r < ranks; ++r) {
     const TokenStatistics& part = parts[r * stride];
     // A rank without words has a sum of 0 and a max of -inf.
-    if (part.sum != 0) merged.sum += static_cast<double>(part.sum) * exp(static_cast<double>(part.max) - merged.max);
+    if (part.sum != 0)
+      merged.sum += static_cast<double>(part.sum) * exp(static_cast<double>(part.max) - merged.max);
     merged.logit_sum += static_cast<double>(part.logit_sum);
     merged.target += static_cast<double>(part.target);
   }

@@ -47,6 +47,7 @@ class Step {
         decoder_(decoder),
         policy_(decoder.strategy().layers),
         weights_{context, decoder.shards(), buffers.weights, decoder.strategy().sharding == Sharding::full},
+        gathered_(weights_),
         gradients_{context, decoder.shards(), buffers.gradients, weights_.divided,
                    buffers.gradients_are_zero},
         shared_{decoder.config(), decoder.rank_sizes(context.ranks()), decoder.strategy(), rope, batch} {}
@@ -76,7 +77,8 @@ class Step {
       finish_return(layer);
       start_return(layer - 1);
       rebuild_input(layer);
-      with_layer(layer, [&](const Layer& run) {
+      const auto next = layer > 0 ? std::optional(first_to_run(layer - 1)) : std::nullopt;
+      with_layer(layer, next, [&](const Layer& run) {
         rebuild(layer, run);
         const UnitGradients gradients(gradients_, unit_of_layer(layer));
         run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
@@ -133,18 +135,21 @@ class Step {
     return context_.allocate({.name = name, .category = Category::activations, .shape = {shared_.tokens()}});
   }
 
-  [[nodiscard]] Tensor embed() const {
+  [[nodiscard]] Tensor embed() {
     const auto stage = context_.stage(StageKind::embedding);
     Tensor x = hidden_tensor("layer input");
-    const UnitWeights weights(weights_, kEmbeddingUnit);
-    embedding_forward(context_, weights.part().of(parameters().embedding()), tokens(), x);
+    UnitWeights weights = gathered_.take(kEmbeddingUnit);
+    gathered_.start(unit_of_layer(0));
+    embedding_forward(context_, weights.wait().of(parameters().embedding()), tokens(), x);
     return x;
   }
 
+  // body(layer), with the layer's weights. Those of layer `next` arrive meanwhile, where there is one.
   template <class Body>
-  void with_layer(std::int64_t layer, const Body& body) const {
-    const UnitWeights unit(weights_, unit_of_layer(layer));
-    const LayerWeights weights(parameters(), unit.part(), layer);
+  void with_layer(std::int64_t layer, std::optional<std::int64_t> next, const Body& body) {
+    UnitWeights unit = gathered_.take(unit_of_layer(layer));
+    if (next) gathered_.start(unit_of_layer(*next));
+    const LayerWeights weights(parameters(), unit.wait(), layer);
     const LayerAttention attention{
         .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
                                    decoder_.layer_mask(layer)),
@@ -153,22 +158,27 @@ class Step {
     body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
   }
 
-  // From the layer's input to the next one's.
+  // From the layer's input to the next one's. The layer after it runs next, unless it is the last.
   Tensor run_layer(std::int64_t layer, Keeping keeping) {
-    Tensor next;
-    with_layer(layer, [&](const Layer& run) {
+    Tensor output;
+    const auto next = layer + 1 < layers() ? std::optional(layer + 1) : std::nullopt;
+    with_layer(layer, next, [&](const Layer& run) {
       run.attend(kept(layer), keeping);
       if (keeping == Keeping::nothing) kept(layer).drop(Activation::input);
-      next = run.feed_forward(kept(layer), keeping);
+      output = run.feed_forward(kept(layer), keeping);
     });
-    return next;
+    return output;
+  }
+
+  // The layer that runs first to make the input of this one: itself, or one before it.
+  [[nodiscard]] std::int64_t first_to_run(std::int64_t layer) {
+    while (!offloads(policy_, layer) && !kept(layer).has(Activation::input)) --layer;
+    return layer;
   }
 
   // Makes the layer's input again where forward did not keep it.
   void rebuild_input(std::int64_t layer) {
-    std::int64_t from = layer;
-    while (!kept(from).has(Activation::input)) --from;
-    for (; from < layer; ++from) {
+    for (std::int64_t from = first_to_run(layer); from < layer; ++from) {
       // Inputs between stay: the layers before this one need them next.
       const auto stage = context_.stage(StageKind::again);
       kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
@@ -298,6 +308,7 @@ class Step {
   const Decoder& decoder_;
   const LayerPolicy& policy_;
   FlatBuffer weights_;
+  UnitWeightsInTurn gathered_;
   FlatBuffer gradients_;
   LayerStep shared_;
   std::vector<LayerActivations> kept_;

@@ -37,9 +37,9 @@ LastWeights::LastWeights(const FlatBuffer& weights, const Decoder& decoder)
     : last_(weights, last_unit(decoder)) {
   if (gathers_embedding(decoder)) tied_.emplace(weights, kEmbeddingUnit);
   const ParameterTable& parameters = decoder.parameters();
-  final_norm_ = last_.part().of(parameters.final_norm());
+  final_norm_ = last_.wait().of(parameters.final_norm());
   output_ = divides_vocabulary(decoder) ? own_rows(weights, decoder)
-                                        : (tied_ ? *tied_ : last_).part().of(parameters.output());
+                                        : (tied_ ? *tied_ : last_).wait().of(parameters.output());
 }
 
 LastGradients::LastGradients(const FlatBuffer& gradients, const Decoder& decoder)

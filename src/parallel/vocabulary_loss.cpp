@@ -75,10 +75,10 @@ void validate(const VocabularyLoss& loss, const Ranks& ranks) {
         "tokens");
   check(problem.chunk_vocab == 0, "a divided vocabulary is not cut into chunks of {} words; accepted: 0",
         problem.chunk_vocab);
-  check(loss.slice.first >= 0 && loss.slice.words >= 0 &&
-            loss.slice.first + loss.slice.words <= problem.vocab,
-        "words {} to {} are not a slice of a vocabulary of {}", loss.slice.first,
-        loss.slice.first + loss.slice.words, problem.vocab);
+  check(
+      loss.slice.first >= 0 && loss.slice.words >= 0 && loss.slice.first + loss.slice.words <= problem.vocab,
+      "words {} to {} are not a slice of a vocabulary of {}", loss.slice.first,
+      loss.slice.first + loss.slice.words, problem.vocab);
 }
 
 void check_view(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
@@ -273,8 +273,8 @@ class Loop {
     row_.statistics(call_, all, pass_, workspace_, stream_);
     const TensorView parts(buffers_.parts, DType::f32, {call_.ranks, own.count(), kTokenFloats});
     own_counts_.assign(ranks(), own.count() * kTokenFloats);
-    communicator_.all_to_all(parts, own_counts_, all.statistics, counts(counts_, chunk, kTokenFloats), stream_,
-                             {"statistics of the loss", chunk});
+    communicator_.all_to_all(parts, own_counts_, all.statistics, counts(counts_, chunk, kTokenFloats),
+                             stream_, {"statistics of the loss", chunk});
     if (own.count() > 0) row_.judge(call_, parts, chunks_.begin(chunk), own, pass_, workspace_, stream_);
     if (pass_ == Pass::forward) return;
     communicator_.all_gather(all.rules, counts(counts_, chunk, kTokenFloats), stream_,
@@ -314,8 +314,8 @@ void run(Context& context, const VocabularyLoss& loss, const LossForward& forwar
   const auto take_message = [&](std::string_view name, std::int64_t size) {
     return take(name, Category::communication, size);
   };
-  const Tensor workspace = take("loss workspace", Category::workspace,
-                                row.workspace_bytes(call, context.description(), pass));
+  const Tensor workspace =
+      take("loss workspace", Category::workspace, row.workspace_bytes(call, context.description(), pass));
   const Tensor hidden[] = {take_message("hidden states of all ranks", bytes.hidden),
                            take_message("hidden states of all ranks", bytes.hidden)};
   const Tensor labels[] = {take_message("labels of all ranks", bytes.labels),
@@ -335,25 +335,25 @@ void run(Context& context, const VocabularyLoss& loss, const LossForward& forwar
   const auto weight_bytes =
       static_cast<double>(call.weight.bytes() + (pass == Pass::backward ? call.weight_gradient.bytes() : 0));
   const auto hidden_bytes = static_cast<double>(call.hidden.bytes() * rank_count(loss));
-  const Work work{.kernel = pass == Pass::forward ? "loss" : "loss backward",
-                  .row = row.name,
-                  .flops = pass == Pass::forward ? product : 3 * product,
-                  .bytes = (pass == Pass::forward ? 1 : 3) * hidden_bytes +
-                           static_cast<double>(chunks.count()) * (pass == Pass::forward ? 1 : 2) * weight_bytes,
-                  .workspace_bytes = workspace.view().bytes(),
-                  .sent_bytes = traffic.sent_bytes,
-                  .received_bytes = traffic.received_bytes,
-                  .rounds = rounds_of(loss, chunks, bytes, pass)};
+  const Work work{
+      .kernel = pass == Pass::forward ? "loss" : "loss backward",
+      .row = row.name,
+      .flops = pass == Pass::forward ? product : 3 * product,
+      .bytes = (pass == Pass::forward ? 1 : 3) * hidden_bytes +
+               static_cast<double>(chunks.count()) * (pass == Pass::forward ? 1 : 2) * weight_bytes,
+      .workspace_bytes = workspace.view().bytes(),
+      .sent_bytes = traffic.sent_bytes,
+      .received_bytes = traffic.received_bytes,
+      .rounds = rounds_of(loss, chunks, bytes, pass)};
   context.run_over_ranks(work, [&](Communicator& communicator, const Stream& stream) {
     const auto memory = [](const Tensor& tensor) { return static_cast<std::byte*>(tensor.view().raw()); };
-    const Loop::Buffers buffers{
-        .hidden = {memory(hidden[0]), memory(hidden[1])},
-        .labels = {memory(labels[0]), memory(labels[1])},
-        .statistics = memory(statistics),
-        .parts = memory(parts),
-        .rules = memory(rules),
-        .gradient = memory(gradient),
-        .sum = {memory(sum), static_cast<std::size_t>(bytes.sum)}};
+    const Loop::Buffers buffers{.hidden = {memory(hidden[0]), memory(hidden[1])},
+                                .labels = {memory(labels[0]), memory(labels[1])},
+                                .statistics = memory(statistics),
+                                .parts = memory(parts),
+                                .rules = memory(rules),
+                                .gradient = memory(gradient),
+                                .sum = {memory(sum), static_cast<std::size_t>(bytes.sum)}};
     Loop(call, row, chunks, buffers, workspace, pass, communicator, stream).run();
   });
 }

@@ -108,6 +108,8 @@ TEST(RankPlan, AClassIsOfOneSizeOfSlices) {
         if (sharding == Sharding::none) {
           EXPECT_LE(classes, ring);
         }
+        strategy.loss_ranks = LossRanks::vocabulary;
+        check_classes(problem, strategy, device_of(c));
       }
     }
   }
@@ -128,6 +130,9 @@ TEST(RankPlan, AThousandRanksAreAFewClasses) {
       const RankClasses& found = plan.classes(problem, strategy);
       EXPECT_LE(found.classes.size(), 24u) << context << " " << name(sharding);
       EXPECT_EQ(found.of_rank.size(), 1024u);
+      Strategy words = strategy;
+      words.loss_ranks = LossRanks::vocabulary;
+      EXPECT_LE(plan.classes(problem, words).classes.size(), 48u) << context << " " << name(sharding);
     }
   }
 }

@@ -97,8 +97,8 @@ SliceLogits<kType> logits_of(const SliceCall& call, const SliceChunk& chunk, con
 void place_labels(const LossLabels& labels, std::int64_t first, const TensorView& placed,
                   const Stream& stream) {
   const std::int64_t count = placed.extent(0);
-  launch("place_labels_kernel", place_labels_kernel, divide_up(count, kJudgeThreads), kJudgeThreads, 0, stream,
-         labels, first, count, placed.data<std::int32_t>());
+  launch("place_labels_kernel", place_labels_kernel, divide_up(count, kJudgeThreads), kJudgeThreads, 0,
+         stream, labels, first, count, placed.data<std::int32_t>());
 }
 
 void slice_statistics(const SliceCall& call, const SliceChunk& chunk, const TensorView& logits,
