@@ -28,11 +28,13 @@ __global__ void __launch_bounds__(kTokenThreads) slice_statistics_kernel(SliceLo
   shared[threadIdx.x] = thread_statistics<kWhole, kCapped, kType>(row, call.words, call.softcap);
   merge_block(shared);
   if (threadIdx.x != 0) return;
-  const Statistics all = shared[0];
   const std::int64_t word = call.labels[token] - call.first_word;
-  const bool own = word >= 0 && word < call.words;
-  call.statistics[token] = {all.max, all.sum, all.logits,
-                            own ? capped<kCapped>(widen<kType>(row[word]), call.softcap) : 0.0F};
+  TokenStatistics& found = call.statistics[token];
+  found.max = shared[0].max;
+  found.sum = shared[0].sum;
+  found.logit_sum = shared[0].logits;
+  found.target =
+      word >= 0 && word < call.words ? capped<kCapped>(widen<kType>(row[word]), call.softcap) : 0.0F;
 }
 
 template <bool kWhole, bool kCapped, DType kType>
