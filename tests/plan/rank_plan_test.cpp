@@ -115,6 +115,31 @@ TEST(RankPlan, AClassIsOfOneSizeOfSlices) {
   }
 }
 
+// The weights of a layer arrive beside the kernels; those of the embedding and of the loss are waited for.
+TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
+  const Case c{"h200", "causal", 4096, 1, 0};
+  const TrainingProblem problem = problem_of(c);
+  Strategy strategy = strategy_of(problem, 1);
+  strategy.data_ranks = 2;
+  strategy.sharding = Sharding::full;
+  CostModel costs(device_of(c), DType::bf16);
+  costs.set_rank_link({.latency = Seconds(1e-6), .bytes_per_second = 1e12});
+  const TrainingRehearsal rehearsal = rehearse(problem, strategy, device_of(c));
+  const RankedAttention attention{};
+  const RecordSeconds seconds(costs, problem.config, rehearsal, attention);
+  double beside = 0;
+  double all = 0;
+  int gathered = 0;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    all += seconds.of(record);
+    if (!seconds.goes_beside(record)) continue;
+    beside += seconds.of(record);
+    if (record.work.kind == WorkKind::communication) ++gathered;
+  }
+  EXPECT_EQ(gathered, 3);  // of two layers: the second in forward, both in backward
+  EXPECT_DOUBLE_EQ(seconds.of(rehearsal.micro_step), all - beside);
+}
+
 TEST(RankPlan, AThousandRanksAreAFewClasses) {
   TrainingProblem problem = problem_of({"h200", "causal", 10'485'760, 1, 0});
   problem.config = find_model("qwen3-4b");

@@ -229,6 +229,29 @@ TEST(TrainingRanks, HoldTheirWordsAlone) {
   EXPECT_LT(loss_peak(LossRanks::vocabulary), loss_peak(LossRanks::tokens) - 3 * weight_bytes / 2);
 }
 
+// A layer's weights are asked for in the stage before its own: by the embedding for the first layer, in
+// backward by the layer after it. The last layer, the loss and backward's first layer ask for their own.
+TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
+  RankCase c = rank_cases()[0];
+  c.training.config.layers = 4;
+  c.training.layers = {.keep_all = 1, .recompute = 3, .input_every = 3};
+  c.sharding = Sharding::full;
+  c.data_ranks = 2;
+  const TrainingRehearsal rehearsal =
+      rehearse(problem_of(c.training), strategy_of(c, 2), CpuBackend(1).description());
+  std::vector<std::string> asked;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    if (record.work.kernel == "exchange") asked.push_back(rehearsal.ledger.stage_path(record.stage).text());
+  }
+  const std::vector<std::string> expected = {
+      "forward/embedding", "forward/embedding", "forward/layer 0", "forward/layer 1", "forward/layer 2",
+      "loss", "loss",
+      // Of layers 1 to 3 the first has its input: 1 and 2 run again for 3, and their inputs stay.
+      "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3",
+      "backward/layer 2", "backward/layer 1"};
+  EXPECT_EQ(asked, expected);
+}
+
 TEST(TrainingRanks, DivideTheVocabularyInGroups) {
   for (RankCase c : {rank_cases()[1], rank_cases()[2]}) {
     c.loss_ranks = LossRanks::vocabulary;
