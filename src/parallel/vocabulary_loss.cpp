@@ -9,9 +9,10 @@
 namespace headroom {
 namespace {
 
-// Where nobody says: logits of so many bytes, as the rows of one rank have them.
-constexpr std::int64_t kCpuLogitsBytes = 224LL << 20;
-constexpr std::int64_t kGpuLogitsBytes = 1484LL << 20;
+// Where nobody says: so many bytes of a chunk, which the logits of one rank alone may take. With many ranks
+// the hidden states of a chunk are more than its logits.
+constexpr std::int64_t kCpuChunkBytes = 224LL << 20;
+constexpr std::int64_t kGpuChunkBytes = 1484LL << 20;
 constexpr std::int64_t kLeastTokens = 96;  // a tile of the product
 
 std::int64_t rank_count(const VocabularyLoss& loss) {
@@ -29,7 +30,9 @@ std::int64_t fast_chunk(const VocabularyLoss& loss, const DeviceDescription& dev
   const std::int64_t element = gpu ? size_bytes(loss.problem.dtype) : size_bytes(DType::f32);
   // Of the largest slice, so that every rank has the same chunks.
   const std::int64_t words = divide_up(loss.problem.vocab, rank_count(loss));
-  const std::int64_t fit = (gpu ? kGpuLogitsBytes : kCpuLogitsBytes) / (words * element);
+  const std::int64_t gathered =
+      loss.problem.hidden * (2 * size_bytes(loss.problem.dtype) + size_bytes(DType::f32));
+  const std::int64_t fit = (gpu ? kGpuChunkBytes : kCpuChunkBytes) / (words * element + gathered);
   return std::clamp(fit / kLeastTokens * kLeastTokens, kLeastTokens,
                     std::max(all_tokens(loss), kLeastTokens));
 }
