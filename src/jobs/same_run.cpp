@@ -113,6 +113,7 @@ void check_same_options(const TrainingOptions& options, Communicator& ranks) {
                     {"--optimizer-state", text_of(options.pins.optimizer_state)},
                     {"--ring", text_of(options.pins.ring)},
                     {"--shard", options.pins.shard},
+                    {"--loss-ranks", text_of(options.pins.loss_ranks)},
                     {"--attention", options.attention},
                     {"--dtype", text_of(options.dtype)},
                     {"--state", options.state},

@@ -112,14 +112,16 @@ constexpr std::array kCuts = {
     Cut{"loss_chunk", &Strategy::loss_chunk_tokens, &StrategyPins::loss_chunk_tokens},
     Cut{"mlp_tile", &Strategy::mlp_tile_tokens, &StrategyPins::mlp_tile_tokens}};
 
-// The fastest strategy that fits. A resumed run is cut as before on a GPU, unless that no longer fits or a
-// flag says otherwise.
+// The fastest strategy that fits. A resumed run divides the loss as before, and on a GPU is cut as before,
+// unless that no longer fits or a flag says otherwise.
 TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::optional<Resumed>& resumed) {
   const StrategyPins asked = request.pins;
-  if (resumed && request.device.kind == DeviceKind::cuda) {
+  if (resumed) {
+    if (!asked.loss_ranks)
+      request.pins.loss_ranks = parse_loss_ranks(resumed->state.settings.at("loss_ranks"));
     for (const Cut& cut : kCuts) {
       std::optional<std::int64_t>& pin = request.pins.*cut.pin;
-      if (!pin) pin = resumed->tokens_of(cut.name);
+      if (!pin && request.device.kind == DeviceKind::cuda) pin = resumed->tokens_of(cut.name);
     }
     TrainingFit as_before = fit_training(request, costs);
     if (as_before.fits) return as_before;
@@ -129,6 +131,9 @@ TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::opti
 }
 
 void add_cuts(std::vector<Setting>& settings, const Strategy& strategy, const DeviceDescription& device) {
+  settings.push_back({.name = "loss_ranks",
+                      .value = std::string(name(strategy.loss_ranks)),
+                      .kind = SettingKind::last_bits});
   for (const Cut& cut : kCuts) {
     settings.push_back({.name = std::string(cut.name),
                         .value = device.kind == DeviceKind::cuda ? fmt::format("{}", strategy.*cut.tokens)
@@ -226,6 +231,7 @@ std::optional<Resumed> find_run(const TrainingOptions& options) {
     std::map<std::string, std::string>& saved = resumed.state.settings;
     saved.try_emplace("state", "f32");  // of a program that had no other
     saved.try_emplace("shard", "none");
+    saved.try_emplace("loss_ranks", "tokens");
     if (const auto ranks = saved.find("ranks"); ranks != saved.end())
       saved.try_emplace("ring", ranks->second);
     check(resumed.state.step < options.optimizer.steps,
@@ -436,6 +442,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"ranks", plan.ranks()},
                       {"ring", plan.fit.strategy.ring_ranks},
                       {"shard", name(plan.fit.strategy.sharding)},
+                      {"loss_ranks", name(plan.fit.strategy.loss_ranks)},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},

@@ -144,6 +144,7 @@ std::string json(const PlanAnswer& answer) {
       {"ranks", step.strategy.ranks()},
       {"ring", step.strategy.ring_ranks},
       {"shard", name(step.strategy.sharding)},
+      {"loss_ranks", name(step.strategy.loss_ranks)},
       {"fits", answer.plan.fits},
       {"arena_bytes", step.arena_bytes},
       {"rank_arena_bytes", step.rank_arena_bytes},

@@ -181,9 +181,11 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
 
 namespace {
 
-// A rank has no more tokens than its share of a micro-step's batch.
+// A rank has no more tokens than its share of a micro-step's batch. A chunk of a divided vocabulary has those
+// of all ranks.
 void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
-  strategy.loss_chunk_tokens = std::min(chunks.tokens, rank_tokens(request, strategy.accumulation));
+  const std::int64_t ranks = strategy.loss_ranks == LossRanks::vocabulary ? strategy.ranks() : 1;
+  strategy.loss_chunk_tokens = std::min(chunks.tokens, ranks * rank_tokens(request, strategy.accumulation));
   strategy.loss_chunk_vocab = chunks.vocab;
 }
 void set(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
@@ -227,7 +229,7 @@ namespace {
 
 // The best of the strategies that have this in common.
 Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& common) {
-  const SearchSpace space = search_space(request);
+  const SearchSpace space = search_space(request, common.loss_ranks);
   RankPlan ranks(costs);
   const Cuts cuts(request, space, costs, common, ranks);
   std::vector<Candidate> candidates;
@@ -273,13 +275,41 @@ Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& 
 
 }  // namespace
 
+namespace {
+
+// What fits before what does not; of those the faster, and of the others the one that is less over.
+bool is_better(const PlanRequest& request, const Plan& a, const Plan& b) {
+  if (a.fits != b.fits) return a.fits;
+  if (a.fits) return a.step.seconds < b.step.seconds;
+  return bytes_over(request, a.step) < bytes_over(request, b.step);
+}
+
+// The best of both ways in which ranks can divide the loss, or of the one that is pinned.
+Plan search_loss_ranks(const PlanRequest& request, const CostModel& costs, Strategy common) {
+  std::optional<Plan> best;
+  std::int64_t candidates = 0;
+  std::int64_t rehearsed = 0;
+  for (const LossRanks divided : loss_ranks_choices(request)) {
+    common.loss_ranks = divided;
+    Plan plan = search(request, costs, common);
+    candidates += plan.candidates;
+    rehearsed += plan.rehearsed;
+    if (!best || is_better(request, plan, *best)) best = std::move(plan);
+  }
+  best->candidates = candidates;
+  best->rehearsed = rehearsed;
+  return std::move(*best);
+}
+
+}  // namespace
+
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   check_sizes(request.problem);
   const Strategy common = common_strategy(request, costs);
-  Plan plan = search(request, costs, common);
+  Plan plan = search_loss_ranks(request, costs, common);
   if (plan.fits || common.head_group == 1) return plan;
   // Heads that are divided hold Q, K, V and O twice; a ring takes less.
-  return search(request, costs, common_strategy(request, costs, 1));
+  return search_loss_ranks(request, costs, common_strategy(request, costs, 1));
 }
 
 TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
@@ -353,7 +383,7 @@ class LeanStrategies {
   template <class Holds>
   bool any(std::int64_t seq, const Holds& holds) {
     request_.problem.sizes.context = seq;
-    set(strategy_, loss_chunk_choices(request_).back(), request_);
+    set(strategy_, loss_chunk_choices(request_, strategy_.loss_ranks).back(), request_);
     set(strategy_, layer_cut_choices(request_).back(), request_);
     const LayerCosts layers(request_, strategy_, costs_, policies_, {});  // bytes alone count
     const std::vector<bool> aways = optimizer_choices(request_);
@@ -375,11 +405,33 @@ class LeanStrategies {
   RankPlan ranks_;
 };
 
+// Those of every way in which ranks may divide the loss.
+class LeanWays {
+ public:
+  LeanWays(const PlanRequest& request, const CostModel& costs) {
+    Strategy common = common_strategy(request, costs, 1);
+    for (const LossRanks divided : loss_ranks_choices(request)) {
+      common.loss_ranks = divided;
+      ways_.emplace_back(request, costs, common);
+    }
+  }
+
+  [[nodiscard]] bool may_fit(std::int64_t seq) {
+    return std::ranges::any_of(ways_, [&](LeanStrategies& way) { return way.may_fit(seq); });
+  }
+  [[nodiscard]] bool fits(std::int64_t seq) {
+    return std::ranges::any_of(ways_, [&](LeanStrategies& way) { return way.fits(seq); });
+  }
+
+ private:
+  std::vector<LeanStrategies> ways_;
+};
+
 }  // namespace
 
 std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
   check_sizes(request.problem);
-  LeanStrategies lean(request, costs, common_strategy(request, costs, 1));
+  LeanWays lean(request, costs);
   const std::int64_t most =
       std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
                              std::numeric_limits<std::int64_t>::max() / request.problem.sizes.batch);
@@ -412,7 +464,7 @@ std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const Cos
     PlanRequest over = request;
     over.pins.ranks = count;
     over.pins.ring.reset();
-    return LeanStrategies(over, costs, common_strategy(over, costs, 1)).fits(over.problem.sizes.context);
+    return LeanWays(over, costs).fits(over.problem.sizes.context);
   };
   if (fits(1)) return 1;
   std::int64_t low = 1;

@@ -7,6 +7,7 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "headroom/parallel/vocabulary_loss.h"
 #include "headroom/parallel/ways.h"
 
 namespace headroom {
@@ -117,6 +118,7 @@ Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
   strategy.head_group = group ? *group : head_group(request, costs);
   // One rank has nobody to divide its state with.
   strategy.sharding = strategy.ranks() > 1 ? request.pins.sharding : Sharding::none;
+  strategy.loss_ranks = loss_ranks_choices(request).front();
   strategy.compute_dtype = request.problem.compute_dtype;
   strategy.state = request.problem.state;
   return strategy;
@@ -170,12 +172,29 @@ std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
   return pin ? std::vector{*pin} : accumulations(batch / groups);
 }
 
-std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
+std::vector<LossRanks> loss_ranks_choices(const PlanRequest& request) {
+  if (request.pins.ranks == 1) return {LossRanks::tokens};
+  if (request.pins.loss_ranks) return {*request.pins.loss_ranks};
+  return {LossRanks::tokens, LossRanks::vocabulary};
+}
+
+std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request, LossRanks loss_ranks) {
   if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
+  LossProblem problem = loss_problem(request.problem);
+  VocabularyLoss divided;
+  if (loss_ranks == LossRanks::vocabulary) {
+    const std::int64_t ranks = request.pins.ranks;
+    problem.tokens = rank_tokens(request, 1);
+    divided = {.problem = problem,
+               .rank_tokens = std::vector(static_cast<std::size_t>(ranks), problem.tokens),
+               .slice = {.first = 0, .words = divide_up(problem.vocab, ranks)}};
+  }
   std::vector<LossChunks> choices;
   for (const std::int64_t share : {8, 32, 256}) {
-    add_new(choices,
-            fit_loss_chunks(loss_problem(request.problem), request.device, request.budget_bytes / share));
+    const std::int64_t bytes = request.budget_bytes / share;
+    add_new(choices, loss_ranks == LossRanks::vocabulary
+                         ? LossChunks{.tokens = fit_vocabulary_chunk(divided, request.device, bytes)}
+                         : fit_loss_chunks(problem, request.device, bytes));
   }
   return choices;
 }
@@ -223,11 +242,11 @@ void check_sizes(const TrainingProblem& problem) {
   check_plannable(problem.sizes);
 }
 
-SearchSpace search_space(const PlanRequest& request) {
+SearchSpace search_space(const PlanRequest& request, LossRanks loss_ranks) {
   check_sizes(request.problem);
   SearchSpace space{.policies = {},
                     .accumulations = accumulation_choices(request),
-                    .loss_chunks = loss_chunk_choices(request),
+                    .loss_chunks = loss_chunk_choices(request, loss_ranks),
                     .layer_cuts = layer_cut_choices(request),
                     .optimizer_offloads = optimizer_choices(request)};
   const auto cuts = std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *

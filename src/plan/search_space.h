@@ -14,14 +14,16 @@ void check_sizes(const TrainingProblem& problem);
 
 // The parts of a search space, each in the order in which they are tried. No value is there twice.
 [[nodiscard]] std::vector<std::int64_t> accumulation_choices(const PlanRequest& request);
-[[nodiscard]] std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request);
+[[nodiscard]] std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request, LossRanks loss_ranks);
+// What ranks may divide of the loss: what is pinned, or both ways; tokens alone where there is one rank.
+[[nodiscard]] std::vector<LossRanks> loss_ranks_choices(const PlanRequest& request);
 [[nodiscard]] std::vector<LayerCut> layer_cut_choices(const PlanRequest& request);
 [[nodiscard]] std::vector<bool> optimizer_choices(const PlanRequest& request);
 // Those that take least memory for their kind, what takes least of the device first.
 [[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);
 
-// What every strategy of the request has in common. Ranks divide heads in the groups that are fastest, or in
-// groups of so many.
+// What every strategy of the request has in common, with the first of loss_ranks_choices(). Ranks divide
+// heads in the groups that are fastest, or in groups of so many.
 [[nodiscard]] Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
                                        std::optional<std::int64_t> group = {});
 // The most tokens of a micro-step's batch that a rank has.

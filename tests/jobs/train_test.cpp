@@ -136,8 +136,10 @@ TEST(Training, ADividedStateIsSavedWhole) {
 TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   const TemporaryFolder folder;
   const auto run = [&](std::string_view name, std::int64_t ranks, std::int64_t last_step,
-                       std::string shard = "none", std::optional<std::int64_t> ring = {}) {
+                       std::string shard = "none", std::optional<std::int64_t> ring = {},
+                       std::optional<std::string> loss_ranks = {}) {
     TrainingOptions options = options_in(folder / name);
+    options.pins.loss_ranks = std::move(loss_ranks);
     options.batch = 2;
     options.pins.ranks = ranks;
     options.pins.ring = ring;
@@ -156,6 +158,10 @@ TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   static_cast<void>(run("divided", 4, 2, "full"));
   static_cast<void>(run("divided", 4, 3, "optimizer", 2));
   EXPECT_NEAR(run("divided", 2, 4, "full", 1), whole, 1e-5 * whole);
+  static_cast<void>(run("words", 3, 1, "full", {}, "vocabulary"));
+  static_cast<void>(run("words", 4, 2, "full", 2, "tokens"));
+  static_cast<void>(run("words", 2, 3, "optimizer", {}, "vocabulary"));
+  EXPECT_NEAR(run("words", 1, 4), whole, 1e-5 * whole);
 }
 
 // The rank that fails is the one whose error is told, and the others do not wait for it.

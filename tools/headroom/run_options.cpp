@@ -21,6 +21,9 @@ void add_rank_options(Command app, PinOptions& pins) {
       "--shard", pins.shard, {"none", "optimizer", "full"},
       "What ranks divide of the training state: optimizer divides moments and master weights, full "
       "weights and gradients too");
+  app.add_choice("--loss-ranks", pins.loss_ranks, {"tokens", "vocabulary"},
+                 "What ranks divide of the loss: each has its own tokens, or its own words of all tokens "
+                 "(default: what fits and is faster)");
 }
 
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {

@@ -29,6 +29,7 @@ struct StrategyPins {
   std::int64_t ranks = 1;
   std::optional<std::int64_t> ring{};  // of them, that divide every sequence; without it: all of them
   Sharding sharding = Sharding::none;
+  std::optional<LossRanks> loss_ranks{};  // what ranks divide of the loss
 
   [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
   // Groups of ranks that divide the sequences of a batch between them.
@@ -99,7 +100,7 @@ struct SearchSpace {
   std::vector<LayerCut> layer_cuts;
   std::vector<bool> optimizer_offloads;
 };
-[[nodiscard]] SearchSpace search_space(const PlanRequest& request);
+[[nodiscard]] SearchSpace search_space(const PlanRequest& request, LossRanks loss_ranks = LossRanks::tokens);
 
 // One strategy, rehearsed and packed; over ranks, as one of each class that takes the same.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
