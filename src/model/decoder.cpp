@@ -78,13 +78,14 @@ class Step {
       start_return(layer - 1);
       rebuild_input(layer);
       const auto next = layer > 0 ? std::optional(first_to_run(layer - 1)) : std::nullopt;
-      with_layer(layer, next, [&](const Layer& run) {
-        rebuild(layer, run);
-        const UnitGradients gradients(gradients_, unit_of_layer(layer));
-        run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
-                     gradients.are_zero());
-        gradients.add();
-      });
+      with_layer(
+          layer, next, [&](const Layer& run) { rebuild(layer, run); },
+          [&](const Layer& run) {
+            const UnitGradients gradients(gradients_, unit_of_layer(layer));
+            run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
+                         gradients.are_zero());
+            gradients.add();
+          });
     }
     const UnitGradients gradients(gradients_, kEmbeddingUnit);
     embedding_backward(context_, tokens(), gradient, gradients.part().of(parameters().embedding()),
@@ -144,29 +145,37 @@ class Step {
     return x;
   }
 
-  // body(layer), with the layer's weights. Those of layer `next` arrive meanwhile, where there is one.
-  template <class Body>
-  void with_layer(std::int64_t layer, std::optional<std::int64_t> next, const Body& body) {
+  // attend(layer), then rest(layer), with the layer's weights. Those of layer `next` arrive meanwhile, where
+  // there is one. Whoever waits for a message waits for all that were started before it: so where ranks
+  // exchange keys and values in attend, the gathering starts after it.
+  template <class Attend, class Rest>
+  void with_layer(std::int64_t layer, std::optional<std::int64_t> next, const Attend& attend,
+                  const Rest& rest) {
     UnitWeights unit = gathered_.take(unit_of_layer(layer));
-    if (next) gathered_.start(unit_of_layer(*next));
+    const bool exchanges = decoder_.schedule(layer) != nullptr;
+    if (next && !exchanges) gathered_.start(unit_of_layer(*next));
     const LayerWeights weights(parameters(), unit.wait(), layer);
     const LayerAttention attention{
         .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
                                    decoder_.layer_mask(layer)),
         .over_ranks = decoder_.schedule(layer),
         .document_starts = shared_.batch.document_starts};
-    body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
+    const Layer run(context_, shared_, layer_spec(config(), layer), weights, attention);
+    attend(run);
+    if (next && exchanges) gathered_.start(unit_of_layer(*next));
+    rest(run);
   }
 
   // From the layer's input to the next one's. The layer after it runs next, unless it is the last.
   Tensor run_layer(std::int64_t layer, Keeping keeping) {
     Tensor output;
     const auto next = layer + 1 < layers() ? std::optional(layer + 1) : std::nullopt;
-    with_layer(layer, next, [&](const Layer& run) {
-      run.attend(kept(layer), keeping);
-      if (keeping == Keeping::nothing) kept(layer).drop(Activation::input);
-      output = run.feed_forward(kept(layer), keeping);
-    });
+    with_layer(
+        layer, next, [&](const Layer& run) { run.attend(kept(layer), keeping); },
+        [&](const Layer& run) {
+          if (keeping == Keeping::nothing) kept(layer).drop(Activation::input);
+          output = run.feed_forward(kept(layer), keeping);
+        });
     return output;
   }
 

@@ -33,11 +33,11 @@ struct FlatBuffer {
 
 class UnitWeights {
  public:
-  // Starts the gathering; wait() has to be called before the weights are used or this goes.
+  // Starts the gathering. wait() has to be called before the weights are used, and before this is destroyed.
   UnitWeights(const FlatBuffer& weights, std::size_t unit);
 
   [[nodiscard]] std::size_t unit() const { return unit_; }
-  // Returns the weights when main comes after their arrival.
+  // Makes the stream main wait for the weights, and returns them.
   [[nodiscard]] const FlatPart& wait();
 
  private:
@@ -55,7 +55,7 @@ class UnitWeightsInTurn {
 
   // Starts the gathering of a unit that take() will be asked for next.
   void start(std::size_t unit);
-  // The unit that was started, or else this one. Its weights have arrived when main goes on.
+  // Returns the unit that was started, or starts this one. wait() of it makes main wait for its weights.
   [[nodiscard]] UnitWeights take(std::size_t unit);
 
  private:

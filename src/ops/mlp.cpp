@@ -1,7 +1,8 @@
 #include "headroom/ops/mlp.h"
 
 #include <algorithm>
-#include <vector>
+#include <array>
+#include <optional>
 
 #include "headroom/core/checked.h"
 #include "ops/arguments.h"
@@ -19,9 +20,9 @@ TensorView wide(const MlpForward& views) {
 }
 
 // The weights, or their gradients, of gate and up: one matrix where they lie side by side, so that products
-// with it are one instead of two.
-std::vector<TensorView> matrices(const MlpWeights& weights) {
-  if (weights.gate_up.elements() > 0) return {weights.gate_up};
+// with it are one instead of two; then the second is empty.
+std::array<TensorView, 2> matrices(const MlpWeights& weights) {
+  if (weights.gate_up.elements() > 0) return {weights.gate_up, TensorView()};
   return {weights.gate, weights.up};
 }
 
@@ -121,20 +122,22 @@ class Tile {
                const TensorView& addend = {}) const {
     product_.run({a, b, c, add, addend}, workspace_, stream);
   }
-  // body(matrix, columns) for each matrix that gate and up are made with, and its columns of them.
+  // body(number, matrix, columns) for each matrix that gate and up are made with, and its columns of them.
   template <class Body>
   void for_each_matrix(const MlpWeights& weights, const TensorView& gate_up, const Body& body) const {
+    const std::array<TensorView, 2> all = matrices(weights);
     std::int64_t begin = 0;
-    for (const TensorView& matrix : matrices(weights)) {
-      body(matrix, gate_up.slice(1, begin, matrix.extent(0)));
-      begin += matrix.extent(0);
+    for (std::size_t i = 0; i < all.size() && all[i].elements() > 0; ++i) {
+      body(i, all[i], gate_up.slice(1, begin, all[i].extent(0)));
+      begin += all[i].extent(0);
     }
   }
   void make(std::int64_t begin, std::int64_t count, const Stream& stream) const {
-    for_each_matrix(
-        views_.weights, gate_up(begin, count), [&](const TensorView& weight, const TensorView& columns) {
-          product(views_.x.slice(0, begin, count), weight.transpose(0, 1), columns, false, stream);
-        });
+    for_each_matrix(views_.weights, gate_up(begin, count),
+                    [&](std::size_t, const TensorView& weight, const TensorView& columns) {
+                      product(views_.x.slice(0, begin, count), weight.transpose(0, 1), columns, false,
+                              stream);
+                    });
   }
   // gate and up of a tile side by side, where forward keeps them or in the tile's own buffer.
   [[nodiscard]] TensorView gate_up(std::int64_t begin, std::int64_t count) const {
@@ -201,14 +204,12 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   const auto& swiglu_backward =
       pick(swiglu_backward_rows(), SwigluBackward{}, context.description(), {}, "swiglu backward");
   work.assumed |= swiglu_backward.assumed();
-  const auto sum = [&](const TensorView& gradient, std::string_view name) {
-    return F32Sum(context, gradient, name, tile.count() > 1);
-  };
-  std::vector<F32Sum> wide_sums;
-  for (const TensorView& gradient : matrices(views.gradients)) {
-    wide_sums.push_back(sum(gradient, "gate and up gradient in f32"));
+  std::array<std::optional<F32Sum>, 2> wide_sums;
+  const std::array<TensorView, 2> wide_gradients = matrices(views.gradients);
+  for (std::size_t i = 0; i < wide_sums.size() && wide_gradients[i].elements() > 0; ++i) {
+    wide_sums[i].emplace(context, wide_gradients[i], "gate and up gradient in f32", tile.count() > 1);
   }
-  const F32Sum down_sum = sum(views.gradients.down, "down gradient in f32");
+  const F32Sum down_sum(context, views.gradients.down, "down gradient in f32", tile.count() > 1);
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
       const TensorView x = forward.x.slice(0, begin, count);
@@ -231,16 +232,16 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
       // dDown <- dDown + dy^T act
       tile.product(dy.transpose(0, 1), act, down_sum.view(), add, stream);
       // dGate, dUp <- dGate + dgate^T x, dUp + dup^T x; dx <- dgate gate + dup up
-      std::size_t matrix = 0;
       tile.for_each_matrix(forward.weights, tile.gate_up(begin, count),
-                           [&](const TensorView& weight, const TensorView& gradient) {
-                             tile.product(gradient.transpose(0, 1), x, wide_sums[matrix].view(), add, stream);
-                             tile.product(gradient, weight, dx, matrix > 0, stream);
-                             ++matrix;
+                           [&](std::size_t i, const TensorView& weight, const TensorView& gradient) {
+                             tile.product(gradient.transpose(0, 1), x, wide_sums[i]->view(), add, stream);
+                             tile.product(gradient, weight, dx, i > 0, stream);
                            });
     });
   });
-  for (const F32Sum& one : wide_sums) one.store();
+  for (const std::optional<F32Sum>& one : wide_sums) {
+    if (one) one->store();
+  }
   down_sum.store();
 }
 

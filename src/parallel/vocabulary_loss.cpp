@@ -9,8 +9,9 @@
 namespace headroom {
 namespace {
 
-// Where nobody says: so many bytes of a chunk, which the logits of one rank alone may take. With many ranks
-// the hidden states of a chunk are more than its logits.
+// The default size of a chunk: its logits and the hidden states that are gathered for it take at most so many
+// bytes, which are those of the logits of a chunk on one rank (src/loss/chunked.cpp,
+// src/loss/cuda/fused.cpp).
 constexpr std::int64_t kCpuChunkBytes = 224LL << 20;
 constexpr std::int64_t kGpuChunkBytes = 1484LL << 20;
 constexpr std::int64_t kLeastTokens = 96;  // a tile of the product
@@ -337,7 +338,8 @@ void run(Context& context, const VocabularyLoss& loss, const LossForward& forwar
   // Every chunk reads the weight, twice in backward, where it also adds to the weight's gradient.
   const auto weight_bytes =
       static_cast<double>(call.weight.bytes() + (pass == Pass::backward ? call.weight_gradient.bytes() : 0));
-  const auto hidden_bytes = static_cast<double>(call.hidden.bytes() * rank_count(loss));
+  const auto hidden_bytes =
+      static_cast<double>(all_tokens(loss) * loss.problem.hidden * size_bytes(loss.problem.dtype));
   const Work work{
       .kernel = pass == Pass::forward ? "loss" : "loss backward",
       .row = row.name,
