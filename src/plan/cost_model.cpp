@@ -64,13 +64,13 @@ RankRates CostModel::rank_rates() const {
 
 double CostModel::seconds(const Work& work) const {
   if (work.kind == WorkKind::copy) return bounded(work.bytes, copy_bytes_per_second_);
-  if (work.kind == WorkKind::communication && std::isfinite(rank_link_.bytes_per_second)) {
-    const double latency = rank_link_.latency.count();
+  const double latency = rank_link_.latency.count();
+  if (work.kind == WorkKind::communication && (std::isfinite(rank_link_.bytes_per_second) || latency > 0)) {
     const auto sent = static_cast<double>(work.sent_bytes);
     // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
     // round takes as long as its bytes or as its latency, whichever is longer.
     const double rounds = work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes) : 1;
-    return std::max(sent / rank_link_.bytes_per_second, rounds * latency) + 2 * latency;
+    return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
   }
   const auto known = kernels_.find(work.kernel);
   const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <ranges>
 #include <utility>
 
@@ -225,16 +226,66 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
 
 namespace {
 
-// The best of the strategies that have this in common.
-Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& common) {
-  const SearchSpace space = search_space(request);
-  RankPlan ranks(costs);
-  const Cuts cuts(request, space, costs, common, ranks);
+// The strategies of one way to divide a step over ranks.
+class DivisionSearch {
+ public:
+  // The request has its ring and its sharding pinned. All but it have to outlive this.
+  DivisionSearch(PlanRequest request, std::int64_t head_group, const CostModel& costs, RankPlan& ranks)
+      : request_(std::move(request)),
+        common_(common_strategy(request_, head_group)),
+        costs_(&costs),
+        ranks_(&ranks),
+        space_(search_space(request_)),
+        cuts_(request_, space_, costs, common_, ranks) {}
+
+  // What strategies take by their bounds.
+  struct Bound {
+    std::optional<double> seconds;                // of the fastest that fits
+    std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes; of the one that is least over
+
+    // What fits is before what does not.
+    [[nodiscard]] bool is_before(const Bound& other) const {
+      if (seconds && other.seconds) return *seconds < *other.seconds;
+      return seconds || other.seconds ? seconds.has_value() : least < other.least;
+    }
+  };
+  [[nodiscard]] Bound bound() const;
+  [[nodiscard]] RankDivision division(const std::optional<double>& seconds) const {
+    return {common_.ring_ranks, common_.head_group, common_.sharding, seconds};
+  }
+  // The best of the strategies, rehearsed.
+  [[nodiscard]] Plan plan();
+
+ private:
+  PlanRequest request_;
+  Strategy common_;
+  const CostModel* costs_;
+  RankPlan* ranks_;
+  SearchSpace space_;
+  Cuts cuts_;
+};
+
+DivisionSearch::Bound DivisionSearch::bound() const {
+  Bound bound{.seconds = {}, .least = {std::numeric_limits<std::int64_t>::max(), 0}};
+  for (std::uint32_t cut = 0; cut < cuts_.count(); ++cut) {
+    for (const LayerPolicy& policy : space_.policies) {
+      const double seconds = cuts_.seconds(cut, policy);
+      if (bound.seconds && seconds >= *bound.seconds) continue;
+      const PlannedStep step = cuts_.at_least(cut, policy);
+      const std::pair bytes{bytes_over(request_, step), budgeted_bytes(request_, step)};
+      if (bytes.first == 0) bound.seconds = seconds;
+      bound.least = std::min(bound.least, bytes);
+    }
+  }
+  return bound;
+}
+
+Plan DivisionSearch::plan() {
   std::vector<Candidate> candidates;
-  candidates.reserve(cuts.count() * space.policies.size());
-  for (std::uint32_t cut = 0; cut < cuts.count(); ++cut) {
-    for (std::uint32_t policy = 0; policy < space.policies.size(); ++policy) {
-      candidates.push_back({cuts.seconds(cut, space.policies[policy]), cut, policy});
+  candidates.reserve(cuts_.count() * space_.policies.size());
+  for (std::uint32_t cut = 0; cut < cuts_.count(); ++cut) {
+    for (std::uint32_t policy = 0; policy < space_.policies.size(); ++policy) {
+      candidates.push_back({cuts_.seconds(cut, space_.policies[policy]), cut, policy});
     }
   }
 
@@ -243,43 +294,78 @@ Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& 
   std::optional<Candidate> smallest;
   std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes
   const auto strategy_of = [&](const Candidate& candidate) {
-    return cuts.strategy(candidate.cut, space.policies[candidate.policy]);
+    return cuts_.strategy(candidate.cut, space_.policies[candidate.policy]);
   };
   // Bounds are near what strategies take, so that almost always the first that may fit does. Where many do
   // not, those that would barely fit are passed over.
   for_each_ascending(candidates, [&](const Candidate& candidate) {
-    PlannedStep bound = cuts.at_least(candidate.cut, space.policies[candidate.policy]);
-    const std::pair bytes{bytes_over(request, bound), budgeted_bytes(request, bound)};
+    PlannedStep bound = cuts_.at_least(candidate.cut, space_.policies[candidate.policy]);
+    const std::pair bytes{bytes_over(request_, bound), budgeted_bytes(request_, bound)};
     if (!smallest || bytes < least) {
       least = bytes;
       smallest = candidate;
     }
-    const double slack = slack_after(plan.rehearsed, request.problem.config.layers);
+    const double slack = slack_after(plan.rehearsed, request_.problem.config.layers);
     for (std::int64_t* part : {&bound.arena_bytes, &bound.host_bytes})
       *part += static_cast<std::int64_t>(slack * static_cast<double>(*part));
-    if (!fits(request, bound)) return true;
+    if (!fits(request_, bound)) return true;
     ++plan.rehearsed;
-    plan.step =
-        rehearsed_step({request, strategy_of(candidate), costs, ranks, request.budget_bytes}, &plan.layout);
-    plan.fits = fits(request, plan.step);
+    plan.step = rehearsed_step({request_, strategy_of(candidate), *costs_, *ranks_, request_.budget_bytes},
+                               &plan.layout);
+    plan.fits = fits(request_, plan.step);
     return !plan.fits;
   });
   if (plan.fits) return plan;
   ++plan.rehearsed;
-  plan.step = plan_step(request, strategy_of(smallest.value_or(Candidate{})), costs, &plan.layout);
-  plan.fits = fits(request, plan.step);
+  plan.step = plan_step(request_, strategy_of(smallest.value_or(Candidate{})), *costs_, &plan.layout);
+  plan.fits = fits(request_, plan.step);
   return plan;
+}
+
+// The best over the divisions, with heads divided in the groups that are fastest for each ring, or in none.
+Plan search(const PlanRequest& request, const CostModel& costs, bool divide_heads, RankPlan& ranks) {
+  struct Compared {
+    DivisionSearch search;
+    DivisionSearch::Bound bound{};
+  };
+  std::map<std::int64_t, std::int64_t> groups;  // of rings
+  std::vector<Compared> compared;
+  for (PlanRequest& division : division_choices(request)) {
+    const auto [group, is_new] = groups.try_emplace(division.pins.ring_ranks(), 1);
+    if (is_new && divide_heads) group->second = fastest_head_group(division, costs);
+    compared.push_back({DivisionSearch(std::move(division), group->second, costs, ranks)});
+  }
+  if (compared.size() == 1) return compared.front().search.plan();
+  for (Compared& one : compared) one.bound = one.search.bound();
+  std::ranges::stable_sort(
+      compared, [](const Compared& a, const Compared& b) { return a.bound.is_before(b.bound); });
+  // No plan of a division is faster than its bound, so that almost always the first one is the fastest. Where
+  // nothing fits, the first is the one that is least over.
+  Plan best = compared.front().search.plan();
+  std::size_t chosen = 0;
+  for (std::size_t i = 1; i < compared.size() && compared[i].bound.seconds; ++i) {
+    if (best.fits && *compared[i].bound.seconds >= best.step.seconds) break;
+    Plan plan = compared[i].search.plan();
+    const std::pair cost{bytes_over(request, plan.step), plan.step.seconds};
+    if (cost >= std::pair{bytes_over(request, best.step), best.step.seconds}) continue;
+    best = std::move(plan);
+    chosen = i;
+  }
+  std::rotate(compared.begin(), compared.begin() + static_cast<std::ptrdiff_t>(chosen),
+              compared.begin() + static_cast<std::ptrdiff_t>(chosen) + 1);
+  for (const Compared& one : compared) best.divisions.push_back(one.search.division(one.bound.seconds));
+  return best;
 }
 
 }  // namespace
 
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   check_sizes(request.problem);
-  const Strategy common = common_strategy(request, costs);
-  Plan plan = search(request, costs, common);
-  if (plan.fits || common.head_group == 1) return plan;
+  RankPlan ranks(costs);
+  Plan plan = search(request, costs, true, ranks);
+  if (plan.fits || plan.step.strategy.head_group == 1) return plan;
   // Heads that are divided hold Q, K, V and O twice; a ring takes less.
-  return search(request, costs, common_strategy(request, costs, 1));
+  return search(request, costs, false, ranks);
 }
 
 TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
@@ -291,7 +377,8 @@ TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
   return {.strategy = plan.step.strategy,
           .layout = std::move(plan.layout),
           .needed_bytes = budgeted_bytes(request, plan.step),
-          .fits = plan.fits};
+          .fits = plan.fits,
+          .divisions = std::move(plan.divisions)};
 }
 
 namespace {
@@ -310,17 +397,16 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
 // The strategies that take least, at one context after another.
 class LeanStrategies {
  public:
-  // `common`: what the strategies have in common.
-  LeanStrategies(const PlanRequest& request, const CostModel& costs, const Strategy& common)
-      : request_(request),
+  LeanStrategies(const PlanRequest& request, const CostModel& costs)
+      : request_(least_division(request)),
         costs_(costs),
         policies_(smallest_policies(request)),
-        strategy_(common),
+        strategy_(common_strategy(request_, 1)),
         ranks_(costs) {
-    strategy_.accumulation = accumulation_choices(request).back();
-    for (const bool away : optimizer_choices(request)) {
+    strategy_.accumulation = accumulation_choices(request_).back();
+    for (const bool away : optimizer_choices(request_)) {
       strategy_.offload_optimizer = away;
-      runs_.push_back(run_costs(request, strategy_, costs));
+      runs_.push_back(run_costs(request_, strategy_, costs));
     }
   }
 
@@ -379,7 +465,7 @@ class LeanStrategies {
 
 std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
   check_sizes(request.problem);
-  LeanStrategies lean(request, costs, common_strategy(request, costs, 1));
+  LeanStrategies lean(request, costs);
   const std::int64_t most =
       std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
                              std::numeric_limits<std::int64_t>::max() / request.problem.sizes.batch);
@@ -412,7 +498,7 @@ std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const Cos
     PlanRequest over = request;
     over.pins.ranks = count;
     over.pins.ring.reset();
-    return LeanStrategies(over, costs, common_strategy(over, costs, 1)).fits(over.problem.sizes.context);
+    return LeanStrategies(over, costs).fits(over.problem.sizes.context);
   };
   if (fits(1)) return 1;
   std::int64_t low = 1;

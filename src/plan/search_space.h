@@ -20,10 +20,18 @@ void check_sizes(const TrainingProblem& problem);
 // Those that take least memory for their kind, what takes least of the device first.
 [[nodiscard]] std::vector<LayerPolicy> smallest_policies(const PlanRequest& request);
 
-// What every strategy of the request has in common. Ranks divide heads in the groups that are fastest, or in
-// groups of so many.
-[[nodiscard]] Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
-                                       std::optional<std::int64_t> group = {});
+// The request with its ring and its sharding pinned, for every way in which its ranks may divide a step. What
+// divides least comes first.
+[[nodiscard]] std::vector<PlanRequest> division_choices(const PlanRequest& request);
+// The request with the division that takes least memory.
+[[nodiscard]] PlanRequest least_division(PlanRequest request);
+// The ranks of a row that divide the heads of attention where that is fastest; 1 is a ring.
+[[nodiscard]] std::int64_t fastest_head_group(const PlanRequest& request, const CostModel& costs);
+// What every strategy of the request has in common, where ranks divide heads in groups of so many. Its pins
+// have a sharding.
+[[nodiscard]] Strategy common_strategy(const PlanRequest& request, std::int64_t head_group);
+
+[[nodiscard]] std::vector<std::int64_t> divisors_of(std::int64_t value);
 // The most tokens of a micro-step's batch that a rank has.
 [[nodiscard]] std::int64_t rank_tokens(const PlanRequest& request, std::int64_t accumulation);
 
