@@ -304,7 +304,8 @@ void throw_cause(const std::vector<std::exception_ptr>& errors) {
 
 // The link that the planner estimates messages with. Ranks on one host have its memory.
 LinkModel link_of_run(const TrainingOptions& options, const DeviceDescription& device, int ranks_here) {
-  LinkModel link = options.pins.ranks == ranks_here ? LinkModel{} : default_link(device, options.pins.ranks).model;
+  LinkModel link =
+      options.pins.ranks == ranks_here ? LinkModel{} : default_link(device, options.pins.ranks).model;
   if (options.link) link.bytes_per_second = parse_link_rate(*options.link);
   if (options.latency_seconds) link.latency = Seconds(*options.latency_seconds);
   return link;
@@ -476,7 +477,8 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"rank_live_peak_bytes", result.rank_live_peak_bytes},
                       {"interrupted", result.interrupted},
                       {"checkpoint", nullptr}};
-  if (const std::string choice = describe_choice(plan.fit.divisions); !choice.empty()) json["choice"] = choice;
+  if (const std::string choice = describe_choice(plan.fit.divisions); !choice.empty())
+    json["choice"] = choice;
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
   if (plan.warning) json["warning"] = *plan.warning;
   std::vector<std::string> notes = plan.notes;

@@ -144,8 +144,11 @@ std::string describe_choice(const std::vector<RankDivision>& divisions) {
   std::string text;
   for (std::size_t i = 0; i < std::min(divisions.size(), kMostTold); ++i) {
     const RankDivision& one = divisions[i];
-    text += fmt::format("{}--ring {} --shard {}{}{}", i == 0 ? "" : i == 1 ? "; " : ", ", one.ring_ranks,
-                        name(one.sharding), i == 0 && one.seconds ? ", " : " ",
+    text += fmt::format("{}--ring {} --shard {}{}{}",
+                        i == 0   ? ""
+                        : i == 1 ? "; "
+                                 : ", ",
+                        one.ring_ranks, name(one.sharding), i == 0 && one.seconds ? ", " : " ",
                         one.seconds ? seconds_text(*one.seconds) : "does not fit");
     if (i == 0 && one.seconds) text += " a step";
   }

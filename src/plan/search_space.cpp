@@ -16,7 +16,7 @@ namespace {
 // half a second: 64 layers with offloading on a CPU, 46 on a GPU.
 constexpr std::int64_t kMaxLayersLookedAt = 170'000'000;
 constexpr std::size_t kMaxAccumulations = 32;
-constexpr std::size_t kMaxRings = 6;  // each takes some ten rehearsals for every sharding
+constexpr std::size_t kMaxRings = 6;        // each takes some ten rehearsals for every sharding
 constexpr std::int64_t kMaxOffloads = 128;  // counts of offloaded layers among the smallest policies
 
 // Every how many-th of the recomputed layers may keep its input.

@@ -490,7 +490,8 @@ void add_bench(Table& table) {
   table.numbers(bench_step(), "--ranks", 1);
   table.size(bench_step(), "--link-rate");
   table.number(bench_step(), "--link-share");
-  table.add(with(bench_step(), {"--ranks", "2", "--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
+  table.add(with(bench_step(), {"--ranks", "2", "--link-rate", "1GB", "--link-share", "0.5"}),
+            "--link-share");
   table.add(with(bench_step(), {"--ranks", "1,2", "--latency", "1ms"}), "--ranks");
   table.add(with(bench_step(), {"--ranks", "2", "--calibrate"}), "--calibrate");
   table.add(with(bench_step(), {"--ranks", "4", "--ring", "3"}), "--ring 3 does not divide --ranks 4");

@@ -93,9 +93,8 @@ TEST_F(CudaTrainingRanks, RunsAreThoseOfOneRank) {
     TrainingPlan plan = plan_training(options);
     EXPECT_EQ(plan.ranks(), ranks);
     std::int64_t step = 0;
-    const TrainingResult result =
-        train(plan, {.step = [&](const StepReport& report) { step = report.step; },
-                     .stop = [&] { return step == last_step; }});
+    const TrainingResult result = train(plan, {.step = [&](const StepReport& report) { step = report.step; },
+                                               .stop = [&] { return step == last_step; }});
     EXPECT_EQ(std::ssize(result.rank_live_peak_bytes), ranks);
     return result.last_loss.value();
   };

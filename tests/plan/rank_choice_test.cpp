@@ -112,7 +112,8 @@ TEST(RankChoice, IsTold) {
               HasSubstr(fmt::format("--ring 4 --shard {}, ", name(plan.step.strategy.sharding))));
   std::vector<RankDivision> divisions = {{.ring_ranks = 4, .sharding = Sharding::full, .seconds = 2.0},
                                          {.ring_ranks = 4, .sharding = Sharding::none}};
-  EXPECT_EQ(describe_choice(divisions), "--ring 4 --shard full, 2.0 s a step; --ring 4 --shard none does not fit");
+  EXPECT_EQ(describe_choice(divisions),
+            "--ring 4 --shard full, 2.0 s a step; --ring 4 --shard none does not fit");
   divisions.pop_back();
   EXPECT_EQ(describe_choice(divisions), "");
 }
@@ -130,7 +131,8 @@ TEST(RankChoice, SaysWhereOneRankWouldBeFaster) {
     question.request.pins.ranks = 2;
     question.link_bytes_per_second = bytes_per_second;
     std::string text;
-    for (const std::string& note : answer_plan(question, catalogue_costs(question)).notes) text += note + "\n";
+    for (const std::string& note : answer_plan(question, catalogue_costs(question)).notes)
+      text += note + "\n";
     return text;
   };
   EXPECT_THAT(notes(1e9), HasSubstr("one rank would be faster below about "));

@@ -70,8 +70,7 @@ TEST_P(DeviceTrainingRanks, DivideBatchesHeadsAndHostState) {
 TEST_P(DeviceTrainingRanks, DivideSixteenBits) {
   RankCase c = rank_cases()[0];
   c.training.dtype = DType::bf16;
-  for (const StatePrecision state :
-       {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
+  for (const StatePrecision state : {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
     c.state = state;
     c.sharding = state == StatePrecision::bf16 ? Sharding::full : Sharding::optimizer;
     expect_near_one(c, 2, 2e-3);

@@ -201,7 +201,8 @@ Table rank_table(const std::vector<Row>& rows) {
                format_count(row.chosen.ring_ranks), std::string(name(row.chosen.sharding)),
                describe(times.link), fmt::format("{:.1f}", times.alone.whole()),
                fmt::format("{:.1f}", times.predicted_alone_milliseconds),
-               fmt::format("{:.1f}", times.linked.whole()), fmt::format("{:.1f}", times.predicted_milliseconds),
+               fmt::format("{:.1f}", times.linked.whole()),
+               fmt::format("{:.1f}", times.predicted_milliseconds),
                fmt::format("{:.3f}", times.predicted_milliseconds / times.linked.whole())});
   }
   return table;
@@ -239,9 +240,8 @@ void run(const Options& options, std::ostream& out) {
   std::vector<Row> rows;
   {
     Progress progress("step");
-    const auto count =
-        static_cast<std::int64_t>(options.model.size() * options.context.size() * options.dtype.size() *
-                                  options.ranks.size());
+    const auto count = static_cast<std::int64_t>(options.model.size() * options.context.size() *
+                                                 options.dtype.size() * options.ranks.size());
     for (const std::string& model : options.model) {
       for (const std::string& dtype : options.dtype) {
         for (const std::int64_t tokens : options.context) {
@@ -336,7 +336,8 @@ void add_bench_step(Command app, std::ostream& out) {
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB\n"
-      "  headroom bench step --model demo --context 8192 --ranks 2,4,8 --link-share 0.5 --latency 100us --json\n"
+      "  headroom bench step --model demo --context 8192 --ranks 2,4,8 --link-share 0.5 --latency 100us "
+      "--json\n"
       "  headroom bench step --model qwen3-4b --context 131072 --dtype bf16 --device cuda:0");
   app.callback([options, &out] { run(*options, out); });
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "bench.h"
-#include "headroom/parallel.h"
 #include "command.h"
+#include "headroom/parallel.h"
 #include "launched_ranks.h"
 
 namespace headroom {

@@ -35,19 +35,17 @@ RankedRun run_ranks(const TrainingProblem& problem, const Strategy& strategy, co
     for (int i = 0; i < options.warmup; ++i) step();
     steps.clear();
     updates.clear();
+    // The same steps are timed and give the rates: a machine that others use is as busy for both.
+    program.warmed_up();
+    program.context().measure_work();
     // All ranks have the same times, so that they make as many steps.
     double spent = 0;
     for (int i = 0; i < options.steps && spent <= options.max_seconds; ++i) {
       step();
       spent += (steps.back() + updates.back()) / 1e3;
     }
-    program.warmed_up();
-    program.context().measure_work();
-    step();
     const std::lock_guard lock(mutex);
     for (const StepWork& work : program.work()) run.records.push_back(work.record);
-    steps.pop_back();
-    updates.pop_back();
     run.times = {.milliseconds = median(steps), .update_milliseconds = median(updates)};
   });
   return run;

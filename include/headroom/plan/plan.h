@@ -128,8 +128,8 @@ struct SearchSpace {
   return bytes_over(request, step) == 0;
 }
 
-// Finds what trying the whole space would find, over all ways in which the ranks may divide a step; past some dozens of strategies that fail (4,096 layers of
-// them) those that would barely fit are passed over.
+// Finds what trying the whole space would find, over all ways in which the ranks may divide a step; past some
+// dozens of strategies that fail (4,096 layers of them) those that would barely fit are passed over.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
 
 // The plan of a run whose batch and accumulation are decided: what train reserves.
