@@ -50,6 +50,14 @@ struct LossBackward {
   TensorView weight_gradient;  // [vocab, hidden] f32, added to
 };
 
+// Words first, first + 1, ... of a vocabulary that ranks divide; there may be none.
+struct VocabularySlice {
+  std::int64_t first = 0;
+  std::int64_t words = 0;
+
+  bool operator==(const VocabularySlice&) const = default;
+};
+
 using LossImplementation = Implementation<LossProblem, LossForward, LossBackward>;
 
 // Fastest first, the reference last:

@@ -35,17 +35,6 @@ namespace headroom {
   return std::min(most, rows);
 }
 
-// Whether a row that reads and writes gradients in the tensors' dtype alone serves the problem, and takes no
-// f64.
-[[nodiscard]] inline Support writes_plain_gradients(const AttentionProblem& problem) {
-  if (problem.dtype == DType::f64) return Support::no("the reference alone takes f64");
-  if (problem.add_gradients) return Support::no("does not add to gradients");
-  if (problem.dtype_of_gradients() != problem.dtype) {
-    return Support::no("writes gradients in the dtype of the tensors only");
-  }
-  return Support::yes();
-}
-
 // A row of [batch, heads, seq]-shaped statistics.
 [[nodiscard]] inline std::int64_t statistics_row(const AttentionProblem& problem, std::int64_t batch,
                                                  std::int64_t head, std::int64_t row) {

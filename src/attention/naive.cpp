@@ -317,7 +317,11 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
       return Support::no("its scores have more bytes than 64 bits count");
   }
   if (problem.resume) return Support::no("does not resume from an earlier result");
-  if (Support support = writes_plain_gradients(problem); !support) return support;
+  if (problem.dtype == DType::f64) return Support::no("the reference alone takes f64");
+  if (problem.add_gradients) return Support::no("does not add to gradients");
+  if (problem.dtype_of_gradients() != problem.dtype) {
+    return Support::no("writes gradients in the dtype of the tensors only");
+  }
   if (problem.mask.detach_mixing) return Support::no("does not detach the weights of mixed patterns");
   if (problem.softcap != 0 && problem.mask.patterns_per_head() > 1)
     return Support::no("does not cap mixed patterns");

@@ -113,6 +113,7 @@ void check_same_options(const TrainingOptions& options, Communicator& ranks) {
                     {"--optimizer-state", text_of(options.pins.optimizer_state)},
                     {"--ring", text_of(options.pins.ring)},
                     {"--shard", text_of(options.pins.shard)},
+                    {"--loss-ranks", text_of(options.pins.loss_ranks)},
                     {"--link", text_of(options.link)},
                     {"--latency", text_of(options.latency_seconds)},
                     {"--attention", options.attention},

@@ -96,6 +96,7 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "ranks", strategy.ranks());
   add(SettingKind::last_bits, "ring", strategy.ring_ranks);
   add(SettingKind::last_bits, "shard", name(strategy.sharding));
+  add(SettingKind::last_bits, "loss_ranks", name(strategy.loss_ranks));
   add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
   add(SettingKind::last_bits, "products",
       device.product_library.empty() ? kNoSetting : device.product_library);
@@ -119,6 +120,7 @@ void divide_as_before(StrategyPins& pins, const Resumed& resumed) {
   if (pins.ranks == 1 || resumed.tokens_of("ranks") != pins.ranks || !ring || *ring == 0) return;
   if (!pins.ring && pins.ranks % *ring == 0) pins.ring = ring;
   if (!pins.sharding) pins.sharding = parse_sharding(resumed.state.settings.at("shard"));
+  if (!pins.loss_ranks) pins.loss_ranks = parse_loss_ranks(resumed.state.settings.at("loss_ranks"));
 }
 
 // The fastest strategy that fits. A resumed run is divided as before, and cut as before on a GPU, unless that
@@ -237,6 +239,7 @@ std::optional<Resumed> find_run(const TrainingOptions& options) {
     std::map<std::string, std::string>& saved = resumed.state.settings;
     saved.try_emplace("state", "f32");  // of a program that had no other
     saved.try_emplace("shard", "none");
+    saved.try_emplace("loss_ranks", "tokens");
     if (const auto ranks = saved.find("ranks"); ranks != saved.end())
       saved.try_emplace("ring", ranks->second);
     check(resumed.state.step < options.optimizer.steps,
@@ -457,6 +460,7 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"ranks", plan.ranks()},
                       {"ring", plan.fit.strategy.ring_ranks},
                       {"shard", name(plan.fit.strategy.sharding)},
+                      {"loss_ranks", name(plan.fit.strategy.loss_ranks)},
                       {"budget_bytes", plan.device.budget.bytes},
                       {"host_budget_bytes", plan.device.host.bytes},
                       {"planned_bytes", plan.fit.layout.reserved(Space::device)},

@@ -1,8 +1,6 @@
-// The loss in chunks of tokens, and of the vocabulary where even a chunk's logits are too many. A chunk's
-// logits are held transposed, [vocab][tokens]: then the weight is the left operand of its product and is read
-// as it lies, and softmax statistics run along lanes.
+// The loss in chunks of tokens, and of the vocabulary where even a chunk's logits are too many.
 //
-//   Z <- W X^T, capped; statistics over fixed blocks of kBlockRows words, merged in order, so that the
+//   Z <- W X^T, capped, transposed; statistics over fixed blocks of words, merged in order, so that the
 //   bits do not depend on the chunks; dZ <- factor * e^(Z - max) - smoothing, less the label's share;
 //   dX <- dZ^T W; dW <- dW + dZ X
 // Every row of the family but the reference is a setting of this.
@@ -12,24 +10,18 @@
 
 #include "core/pieces.h"
 #include "headroom/cpu/thread_pool.h"
-#include "loss/cpu/kernels.h"
+#include "loss/chunk_logits.h"
 #include "loss/implementations.h"
-#include "ops/matmul.h"
 
 namespace headroom {
 
 namespace {
 
-constexpr std::int64_t kBlockRows = 512;  // of the vocabulary: 384 tokens of them are 768 KiB, in L2
-constexpr std::int64_t kMaxLanes = 16;
+constexpr std::int64_t kBlockRows = ChunkLogits::kBlockRows;
 constexpr std::int64_t kLeastTokens = 96;   // a tile of the product
 constexpr std::int64_t kSeedTokens = 4096;  // of the loop that people write
 constexpr std::int64_t kOwnLogitsBytes = 224LL
                                          << 20;  // fused, where nobody says: 384 tokens of 151,936 words
-
-std::int64_t stride_of(std::int64_t tokens) {
-  return round_up(tokens, kMaxLanes);
-}
 
 // What was asked for, with what is left open filled in.
 LossChunks resolve(const LossProblem& problem, std::int64_t own_tokens) {
@@ -51,9 +43,9 @@ struct LossPieces {
   LossPieces(const LossProblem& problem, const LossChunks& chunks, bool logits_elsewhere, Pass pass,
              const DeviceDescription& device, std::byte* base) {
     Pieces pieces(base);
-    const std::int64_t stride = stride_of(chunks.tokens);
+    const std::int64_t stride = ChunkLogits::stride_of(chunks.tokens);
     logits = pieces.take<float>(logits_elsewhere ? 0 : chunks.vocab * stride);
-    partial = pieces.take<float>(divide_up(chunks.vocab, kBlockRows) * 3 * stride);
+    partial = pieces.take<float>(ChunkLogits::partial_floats(chunks.vocab, stride));
     max = pieces.take<float>(stride);
     sum = pieces.take<float>(stride);
     logit_sum = pieces.take<float>(stride);
@@ -71,23 +63,13 @@ struct LossPieces {
   }
 
   float* logits;                          // [vocab chunk][stride]
-  float* partial;                         // [blocks][3][stride]: max, sum, logit_sum of a block
+  float* partial;                         // see ChunkLogits
   float *max, *sum, *logit_sum, *target;  // [stride]
   float *factor, *smoothing;              // [stride]
   float* hidden_gradient = nullptr;       // [tokens chunk, hidden], where the tensor is not f32
   TensorView product_workspace;
   std::int64_t bytes;
 };
-
-// Adds a block's statistics to a token's running ones.
-void merge(float block_max, float block_sum, float& max, float& sum) {
-  if (block_max > max) {
-    sum = sum * std::exp(max - block_max) + block_sum;
-    max = block_max;
-  } else {
-    sum += block_sum * std::exp(block_max - max);
-  }
-}
 
 class ChunkedLoss {
  public:
@@ -98,8 +80,7 @@ class ChunkedLoss {
         chunks_(chunks),
         pieces_(pieces),
         stream_(stream),
-        kernels_(cpu::loss_kernels(stream.device->simd)),
-        product_(product_row(*stream.device)),
+        logits_(problem.softcap, pieces.partial, pieces.product_workspace, stream),
         targets_(problem, views) {}
 
   // Calls body(chunk) for every chunk of tokens whose statistics are known and loss is made; `kept` holds all
@@ -111,7 +92,7 @@ class ChunkedLoss {
       Chunk chunk{.begin = begin,
                   .count = std::min(chunks_.tokens, problem_.tokens - begin),
                   .logits = kept == nullptr ? pieces_.logits : kept + begin / chunks_.tokens * kept_floats(),
-                  .stride = stride_of(std::min(chunks_.tokens, problem_.tokens - begin)),
+                  .stride = ChunkLogits::stride_of(std::min(chunks_.tokens, problem_.tokens - begin)),
                   .counts = false};
       chunk.counts = targets_.any(begin, begin + chunk.count);
       if (chunk.counts) find_statistics(chunk, made);
@@ -140,44 +121,25 @@ class ChunkedLoss {
     for (std::int64_t word = 0; word < problem_.vocab; word += chunks_.vocab) {
       const std::int64_t words = std::min(chunks_.vocab, problem_.vocab - word);
       if (chunks_.vocab < problem_.vocab) make_logits(chunk, word, words, true);
-      parallel_for(stream_, divide_up(words, kBlockRows), [&](std::int64_t block) {
-        const std::int64_t row = block * kBlockRows;
-        kernels_.gradient(chunk.logits + row * chunk.stride, std::min(kBlockRows, words - row), chunk.stride,
-                          problem_.softcap,
-                          {.max = pieces_.max, .factor = pieces_.factor, .smoothing = pieces_.smoothing});
-      });
+      logits_.make_gradients(chunk.logits, words, chunk.count,
+                             {.max = pieces_.max, .factor = pieces_.factor, .smoothing = pieces_.smoothing});
       subtract_labels(chunk, word, words, views);
-      const TensorView dz = logits_view(chunk, words);
-      multiply({dz.transpose(0, 1), views_.weight.slice(0, word, words), gradient, word > 0});
-      multiply({dz, views_.hidden.slice(0, chunk.begin, chunk.count),
-                views.weight_gradient.slice(0, word, words), true});
+      const TensorView dz = ChunkLogits::view(chunk.logits, words, chunk.count);
+      logits_.multiply({dz.transpose(0, 1), views_.weight.slice(0, word, words), gradient, word > 0});
+      logits_.multiply({dz, views_.hidden.slice(0, chunk.begin, chunk.count),
+                        views.weight_gradient.slice(0, word, words), true});
     }
     store_hidden_gradient(chunk, gradient, views, false);
   }
 
  private:
-  void multiply(const Product& product) const { product_.run(product, pieces_.product_workspace, stream_); }
-
-  [[nodiscard]] std::int64_t kept_floats() const { return problem_.vocab * stride_of(chunks_.tokens); }
-
-  [[nodiscard]] TensorView logits_view(const Chunk& chunk, std::int64_t words) const {
-    return TensorView(chunk.logits, DType::f32, {words, chunk.stride}).slice(1, 0, chunk.count);
+  [[nodiscard]] std::int64_t kept_floats() const {
+    return problem_.vocab * ChunkLogits::stride_of(chunks_.tokens);
   }
 
   void make_logits(const Chunk& chunk, std::int64_t word, std::int64_t words, bool capped) {
-    // Z <- W X^T; the padding tokens get zeros, so that lanes beyond the last do no harm
-    for (std::int64_t row = 0; row < words && chunk.stride > chunk.count; ++row) {
-      std::fill(chunk.logits + row * chunk.stride + chunk.count, chunk.logits + (row + 1) * chunk.stride,
-                0.0F);
-    }
-    multiply({views_.weight.slice(0, word, words),
-              views_.hidden.slice(0, chunk.begin, chunk.count).transpose(0, 1), logits_view(chunk, words)});
-    if (!capped || problem_.softcap == 0) return;
-    parallel_for(stream_, divide_up(words, kBlockRows), [&](std::int64_t block) {
-      const std::int64_t row = block * kBlockRows;
-      kernels_.cap(chunk.logits + row * chunk.stride, std::min(kBlockRows, words - row), chunk.stride,
-                   problem_.softcap);
-    });
+    logits_.make(chunk.logits, views_.weight.slice(0, word, words),
+                 views_.hidden.slice(0, chunk.begin, chunk.count), capped);
   }
 
   void find_statistics(const Chunk& chunk, bool made) {
@@ -188,21 +150,8 @@ class ChunkedLoss {
     for (std::int64_t word = 0; word < problem_.vocab; word += chunks_.vocab) {
       const std::int64_t words = std::min(chunks_.vocab, problem_.vocab - word);
       if (!made) make_logits(chunk, word, words, false);
-      const std::int64_t blocks = divide_up(words, kBlockRows);
-      parallel_for(stream_, blocks, [&](std::int64_t block) {
-        const std::int64_t row = block * kBlockRows;
-        float* partial = pieces_.partial + block * 3 * stride;
-        kernels_.statistics(chunk.logits + row * stride, std::min(kBlockRows, words - row), stride,
-                            made ? 0 : problem_.softcap,
-                            {.max = partial, .sum = partial + stride, .logit_sum = partial + 2 * stride});
-      });
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        const float* partial = pieces_.partial + block * 3 * stride;
-        for (std::int64_t t = 0; t < chunk.count; ++t) {
-          merge(partial[t], partial[stride + t], pieces_.max[t], pieces_.sum[t]);
-          pieces_.logit_sum[t] += partial[2 * stride + t];
-        }
-      }
+      logits_.add_statistics(chunk.logits, words, chunk.count, made,
+                             {.max = pieces_.max, .sum = pieces_.sum, .logit_sum = pieces_.logit_sum});
       for_each_label(chunk, word, words,
                      [&](std::int64_t t, float* logit, double) { pieces_.target[t] = *logit; });
     }
@@ -301,8 +250,7 @@ class ChunkedLoss {
   const LossChunks& chunks_;
   const LossPieces& pieces_;
   const Stream& stream_;
-  const cpu::LossKernels& kernels_;
-  const ProductRow& product_;
+  ChunkLogits logits_;
   TokenTargets targets_;
 };
 
@@ -342,8 +290,9 @@ std::int64_t saved_bytes(const LossProblem& problem) {
   if (!keeps(kSetting)) return 0;
   const LossChunks chunks = chunks_of(kSetting, problem);
   const std::int64_t last = problem.tokens % chunks.tokens;
-  const std::int64_t columns = checked_add(
-      checked_multiply(problem.tokens / chunks.tokens, stride_of(chunks.tokens)), stride_of(last));
+  const std::int64_t columns =
+      checked_add(checked_multiply(problem.tokens / chunks.tokens, ChunkLogits::stride_of(chunks.tokens)),
+                  ChunkLogits::stride_of(last));
   return checked_multiply(checked_multiply(columns, problem.vocab), 4);
 }
 

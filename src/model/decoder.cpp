@@ -9,6 +9,8 @@
 #include "headroom/core/bytes.h"
 #include "headroom/loss.h"
 #include "headroom/ops.h"
+#include "headroom/parallel/vocabulary_loss.h"
+#include "model/last_weights.h"
 #include "model/layer.h"
 #include "ops/f32_sum.h"
 
@@ -45,6 +47,7 @@ class Step {
         decoder_(decoder),
         policy_(decoder.strategy().layers),
         weights_{context, decoder.shards(), buffers.weights, decoder.strategy().sharding == Sharding::full},
+        gathered_(weights_),
         gradients_{context, decoder.shards(), buffers.gradients, weights_.divided,
                    buffers.gradients_are_zero},
         shared_{decoder.config(), decoder.rank_sizes(context.ranks()), decoder.strategy(), rope, batch} {}
@@ -74,7 +77,8 @@ class Step {
       finish_return(layer);
       start_return(layer - 1);
       rebuild_input(layer);
-      with_layer(layer, [&](const Layer& run) {
+      const auto next = layer > 0 ? std::optional(first_to_run(layer - 1)) : std::nullopt;
+      with_layer(layer, next, [&](const Layer& run) {
         rebuild(layer, run);
         const UnitGradients gradients(gradients_, unit_of_layer(layer));
         run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
@@ -103,10 +107,15 @@ class Step {
       x = run_layer(layer, Keeping::nothing);
       look(fmt::format("layer {}", layer), x);
     }
-    const LastWeights weights(*this);
+    const LastWeights weights(weights_, decoder_);
     const Tensor normed = final_norm(x, hidden_rows("final norm rstd"), weights);
     look("final norm", normed);
-    loss_forward(context_, loss_problem(), loss_views(normed, loss, weights));
+    const LossForward views = loss_views(normed, loss, weights);
+    if (divides_vocabulary()) {
+      vocabulary_loss_forward(context_, vocabulary_loss(), views);
+    } else {
+      loss_forward(context_, loss_problem(), views);
+    }
   }
 
  private:
@@ -115,43 +124,6 @@ class Step {
   [[nodiscard]] std::int64_t layers() const { return config().layers; }
   [[nodiscard]] LayerActivations& kept(std::int64_t layer) { return kept_[static_cast<std::size_t>(layer)]; }
 
-  // Units of the flat buffers, as Shards cuts them where weights are divided. Without that no unit is read.
-  static constexpr std::size_t kEmbeddingUnit = 0;
-  [[nodiscard]] static std::size_t unit_of_layer(std::int64_t layer) {
-    return static_cast<std::size_t>(layer) + 1;
-  }
-  [[nodiscard]] std::size_t last_unit() const { return unit_of_layer(layers()); }
-  [[nodiscard]] bool ties_output() const { return &parameters().output() == &parameters().embedding(); }
-
-  // What follows the layers: the final norm and the projection to the vocabulary.
-  struct LastWeights {
-    explicit LastWeights(const Step& step) : last(step.weights_, step.last_unit()) {
-      if (step.ties_output()) tied.emplace(step.weights_, kEmbeddingUnit);
-      final_norm = last.part().of(step.parameters().final_norm());
-      output = (tied ? *tied : last).part().of(step.parameters().output());
-    }
-
-    UnitWeights last;
-    std::optional<UnitWeights> tied;
-    TensorView final_norm;
-    TensorView output;
-  };
-  struct LastGradients {
-    explicit LastGradients(const Step& step) : last(step.gradients_, step.last_unit()) {
-      if (step.ties_output()) tied.emplace(step.gradients_, kEmbeddingUnit);
-      final_norm = last.part().of(step.parameters().final_norm());
-      output = (tied ? *tied : last).part().of(step.parameters().output());
-    }
-    void add() const {
-      if (tied) tied->add();
-      last.add();
-    }
-
-    UnitGradients last;
-    std::optional<UnitGradients> tied;
-    TensorView final_norm;
-    TensorView output;
-  };
   [[nodiscard]] TensorView tokens() const { return shared_.batch.tokens.reshape({shared_.tokens()}); }
   [[nodiscard]] Tensor hidden_tensor(std::string_view name) const {
     return context_.allocate({.name = name,
@@ -163,18 +135,21 @@ class Step {
     return context_.allocate({.name = name, .category = Category::activations, .shape = {shared_.tokens()}});
   }
 
-  [[nodiscard]] Tensor embed() const {
+  [[nodiscard]] Tensor embed() {
     const auto stage = context_.stage(StageKind::embedding);
     Tensor x = hidden_tensor("layer input");
-    const UnitWeights weights(weights_, kEmbeddingUnit);
-    embedding_forward(context_, weights.part().of(parameters().embedding()), tokens(), x);
+    UnitWeights weights = gathered_.take(kEmbeddingUnit);
+    gathered_.start(unit_of_layer(0));
+    embedding_forward(context_, weights.wait().of(parameters().embedding()), tokens(), x);
     return x;
   }
 
+  // body(layer), with the layer's weights. Those of layer `next` arrive meanwhile, where there is one.
   template <class Body>
-  void with_layer(std::int64_t layer, const Body& body) const {
-    const UnitWeights unit(weights_, unit_of_layer(layer));
-    const LayerWeights weights(parameters(), unit.part(), layer);
+  void with_layer(std::int64_t layer, std::optional<std::int64_t> next, const Body& body) {
+    UnitWeights unit = gathered_.take(unit_of_layer(layer));
+    if (next) gathered_.start(unit_of_layer(*next));
+    const LayerWeights weights(parameters(), unit.wait(), layer);
     const LayerAttention attention{
         .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
                                    decoder_.layer_mask(layer)),
@@ -183,22 +158,27 @@ class Step {
     body(Layer(context_, shared_, layer_spec(config(), layer), weights, attention));
   }
 
-  // From the layer's input to the next one's.
+  // From the layer's input to the next one's. The layer after it runs next, unless it is the last.
   Tensor run_layer(std::int64_t layer, Keeping keeping) {
-    Tensor next;
-    with_layer(layer, [&](const Layer& run) {
+    Tensor output;
+    const auto next = layer + 1 < layers() ? std::optional(layer + 1) : std::nullopt;
+    with_layer(layer, next, [&](const Layer& run) {
       run.attend(kept(layer), keeping);
       if (keeping == Keeping::nothing) kept(layer).drop(Activation::input);
-      next = run.feed_forward(kept(layer), keeping);
+      output = run.feed_forward(kept(layer), keeping);
     });
-    return next;
+    return output;
+  }
+
+  // The layer that runs first to make the input of this one: itself, or one before it.
+  [[nodiscard]] std::int64_t first_to_run(std::int64_t layer) {
+    while (!offloads(policy_, layer) && !kept(layer).has(Activation::input)) --layer;
+    return layer;
   }
 
   // Makes the layer's input again where forward did not keep it.
   void rebuild_input(std::int64_t layer) {
-    std::int64_t from = layer;
-    while (!kept(from).has(Activation::input)) --from;
-    for (; from < layer; ++from) {
+    for (std::int64_t from = first_to_run(layer); from < layer; ++from) {
       // Inputs between stay: the layers before this one need them next.
       const auto stage = context_.stage(StageKind::again);
       kept(from + 1).put(Activation::input, run_layer(from, Keeping::input));
@@ -214,7 +194,7 @@ class Step {
 
   Tensor final_norm(const Tensor& x, const Tensor& rstd, const LastWeights& weights) const {
     Tensor normed = hidden_tensor("final norm");
-    rms_norm_forward(context_, {.x = x, .weight = weights.final_norm, .y = normed, .rstd = rstd},
+    rms_norm_forward(context_, {.x = x, .weight = weights.final_norm(), .y = normed, .rstd = rstd},
                      static_cast<float>(config().rms_epsilon));
     return normed;
   }
@@ -223,30 +203,43 @@ class Step {
   void judge(Tensor x, const Tensor& gradient, const TensorView& loss,
              const TensorView& loss_gradient) const {
     const auto stage = context_.stage(StageKind::loss);
-    const LastWeights weights(*this);
-    const LastGradients gradients(*this);
+    const LastWeights weights(weights_, decoder_);
+    const LastGradients gradients(gradients_, decoder_);
     const Tensor rstd = hidden_rows("final norm rstd");
     const Tensor normed = final_norm(x, rstd, weights);
     {
-      const F32Sum sum(context_, gradients.output, "output weight gradient in f32", true);
-      loss_backward(context_, loss_problem(),
-                    {.forward = loss_views(normed, loss, weights),
-                     .loss_gradient = loss_gradient,
-                     .hidden_gradient = gradient,
-                     .weight_gradient = sum.view()});
+      const F32Sum sum(context_, gradients.output(), "output weight gradient in f32", true);
+      const LossBackward views{.forward = loss_views(normed, loss, weights),
+                               .loss_gradient = loss_gradient,
+                               .hidden_gradient = gradient,
+                               .weight_gradient = sum.view()};
+      if (divides_vocabulary()) {
+        vocabulary_loss_backward(context_, vocabulary_loss(), views);
+      } else {
+        loss_backward(context_, loss_problem(), views);
+      }
       sum.store();
     }
     rms_norm_backward(context_,
                       {.x = x,
-                       .weight = weights.final_norm,
+                       .weight = weights.final_norm(),
                        .rstd = rstd,
                        .y_gradient = gradient,
                        .x_gradient = gradient,
-                       .weight_gradient = gradients.final_norm},
+                       .weight_gradient = gradients.final_norm()},
                       Store::overwrite);
     gradients.add();
   }
 
+  [[nodiscard]] bool divides_vocabulary() const {
+    return decoder_.strategy().loss_ranks == LossRanks::vocabulary;
+  }
+  [[nodiscard]] VocabularyLoss vocabulary_loss() const {
+    const Ranks& ranks = context_.ranks();
+    return {.problem = loss_problem(),
+            .rank_tokens = decoder_.rank_tokens(),
+            .slice = vocabulary_slice(parameters(), ranks.rank, ranks.count)};
+  }
   [[nodiscard]] LossProblem loss_problem() const {
     return {.tokens = shared_.tokens(),
             .hidden = config().hidden,
@@ -258,7 +251,7 @@ class Step {
   [[nodiscard]] LossForward loss_views(const Tensor& normed, const TensorView& loss,
                                        const LastWeights& weights) const {
     return {.hidden = normed,
-            .weight = weights.output,
+            .weight = weights.output(),
             .labels = shared_.batch.labels.reshape({shared_.tokens()}),
             .token_weights = {},
             .loss = loss,
@@ -315,6 +308,7 @@ class Step {
   const Decoder& decoder_;
   const LayerPolicy& policy_;
   FlatBuffer weights_;
+  UnitWeightsInTurn gathered_;
   FlatBuffer gradients_;
   LayerStep shared_;
   std::vector<LayerActivations> kept_;
@@ -350,7 +344,7 @@ Decoder::Decoder(ModelConfig config, const Strategy& strategy, const StepSizes& 
                  std::optional<int> sampled_rank)
     : config_(std::move(config)),
       parameters_(config_),
-      shards_(parameters_, strategy.sharding, static_cast<int>(strategy.ranks())),
+      shards_(parameters_, strategy.sharding, static_cast<int>(strategy.ranks()), strategy.loss_ranks),
       strategy_(strategy),
       sizes_(sizes),
       mask_(mask),
@@ -418,6 +412,13 @@ RankSizes Decoder::rank_sizes(const Ranks& ranks) const {
   RankSizes sizes{.batch = group_sizes().batch, .seq = 0, .max_documents = sizes_.max_documents};
   for (const Piece& piece : pieces(ranks)) sizes.seq += piece.size();
   return sizes;
+}
+
+std::vector<std::int64_t> Decoder::rank_tokens() const {
+  std::vector<std::int64_t> tokens;
+  const auto count = static_cast<int>(strategy_.ranks());
+  for (int rank = 0; rank < count; ++rank) tokens.push_back(rank_sizes({rank, count}).tokens());
+  return tokens;
 }
 
 const ParallelSchedule* Decoder::schedule(std::int64_t layer) const {

@@ -9,19 +9,26 @@ LayerWeights::LayerWeights(const ParameterTable& table, const FlatPart& flat, st
     const Parameter* parameter = table.find(layer, row.weight);
     if (parameter != nullptr) views_[static_cast<std::size_t>(row.weight)] = flat.of(*parameter);
   }
-  const Parameter& first = *table.find(layer, Weight::query);
-  std::int64_t rows = 0;
-  for (const Weight weight : {Weight::query, Weight::key, Weight::value}) {
-    const Parameter& part = *table.find(layer, weight);
-    if (part.offset != first.offset + rows * first.shape[1]) return;
-    rows += part.shape[0];
-  }
-  projections_ =
-      flat.values.slice(0, first.offset - flat.begin, rows * first.shape[1]).reshape({rows, first.shape[1]});
+  const auto as_one_matrix = [&](std::initializer_list<Weight> weights) -> TensorView {
+    const Parameter& first = *table.find(layer, *weights.begin());
+    std::int64_t rows = 0;
+    for (const Weight weight : weights) {
+      const Parameter& part = *table.find(layer, weight);
+      if (part.offset != first.offset + rows * first.shape[1]) return {};
+      rows += part.shape[0];
+    }
+    return flat.values.slice(0, first.offset - flat.begin, rows * first.shape[1])
+        .reshape({rows, first.shape[1]});
+  };
+  projections_ = as_one_matrix({Weight::query, Weight::key, Weight::value});
+  gate_up_ = as_one_matrix({Weight::gate, Weight::up});
 }
 
 MlpWeights LayerWeights::mlp() const {
-  return {.gate = (*this)[Weight::gate], .up = (*this)[Weight::up], .down = (*this)[Weight::down]};
+  return {.gate = (*this)[Weight::gate],
+          .up = (*this)[Weight::up],
+          .down = (*this)[Weight::down],
+          .gate_up = gate_up_};
 }
 
 Tensor Layer::temporary(std::string_view name, Category category, const Shape& shape) const {
@@ -89,11 +96,8 @@ Tensor Layer::feed_forward(LayerActivations& acts, Keeping keeping) const {
   acts.drop_unless_kept({norm2_rstd}, keeping);
   // next <- middle + mlp
   MlpForward views{
-      .x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}, .residual = acts[middle]};
-  if (keeps(keeping, gate)) {
-    views.gate = make(acts, gate);
-    views.up = make(acts, up);
-  }
+      .x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate_up = {}, .residual = acts[middle]};
+  if (keeps(keeping, gate_up)) views.gate_up = make(acts, gate_up);
   Tensor next = temporary("layer input", Category::activations, {step_.tokens(), step_.config.hidden});
   views.y = next;
   mlp_forward(context_, views, step_.strategy.mlp_tile_tokens);
@@ -147,11 +151,8 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient, const L
   {
     const auto stage = context_.stage(StageKind::mlp);
     const Tensor norm2_gradient = temporary("norm 2 gradient", Category::activations, hidden_shape);
-    MlpForward forward{.x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate = {}, .up = {}};
-    if (acts.has(gate)) {
-      forward.gate = acts[gate];
-      forward.up = acts[up];
-    }
+    MlpForward forward{.x = acts[norm2], .weights = weights_.mlp(), .y = {}, .gate_up = {}};
+    if (acts.has(gate_up)) forward.gate_up = acts[gate_up];
     mlp_backward(context_,
                  {.forward = forward,
                   .y_gradient = gradient,
@@ -159,8 +160,7 @@ void Layer::backward(LayerActivations& acts, const TensorView& gradient, const L
                   .gradients = gradients.mlp(),
                   .gradients_are_zero = gradients_are_zero},
                  step_.strategy.mlp_tile_tokens);
-    acts.drop(gate);
-    acts.drop(up);
+    acts.drop(gate_up);
     acts.drop(norm2);
     rms_norm_backward(context_,
                       {.x = acts[middle],

@@ -28,6 +28,7 @@ class LayerWeights {
  private:
   std::array<TensorView, kLayerWeights> views_;
   TensorView projections_;
+  TensorView gate_up_;  // likewise
 };
 
 // What all layers of a step share.

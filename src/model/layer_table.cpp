@@ -74,8 +74,8 @@ Shape key_rows(const ModelConfig& config, const RankSizes& sizes) {
 Shape lse_shape(const ModelConfig& config, const RankSizes& sizes) {
   return {sizes.batch, config.heads_q, sizes.seq};
 }
-Shape mlp_shape(const ModelConfig& config, const RankSizes& sizes) {
-  return {tokens(sizes), config.mlp};
+Shape gate_up_shape(const ModelConfig& config, const RankSizes& sizes) {
+  return {tokens(sizes), 2 * config.mlp};
 }
 
 constexpr Category kLayer = Category::activations;
@@ -102,8 +102,7 @@ constexpr std::array<ActivationRow, kActivations> kActivationRows = {{
     {Activation::middle, "after attention", kLayer, false, hidden_shape, always, ActivationKind::other},
     {Activation::norm2, "norm 2", kLayer, false, hidden_shape, always, ActivationKind::other},
     {Activation::norm2_rstd, "norm 2 rstd", kLayer, true, row_shape, always, ActivationKind::other},
-    {Activation::gate, "mlp gate", kLayer, false, mlp_shape, always, ActivationKind::tile},
-    {Activation::up, "mlp up", kLayer, false, mlp_shape, always, ActivationKind::tile},
+    {Activation::gate_up, "mlp gate and up", kLayer, false, gate_up_shape, always, ActivationKind::tile},
 }};
 
 // Rows are found by their place.

@@ -39,10 +39,9 @@ enum class Activation : std::uint8_t {
   middle,
   norm2,
   norm2_rstd,
-  gate,
-  up,
+  gate_up,
 };
-inline constexpr std::size_t kActivations = 17;
+inline constexpr std::size_t kActivations = 16;
 
 // What ways of keeping tell apart.
 enum class ActivationKind : std::uint8_t {

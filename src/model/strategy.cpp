@@ -36,6 +36,22 @@ Sharding parse_sharding(std::string_view text) {
   fail(ErrorKind::input, "sharding '{}' is unknown; accepted: none, optimizer, full", text);
 }
 
+std::string_view name(LossRanks ranks) {
+  switch (ranks) {
+    case LossRanks::tokens: return "tokens";
+    case LossRanks::vocabulary: return "vocabulary";
+  }
+  return {};
+}
+
+LossRanks parse_loss_ranks(std::string_view text) {
+  for (const LossRanks ranks : {LossRanks::tokens, LossRanks::vocabulary}) {
+    if (text == name(ranks)) return ranks;
+  }
+  fail(ErrorKind::input, "ranks of the loss divide '{}', which is unknown; accepted: tokens, vocabulary",
+       text);
+}
+
 void check_state(StatePrecision state, DType weights) {
   check(state == StatePrecision::f32 || weights == DType::bf16,
         "state {} trains bf16 weights and no others, and these are {}; use --dtype bf16 with it, or --state "
@@ -67,6 +83,11 @@ void validate(const Strategy& strategy, std::int64_t layers) {
   check(strategy.sharding == Sharding::none || strategy.ranks() > 1,
         "sharding '{}' divides state over ranks, and there is one; accepted: none, or two ranks and more",
         name(strategy.sharding));
+  check(strategy.loss_ranks == LossRanks::tokens || strategy.ranks() > 1,
+        "the loss divides the vocabulary over ranks, and there is one; accepted: tokens, or two ranks and "
+        "more");
+  check(strategy.loss_ranks == LossRanks::tokens || strategy.loss_chunk_vocab == 0,
+        "a divided vocabulary is not cut into chunks of {} words; accepted: 0", strategy.loss_chunk_vocab);
   check_state(strategy.state, strategy.compute_dtype);
 }
 

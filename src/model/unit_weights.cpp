@@ -1,5 +1,6 @@
 #include "model/unit_weights.h"
 
+#include <utility>
 #include <vector>
 
 #include "headroom/ops/elementwise.h"
@@ -18,7 +19,8 @@ Tensor take_unit(const FlatBuffer& flat, std::size_t unit, std::string_view name
 
 }  // namespace
 
-UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit) {
+UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit)
+    : context_(&weights.context), unit_(unit) {
   if (!weights.divided) {
     part_ = {.values = weights.tensor, .begin = 0};
     return;
@@ -40,10 +42,27 @@ UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit) {
     if (own.elements > 0) sends.push_back({peer, own});
     if (slice_of(peer).elements > 0) receives.push_back({peer, gathered_part(peer)});
   }
-  const Ticket arrived =
-      context.exchange(sends, receives, {"gathering of weights", static_cast<std::int64_t>(unit)});
+  arrived_ = context.exchange(sends, receives, {"gathering of weights", static_cast<std::int64_t>(unit)});
   context.copy(StreamId::main, gathered_part(rank), own);
-  context.wait(StreamId::main, arrived);
+}
+
+const FlatPart& UnitWeights::wait() {
+  if (arrived_) context_->wait(StreamId::main, *arrived_);
+  arrived_.reset();
+  return part_;
+}
+
+void UnitWeightsInTurn::start(std::size_t unit) {
+  if (weights_.divided) next_.emplace(weights_, unit);
+}
+
+UnitWeights UnitWeightsInTurn::take(std::size_t unit) {
+  UnitWeights taken = next_ ? std::move(*next_) : UnitWeights(weights_, unit);
+  next_.reset();
+  check(taken.unit() == unit, "weights of unit {} were gathered where those of unit {} are used",
+        taken.unit(), unit);
+  static_cast<void>(taken.wait());
+  return taken;
 }
 
 UnitGradients::UnitGradients(const FlatBuffer& gradients, std::size_t unit)

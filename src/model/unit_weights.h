@@ -1,9 +1,11 @@
 // The weights that a part of a step reads and the gradients that it adds to, whole on this rank. Where ranks
-// divide them, a unit's weights are gathered before they are used and freed after it. The unit's gradients
-// are made in a buffer of their own and added over the ranks, and each rank keeps its slice of the sum.
+// divide them, a unit's weights are gathered before they are used, while the unit before it computes where
+// that is known, and freed after it. The unit's gradients are made in a buffer of their own and added over
+// the ranks, and each rank keeps its slice of the sum.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "headroom/memory/context.h"
 #include "headroom/model/shards.h"
@@ -31,13 +33,34 @@ struct FlatBuffer {
 
 class UnitWeights {
  public:
+  // Starts the gathering; wait() has to be called before the weights are used or this goes.
   UnitWeights(const FlatBuffer& weights, std::size_t unit);
 
-  [[nodiscard]] const FlatPart& part() const { return part_; }
+  [[nodiscard]] std::size_t unit() const { return unit_; }
+  // Returns the weights when main comes after their arrival.
+  [[nodiscard]] const FlatPart& wait();
 
  private:
+  Context* context_;
+  std::size_t unit_;
   Tensor gathered_;  // empty where every rank has all weights
   FlatPart part_;
+  std::optional<Ticket> arrived_;  // until somebody has waited
+};
+
+// The weights of one unit after another. While a unit is used, the gathering of the next one is under way.
+class UnitWeightsInTurn {
+ public:
+  explicit UnitWeightsInTurn(const FlatBuffer& weights) : weights_(weights) {}
+
+  // Starts the gathering of a unit that take() will be asked for next.
+  void start(std::size_t unit);
+  // The unit that was started, or else this one. Its weights have arrived when main goes on.
+  [[nodiscard]] UnitWeights take(std::size_t unit);
+
+ private:
+  const FlatBuffer& weights_;
+  std::optional<UnitWeights> next_;
 };
 
 class UnitGradients {

@@ -1,6 +1,7 @@
 #include "headroom/ops/mlp.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "headroom/core/checked.h"
 #include "ops/arguments.h"
@@ -15,6 +16,13 @@ namespace {
 // A tile of what is as wide as the MLP, as the products see it: so that a rehearsal refuses what a run would.
 TensorView wide(const MlpForward& views) {
   return {nullptr, views.x.dtype(), {views.x.extent(0), views.weights.gate.extent(0)}};
+}
+
+// The weights, or their gradients, of gate and up: one matrix where they lie side by side, so that products
+// with it are one instead of two.
+std::vector<TensorView> matrices(const MlpWeights& weights) {
+  if (weights.gate_up.elements() > 0) return {weights.gate_up};
+  return {weights.gate, weights.up};
 }
 
 void check_forward(const MlpForward& views) {
@@ -37,6 +45,7 @@ void check_backward(const MlpBackward& views) {
   gradient(views.gradients.gate, forward.weights.gate, "gate gradient");
   gradient(views.gradients.up, forward.weights.up, "up gradient");
   gradient(views.gradients.down, forward.weights.down, "down gradient");
+  gradient(views.gradients.gate_up, forward.weights.gate_up, "gate and up gradient");
   check_product(views.y_gradient, forward.weights.down, wide(forward));
   check_product(wide(forward), forward.weights.gate, views.x_gradient);
 }
@@ -55,28 +64,29 @@ class Tile {
     arguments.shape(views.weights.gate, {mlp, hidden}, "gate weight");
     arguments.shape(views.weights.up, {mlp, hidden}, "up weight");
     arguments.shape(views.weights.down, {hidden, mlp}, "down weight");
-    if (keeps()) {
-      arguments.shape(views.gate, {views.x.extent(0), mlp}, "kept gate");
-      arguments.shape(views.up, {views.x.extent(0), mlp}, "kept up");
+    if (views.weights.gate_up.elements() > 0) {
+      arguments.shape(views.weights.gate_up, {2 * mlp, hidden}, "gate and up weight");
     }
+    if (keeps()) arguments.shape(views.gate_up, {views.x.extent(0), 2 * mlp}, "kept gate and up");
     check(tile_tokens >= 0, "mlp: a tile of {} tokens is negative; 0 takes all at once", tile_tokens);
     const std::int64_t tokens = std::max<std::int64_t>(views.x.extent(0), 1);
     tokens_ = tile_tokens == 0 ? tokens : std::min(tile_tokens, tokens);
-    const auto take = [&](std::string_view what) {
-      return context.allocate(
-          {.name = what, .category = Category::workspace, .dtype = views.x.dtype(), .shape = {tokens_, mlp}});
+    const auto take = [&](std::string_view what, std::int64_t width) {
+      return context.allocate({.name = what,
+                               .category = Category::workspace,
+                               .dtype = views.x.dtype(),
+                               .shape = {tokens_, width}});
     };
-    if (!keeps()) {
-      gate_ = take("mlp gate tile");
-      up_ = take("mlp up tile");
-    }
-    if (pass == Pass::backward || keeps()) act_ = take("mlp activation tile");
+    if (!keeps()) gate_up_ = take("mlp gate and up tile", 2 * mlp);
+    if (pass == Pass::backward || keeps()) act_ = take("mlp activation tile", mlp);
     const DeviceDescription& device = context.description();
     const DType dtype = views.x.dtype();
-    std::int64_t bytes = std::max(product_workspace_bytes(mlp, hidden, device, dtype),
-                                  product_workspace_bytes(hidden, mlp, device, dtype));
+    std::int64_t bytes = std::max({product_workspace_bytes(2 * mlp, hidden, device, dtype),
+                                   product_workspace_bytes(mlp, hidden, device, dtype),
+                                   product_workspace_bytes(hidden, mlp, device, dtype)});
     if (pass == Pass::backward) {
-      bytes = std::max({bytes, product_workspace_bytes(mlp, tokens_, device, weight_gradient),
+      bytes = std::max({bytes, product_workspace_bytes(hidden, 2 * mlp, device, dtype),
+                        product_workspace_bytes(mlp, tokens_, device, weight_gradient),
                         product_workspace_bytes(hidden, tokens_, device, weight_gradient)});
     }
     workspace_ = context.allocate({.name = "mlp product workspace",
@@ -104,31 +114,46 @@ class Tile {
   }
   // How many: each reads the weights, and in backward reads and writes their gradients.
   [[nodiscard]] double count() const { return static_cast<double>(divide_up(views_.x.extent(0), tokens_)); }
-  [[nodiscard]] bool keeps() const { return views_.gate.elements() > 0; }
+  [[nodiscard]] bool keeps() const { return views_.gate_up.elements() > 0; }
 
   // a b into c, all of one tile or a weight.
   void product(const TensorView& a, const TensorView& b, const TensorView& c, bool add, const Stream& stream,
                const TensorView& addend = {}) const {
     product_.run({a, b, c, add, addend}, workspace_, stream);
   }
-  void make(std::int64_t begin, std::int64_t count, const Stream& stream) const {
-    const TensorView x = views_.x.slice(0, begin, count);
-    product(x, views_.weights.gate.transpose(0, 1), gate(begin, count), false, stream);
-    product(x, views_.weights.up.transpose(0, 1), up(begin, count), false, stream);
+  // body(matrix, columns) for each matrix that gate and up are made with, and its columns of them.
+  template <class Body>
+  void for_each_matrix(const MlpWeights& weights, const TensorView& gate_up, const Body& body) const {
+    std::int64_t begin = 0;
+    for (const TensorView& matrix : matrices(weights)) {
+      body(matrix, gate_up.slice(1, begin, matrix.extent(0)));
+      begin += matrix.extent(0);
+    }
   }
-  // gate and up of a tile, where forward keeps them or in the tile's own buffers.
+  void make(std::int64_t begin, std::int64_t count, const Stream& stream) const {
+    for_each_matrix(
+        views_.weights, gate_up(begin, count), [&](const TensorView& weight, const TensorView& columns) {
+          product(views_.x.slice(0, begin, count), weight.transpose(0, 1), columns, false, stream);
+        });
+  }
+  // gate and up of a tile side by side, where forward keeps them or in the tile's own buffer.
+  [[nodiscard]] TensorView gate_up(std::int64_t begin, std::int64_t count) const {
+    return keeps() ? views_.gate_up.slice(0, begin, count) : gate_up_.view().slice(0, 0, count);
+  }
   [[nodiscard]] TensorView gate(std::int64_t begin, std::int64_t count) const {
-    return keeps() ? views_.gate.slice(0, begin, count) : gate_.view().slice(0, 0, count);
+    return gate_up(begin, count).slice(1, 0, views_.weights.gate.extent(0));
   }
   [[nodiscard]] TensorView up(std::int64_t begin, std::int64_t count) const {
-    return keeps() ? views_.up.slice(0, begin, count) : up_.view().slice(0, 0, count);
+    const std::int64_t mlp = views_.weights.gate.extent(0);
+    return gate_up(begin, count).slice(1, mlp, mlp);
   }
   [[nodiscard]] TensorView act(std::int64_t count) const { return act_.view().slice(0, 0, count); }
 
  private:
   const MlpForward& views_;
   std::int64_t tokens_ = 0;
-  Tensor gate_, up_, act_;  // [tokens_, mlp]
+  Tensor gate_up_;  // [tokens_, 2 mlp]
+  Tensor act_;      // [tokens_, mlp]
   Tensor workspace_;
   const ProductRow& product_;
 };
@@ -140,7 +165,7 @@ double bytes_of(const MlpWeights& weights) {
   return moved_bytes({weights.gate, weights.up, weights.down});
 }
 double token_bytes_of(const MlpForward& views) {
-  return moved_bytes({views.x, views.y, views.gate, views.up});
+  return moved_bytes({views.x, views.y, views.gate_up});
 }
 
 }  // namespace
@@ -179,8 +204,10 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
   const auto sum = [&](const TensorView& gradient, std::string_view name) {
     return F32Sum(context, gradient, name, tile.count() > 1);
   };
-  const F32Sum gate_sum = sum(views.gradients.gate, "gate gradient in f32");
-  const F32Sum up_sum = sum(views.gradients.up, "up gradient in f32");
+  std::vector<F32Sum> wide_sums;
+  for (const TensorView& gradient : matrices(views.gradients)) {
+    wide_sums.push_back(sum(gradient, "gate and up gradient in f32"));
+  }
   const F32Sum down_sum = sum(views.gradients.down, "down gradient in f32");
   context.run(work, [&](const Stream& stream) {
     tile.for_each([&](std::int64_t begin, std::int64_t count) {
@@ -203,14 +230,18 @@ void mlp_backward(Context& context, const MlpBackward& views, std::int64_t tile_
                           {}, stream);
       // dDown <- dDown + dy^T act
       tile.product(dy.transpose(0, 1), act, down_sum.view(), add, stream);
-      tile.product(dgate.transpose(0, 1), x, gate_sum.view(), add, stream);
-      tile.product(dup.transpose(0, 1), x, up_sum.view(), add, stream);
-      // dx <- dgate gate + dup up
-      tile.product(dgate, forward.weights.gate, dx, false, stream);
-      tile.product(dup, forward.weights.up, dx, true, stream);
+      // dGate, dUp <- dGate + dgate^T x, dUp + dup^T x; dx <- dgate gate + dup up
+      std::size_t matrix = 0;
+      tile.for_each_matrix(forward.weights, tile.gate_up(begin, count),
+                           [&](const TensorView& weight, const TensorView& gradient) {
+                             tile.product(gradient.transpose(0, 1), x, wide_sums[matrix].view(), add, stream);
+                             tile.product(gradient, weight, dx, matrix > 0, stream);
+                             ++matrix;
+                           });
     });
   });
-  for (const F32Sum* one : {&gate_sum, &up_sum, &down_sum}) one->store();
+  for (const F32Sum& one : wide_sums) one.store();
+  down_sum.store();
 }
 
 }  // namespace headroom

@@ -58,30 +58,11 @@ LinkModel costs_link(const PlanAnswer& answer) {
   return answer.costs.costs.rank_rates().link;
 }
 
-// Attention in chunks may run on another row than attention over a whole sequence, which rates are measured
-// with.
-std::optional<std::string> other_row_note(const PlanRequest& request, std::int64_t ring_ranks) {
-  AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
-  AttentionProblem chunk = whole;
-  chunk.seq_q = chunk.seq_k = std::max<std::int64_t>(whole.seq_k / ring_ranks, 1);
-  chunk.chunk = AttentionChunk{};
-  chunk.output_dtype = DType::f32;
-  const auto row_of = [&](const AttentionProblem& problem) {
-    return pick(attention_implementations(), problem, request.device, {}, "attention").name;
-  };
-  const std::string_view alone = row_of(whole);
-  const std::string_view in_chunks = row_of(chunk);
-  if (alone == in_chunks) return std::nullopt;
-  return fmt::format(
-      "attention over ranks runs on the row {}, and its time is estimated with the rates of {}: it takes "
-      "longer",
-      in_chunks, alone);
-}
-
 PlanRequest on_one_rank(PlanRequest request) {
   request.pins.ranks = 1;
   request.pins.ring.reset();
   request.pins.sharding.reset();
+  request.pins.loss_ranks.reset();
   return request;
 }
 
@@ -152,11 +133,6 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
   if (!answer.plan.fits) answer.smallest_ranks = smallest_ranks(request, costs, kMostPlannedRanks);
-  if (const std::int64_t ring = answer.plan.step.strategy.ring_ranks; ring > 1) {
-    if (std::optional<std::string> note = other_row_note(request, ring)) {
-      answer.notes.push_back(std::move(*note));
-    }
-  }
   if (std::optional<std::string> note = one_rank_note(answer)) answer.notes.push_back(std::move(*note));
   answer.max_context =
       std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.context : 0);
@@ -208,6 +184,7 @@ std::string json(const PlanAnswer& answer) {
       {"ranks", step.strategy.ranks()},
       {"ring", step.strategy.ring_ranks},
       {"shard", name(step.strategy.sharding)},
+      {"loss_ranks", name(step.strategy.loss_ranks)},
       {"fits", answer.plan.fits},
       {"arena_bytes", step.arena_bytes},
       {"rank_arena_bytes", step.rank_arena_bytes},
@@ -236,6 +213,7 @@ std::string json(const PlanAnswer& answer) {
     for (const RankDivision& division : answer.plan.divisions) {
       OrderedJson row = {{"ring", division.ring_ranks},
                          {"shard", name(division.sharding)},
+                         {"loss_ranks", name(division.loss_ranks)},
                          {"head_group", division.head_group},
                          {"step_seconds", nullptr}};
       if (division.seconds) row["step_seconds"] = *division.seconds;

@@ -64,18 +64,27 @@ RankRates CostModel::rank_rates() const {
 
 double CostModel::seconds(const Work& work) const {
   if (work.kind == WorkKind::copy) return bounded(work.bytes, copy_bytes_per_second_);
-  const double latency = rank_link_.latency.count();
-  if (work.kind == WorkKind::communication && (std::isfinite(rank_link_.bytes_per_second) || latency > 0)) {
-    const auto sent = static_cast<double>(work.sent_bytes);
-    // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
-    // round takes as long as its bytes or as its latency, whichever is longer.
-    const double rounds = work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes) : 1;
-    return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
-  }
+  if (work.kind == WorkKind::communication) return message_seconds(work);
+  const double messages = work.sent_bytes > 0 ? message_seconds(work) : 0;
   const auto known = kernels_.find(work.kernel);
   const KernelRate& rate = known != kernels_.end() ? known->second : work.flops > 0 ? arithmetic_ : memory_;
-  return rate.start_seconds + bounded(work.flops, rate.flops_per_second) +
+  return messages + rate.start_seconds + bounded(work.flops, rate.flops_per_second) +
          bounded(work.bytes, rate.bytes_per_second);
+}
+
+double CostModel::message_seconds(const Work& work) const {
+  const double latency = rank_link_.latency.count();
+  if (!std::isfinite(rank_link_.bytes_per_second) && latency == 0) {
+    const bool alone = work.kind == WorkKind::communication;  // then its bytes are those that move
+    return bounded(alone ? work.bytes : static_cast<double>(work.sent_bytes), memory_.bytes_per_second);
+  }
+  const auto sent = static_cast<double>(work.sent_bytes);
+  // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
+  // round takes as long as its bytes or as its latency, whichever is longer.
+  const double rounds = work.rounds > 0            ? static_cast<double>(work.rounds)
+                        : work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes)
+                                                   : 1;
+  return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
 }
 
 double CostModel::seconds(std::span<const WorkRecord> records) const {

@@ -105,8 +105,11 @@ PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const 
   return step;
 }
 
+// A rank has no more tokens than its share of a micro-step's batch. A chunk of a divided vocabulary has those
+// of all ranks.
 void set_cut(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
-  strategy.loss_chunk_tokens = std::min(chunks.tokens, rank_tokens(request, strategy.accumulation));
+  const std::int64_t ranks = strategy.loss_ranks == LossRanks::vocabulary ? strategy.ranks() : 1;
+  strategy.loss_chunk_tokens = std::min(chunks.tokens, ranks * rank_tokens(request, strategy.accumulation));
   strategy.loss_chunk_vocab = chunks.vocab;
 }
 void set_cut(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
@@ -127,13 +130,13 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
   return low;
 }
 
-// The strategies that take least, at one context after another.
+// The strategies of a division that take least, at one context after another.
 class LeanStrategies {
  public:
-  LeanStrategies(const PlanRequest& request, const CostModel& costs)
-      : request_(least_division(request)),
+  LeanStrategies(PlanRequest request, const CostModel& costs)
+      : request_(std::move(request)),
         costs_(costs),
-        policies_(smallest_policies(request)),
+        policies_(smallest_policies(request_)),
         strategy_(common_strategy(request_, 1)),
         ranks_(costs) {
     strategy_.accumulation = accumulation_choices(request_).back();
@@ -194,11 +197,29 @@ class LeanStrategies {
   RankPlan ranks_;
 };
 
+// Those of every way in which ranks may divide the loss.
+class LeanWays {
+ public:
+  LeanWays(const PlanRequest& request, const CostModel& costs) {
+    for (PlanRequest& division : least_divisions(request)) ways_.emplace_back(std::move(division), costs);
+  }
+
+  [[nodiscard]] bool may_fit(std::int64_t seq) {
+    return std::ranges::any_of(ways_, [&](LeanStrategies& way) { return way.may_fit(seq); });
+  }
+  [[nodiscard]] bool fits(std::int64_t seq) {
+    return std::ranges::any_of(ways_, [&](LeanStrategies& way) { return way.fits(seq); });
+  }
+
+ private:
+  std::vector<LeanStrategies> ways_;
+};
+
 }  // namespace
 
 std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
   check_sizes(request.problem);
-  LeanStrategies lean(request, costs);
+  LeanWays lean(request, costs);
   const std::int64_t most =
       std::min<std::int64_t>(std::numeric_limits<std::int32_t>::max(),
                              std::numeric_limits<std::int64_t>::max() / request.problem.sizes.batch);
@@ -231,7 +252,7 @@ std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const Cos
     PlanRequest over = request;
     over.pins.ranks = count;
     over.pins.ring.reset();
-    return LeanStrategies(over, costs).fits(over.problem.sizes.context);
+    return LeanWays(over, costs).fits(over.problem.sizes.context);
   };
   if (fits(1)) return 1;
   std::int64_t low = 1;

@@ -67,6 +67,13 @@ StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
       pins.sharding.value_or(Sharding::none) == Sharding::none || pins.ranks > 1,
       "--shard {} divides state over ranks, and there is one; use --ranks 2 or more with it, or --shard none",
       options.shard.value_or(""));
+  if (options.loss_ranks) {
+    pins.loss_ranks = parse_loss_ranks(*options.loss_ranks);
+    check(*pins.loss_ranks == LossRanks::tokens || pins.ranks > 1,
+          "--loss-ranks {} divides the loss over ranks, and there is one; use --ranks 2 or more with it, or "
+          "--loss-ranks tokens",
+          *options.loss_ranks);
+  }
   if (options.layers) pins.layers = parse_layers(*options.layers, layers);
   if (options.optimizer_state) pins.offload_optimizer = *options.optimizer_state == "host";
   return pins;
@@ -106,9 +113,13 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   request.host_budget_bytes = options.host_budget_bytes.value_or(0);
   PinOptions pins = options.pins;
   // How many ranks there are is not known yet, so nothing is wrong with dividing the state of one.
-  if (options.fewest_ranks) pins.shard.reset();
+  if (options.fewest_ranks) {
+    pins.shard.reset();
+    pins.loss_ranks.reset();
+  }
   request.pins = strategy_pins(pins, model.config.layers);
   if (options.pins.shard) request.pins.sharding = parse_sharding(*options.pins.shard);
+  if (options.pins.loss_ranks) request.pins.loss_ranks = parse_loss_ranks(*options.pins.loss_ranks);
   PlanQuestion question{.model = options.model,
                         .device = options.device,
                         .request = request,

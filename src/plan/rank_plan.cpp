@@ -39,13 +39,18 @@ Decoder partitioned(const TrainingProblem& problem, Strategy strategy) {
 }  // namespace
 
 RankPlan::Key RankPlan::key_of(const TrainingProblem& micro_step, const Strategy& strategy) {
-  return {micro_step.sizes.batch, micro_step.sizes.context, strategy.ring_ranks,
-          strategy.data_ranks,    strategy.head_group,      static_cast<std::int64_t>(strategy.sharding)};
+  return {micro_step.sizes.batch,
+          micro_step.sizes.context,
+          strategy.ring_ranks,
+          strategy.data_ranks,
+          strategy.head_group,
+          static_cast<std::int64_t>(strategy.sharding),
+          static_cast<std::int64_t>(strategy.loss_ranks)};
 }
 
 const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
   Key key = key_of(micro_step, strategy);
-  key.back() = 0;  // it is the same however the state is divided
+  key[kStateKey] = key[kLossKey] = 0;  // it is the same however the state and the loss are divided
   const auto [place, is_new] = attention_.try_emplace(key);
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
@@ -64,6 +69,10 @@ const RankClasses& RankPlan::classes(const TrainingProblem& micro_step, const St
   std::vector<RankMemoryKey> keys(static_cast<std::size_t>(strategy.ranks()));
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
     keys[rank] = shard_memory_key(decoder.shards(), static_cast<int>(rank));
+    if (strategy.loss_ranks == LossRanks::tokens) continue;
+    const VocabularySlice slice =
+        vocabulary_slice(decoder.parameters(), static_cast<int>(rank), static_cast<int>(strategy.ranks()));
+    keys[rank].push_back(static_cast<std::uint64_t>(slice.words));
   }
   if (strategy.ring_ranks > 1) {
     for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
@@ -98,13 +107,21 @@ double RecordSeconds::of(const WorkRecord& record) const {
   return over_ranks->pass == nullptr ? 0 : over_ranks->part * over_ranks->pass->seconds;
 }
 
+bool RecordSeconds::goes_beside(const WorkRecord& record) const {
+  if (record.work.kind == WorkKind::copy) return true;
+  // Sums have a workspace, and main waits for them.
+  if (record.work.kind != WorkKind::communication || record.work.workspace_bytes > 0) return false;
+  const StagePath path = rehearsal_.ledger.stage_path(record.stage);
+  const std::span<const Stage> stages = path.stages();
+  return std::ranges::find(stages, StageKind::layer, &Stage::kind) != stages.end() &&
+         std::ranges::find(stages, StageKind::over_ranks, &Stage::kind) == stages.end();
+}
+
 double RecordSeconds::of(std::span<const WorkRecord> records) const {
   double kernels = 0;
-  double copies = 0;
-  for (const WorkRecord& record : records) {
-    (record.work.kind == WorkKind::copy ? copies : kernels) += of(record);
-  }
-  return std::max(kernels, copies);
+  double beside = 0;
+  for (const WorkRecord& record : records) (goes_beside(record) ? beside : kernels) += of(record);
+  return std::max(kernels, beside);
 }
 
 RankTraffic RecordSeconds::traffic(std::int64_t accumulation) const {
@@ -122,8 +139,8 @@ RankTraffic RecordSeconds::traffic(std::int64_t accumulation) const {
         traffic.waited_seconds += part * (pass.waited_seconds + pass.exchanged_seconds);
         computed += part * pass.mean_compute_seconds;
         sent += part * static_cast<double>(pass.sent_bytes);
-      } else if (record.work.kind == WorkKind::communication) {
-        traffic.sum_seconds += times * costs_.seconds(record.work);
+      } else if (record.work.kind == WorkKind::communication || record.work.sent_bytes > 0) {
+        traffic.sum_seconds += times * costs_.message_seconds(record.work);
         sent += times * static_cast<double>(record.work.sent_bytes);
       }
     }
@@ -144,11 +161,12 @@ std::string describe_choice(const std::vector<RankDivision>& divisions) {
   std::string text;
   for (std::size_t i = 0; i < std::min(divisions.size(), kMostTold); ++i) {
     const RankDivision& one = divisions[i];
-    text += fmt::format("{}--ring {} --shard {}{}{}",
+    text += fmt::format("{}--ring {} --shard {} --loss-ranks {}{}{}",
                         i == 0   ? ""
                         : i == 1 ? "; "
                                  : ", ",
-                        one.ring_ranks, name(one.sharding), i == 0 && one.seconds ? ", " : " ",
+                        one.ring_ranks, name(one.sharding), name(one.loss_ranks),
+                        i == 0 && one.seconds ? ", " : " ",
                         one.seconds ? seconds_text(*one.seconds) : "does not fit");
     if (i == 0 && one.seconds) text += " a step";
   }

@@ -22,8 +22,10 @@ class RankPlan {
   [[nodiscard]] const RankClasses& classes(const TrainingProblem& micro_step, const Strategy& strategy);
 
  private:
-  // Batch, context, ranks of a ring, groups of them, head group, sharding.
-  using Key = std::array<std::int64_t, 6>;
+  // Batch, context, ranks of a ring, groups of them, head group, sharding, what ranks divide of the loss.
+  using Key = std::array<std::int64_t, 7>;
+  static constexpr std::size_t kStateKey = 5;
+  static constexpr std::size_t kLossKey = 6;
   [[nodiscard]] static Key key_of(const TrainingProblem& micro_step, const Strategy& strategy);
 
   const CostModel& costs_;
@@ -41,7 +43,10 @@ class RecordSeconds {
       : costs_(costs), config_(config), rehearsal_(rehearsal), attention_(attention) {}
 
   [[nodiscard]] double of(const WorkRecord& record) const;
-  // Copies go beside the kernels: the longer of the two counts.
+  // Whether a record's work goes on beside the kernels: a copy, or the gathering of the weights of a layer,
+  // which arrive while the layer before it computes.
+  [[nodiscard]] bool goes_beside(const WorkRecord& record) const;
+  // The longer of the two counts.
   [[nodiscard]] double of(std::span<const WorkRecord> records) const;
   // What the ranks of a step exchange and wait for, with so many micro-steps.
   [[nodiscard]] RankTraffic traffic(std::int64_t accumulation) const;

@@ -101,7 +101,7 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
 // The strategies of one way to divide a step over ranks.
 class DivisionSearch {
  public:
-  // The request has its ring and its sharding pinned. All but it have to outlive this.
+  // The request is one of division_choices(). All but it have to outlive this.
   DivisionSearch(PlanRequest request, std::int64_t head_group, const CostModel& costs, RankPlan& ranks)
       : request_(std::move(request)),
         common_(common_strategy(request_, head_group)),
@@ -123,7 +123,7 @@ class DivisionSearch {
   };
   [[nodiscard]] Bound bound() const;
   [[nodiscard]] RankDivision division(const std::optional<double>& seconds) const {
-    return {common_.ring_ranks, common_.head_group, common_.sharding, seconds};
+    return {common_.ring_ranks, common_.head_group, common_.sharding, common_.loss_ranks, seconds};
   }
   // The best of the strategies, rehearsed.
   [[nodiscard]] Plan plan();

@@ -7,6 +7,7 @@
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
+#include "headroom/parallel/vocabulary_loss.h"
 #include "headroom/parallel/ways.h"
 
 namespace headroom {
@@ -116,6 +117,13 @@ std::vector<Sharding> sharding_choices(const PlanRequest& request) {
   return {Sharding::none, Sharding::optimizer, Sharding::full};
 }
 
+// One rank divides nothing, whatever is pinned.
+std::vector<LossRanks> loss_ranks_choices(const PlanRequest& request) {
+  if (request.pins.ranks == 1) return {LossRanks::tokens};
+  if (request.pins.loss_ranks) return {*request.pins.loss_ranks};
+  return {LossRanks::tokens, LossRanks::vocabulary};
+}
+
 }  // namespace
 
 std::vector<std::int64_t> divisors_of(std::int64_t value) {
@@ -133,17 +141,25 @@ std::vector<PlanRequest> division_choices(const PlanRequest& request) {
   std::vector<PlanRequest> divisions;
   for (const std::int64_t ring : ring_choices(request)) {
     for (const Sharding sharding : sharding_choices(request)) {
-      PlanRequest& division = divisions.emplace_back(request);
-      division.pins.ring = ring;
-      division.pins.sharding = sharding;
+      for (const LossRanks loss_ranks : loss_ranks_choices(request)) {
+        PlanRequest& division = divisions.emplace_back(request);
+        division.pins.ring = ring;
+        division.pins.sharding = sharding;
+        division.pins.loss_ranks = loss_ranks;
+      }
     }
   }
   return divisions;
 }
 
-PlanRequest least_division(PlanRequest request) {
-  request.pins.sharding = sharding_choices(request).back();
-  return request;
+std::vector<PlanRequest> least_divisions(const PlanRequest& request) {
+  std::vector<PlanRequest> divisions;
+  for (const LossRanks loss_ranks : loss_ranks_choices(request)) {
+    PlanRequest& division = divisions.emplace_back(request);
+    division.pins.sharding = sharding_choices(request).back();
+    division.pins.loss_ranks = loss_ranks;
+  }
+  return divisions;
 }
 
 std::int64_t fastest_head_group(const PlanRequest& request, const CostModel& costs) {
@@ -162,6 +178,7 @@ Strategy common_strategy(const PlanRequest& request, std::int64_t head_group) {
   strategy.data_ranks = request.pins.data_ranks();
   strategy.head_group = head_group;
   strategy.sharding = request.pins.sharding.value();
+  strategy.loss_ranks = request.pins.loss_ranks.value();
   strategy.compute_dtype = request.problem.compute_dtype;
   strategy.state = request.problem.state;
   return strategy;
@@ -217,10 +234,22 @@ std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
 
 std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
   if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
+  LossProblem problem = loss_problem(request.problem);
+  VocabularyLoss divided;
+  const bool divides_vocabulary = request.pins.loss_ranks == LossRanks::vocabulary;
+  if (divides_vocabulary) {
+    const std::int64_t ranks = request.pins.ranks;
+    problem.tokens = rank_tokens(request, 1);
+    divided = {.problem = problem,
+               .rank_tokens = std::vector(static_cast<std::size_t>(ranks), problem.tokens),
+               .slice = {.first = 0, .words = divide_up(problem.vocab, ranks)}};
+  }
   std::vector<LossChunks> choices;
   for (const std::int64_t share : {8, 32, 256}) {
-    add_new(choices,
-            fit_loss_chunks(loss_problem(request.problem), request.device, request.budget_bytes / share));
+    const std::int64_t bytes = request.budget_bytes / share;
+    add_new(choices, divides_vocabulary
+                         ? LossChunks{.tokens = fit_vocabulary_chunk(divided, request.device, bytes)}
+                         : fit_loss_chunks(problem, request.device, bytes));
   }
   return choices;
 }

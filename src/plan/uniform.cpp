@@ -183,7 +183,7 @@ void read_seconds(const TrainingRehearsal& rehearsal, const RecordSeconds& recor
                   UniformStep& step) {
   for (const WorkRecord& record : rehearsal.micro_step) {
     const double seconds = record_seconds.of(record);
-    const bool copies = record.work.kind == WorkKind::copy;
+    const bool copies = record_seconds.goes_beside(record);
     const std::optional<Place> place = place_of(rehearsal.ledger.stage_path(record.stage));
     if (!place) {
       (copies ? step.outside_copy_seconds : step.outside_seconds) += seconds;

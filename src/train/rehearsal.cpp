@@ -148,8 +148,11 @@ std::string describe(const Strategy& strategy) {
   const std::string words = strategy.loss_chunk_vocab == 0
                                 ? std::string()
                                 : fmt::format(" x {} words", format_count(strategy.loss_chunk_vocab));
-  return fmt::format("{}; loss in chunks of {} tokens{}, MLP in tiles of {}{}{}", text,
-                     format_count(strategy.loss_chunk_tokens), words, format_count(strategy.mlp_tile_tokens),
+  const std::string_view divided =
+      strategy.loss_ranks == LossRanks::vocabulary ? " of all ranks, which divide the vocabulary" : "";
+  return fmt::format("{}; loss in chunks of {} tokens{}{}, MLP in tiles of {}{}{}", text,
+                     format_count(strategy.loss_chunk_tokens), divided, words,
+                     format_count(strategy.mlp_tile_tokens),
                      strategy.projections_again ? "; projections made again" : "",
                      strategy.offload_optimizer ? "; optimizer on the host" : "");
 }

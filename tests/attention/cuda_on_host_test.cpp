@@ -111,6 +111,29 @@ TEST(CudaOnHost, ChunksMakeTheWhole) {
   EXPECT_EQ(run_chunk_draws(runner, 1, 20), 20);
 }
 
+// What blocks that divide a group of heads leave, [parts, batch, ...], is added up, and to what is there.
+TEST(CudaOnHost, PartsAreAddedUp) {
+  const DeviceDescription gpu{
+      .kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0};
+  const Stream stream{.device = &gpu, .pool = nullptr, .poll = {}, .native = nullptr};
+  const Shape shape{2, 3, 2, 8};
+  const auto count = static_cast<std::size_t>(shape.elements());
+  std::vector<float> parts(3 * count);
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = static_cast<float>(i);
+  AttentionCall call;
+  call.batch = 2;
+  call.head_dim = 8;
+  for (const bool add : {false, true}) {
+    std::vector<float> to(count, 0.5F);
+    launch_narrow(call, heads_view(TensorView(to.data(), DType::f32, shape)),
+                  heads_view(TensorView(parts.data(), DType::f32, shape)), 3, 2, 3, add, stream);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto sum = static_cast<float>(3 * i + 3 * count);
+      ASSERT_EQ(to[i], add ? sum + 0.5F : sum) << i;
+    }
+  }
+}
+
 // Rounds towards zero where tensor cores are known to; 8.6 has smaller tiles.
 TEST(CudaOnHost, Tf32x3WithinThePlainComputation) {
   EXPECT_GT(run_cases(on_host<kTf32x3>("tf32x3"), 9, 0, 46), 5);

@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "attention/cuda/intervals/rows.h"
-#include "attention/cuda/sm90/plan.h"
 #include "attention/dilated_rows.h"
 #include "attention/implementations.h"
 #include "attention_cases.h"
@@ -212,69 +210,6 @@ TEST(CudaViews, FourNeighboursMoveAsOneOnlyWhereEveryRowStartsSo) {
   }
 }
 
-TEST(Sm90, RowsFollowFromAFormulaOnlyWhereTheyAreEvenlyApart) {
-  using sm90::Source;
-  const auto source = [](std::int64_t seq, std::initializer_list<Dilation> patterns, bool mixed = false,
-                         std::int64_t documents = 0) {
-    AttentionProblem problem{.seq_q = seq, .seq_k = seq, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
-    std::copy(patterns.begin(), patterns.end(), problem.mask.dilations.begin());
-    problem.mask.dilation_count = static_cast<int>(patterns.size());
-    problem.mask.mix_dilations = mixed;
-    problem.mask.max_documents = documents;
-    return sm90::Plan::of(problem).source;
-  };
-  EXPECT_EQ(source(210, {}), Source::formula);
-  EXPECT_EQ(source(210, {}, false, 3), Source::tables);
-  EXPECT_EQ(source(210, {{30, 3}}), Source::formula);
-  EXPECT_EQ(source(210, {{500, 3}}), Source::formula);  // one segment
-  EXPECT_EQ(source(211, {{30, 3}}), Source::lists);     // the rate does not divide the length
-  EXPECT_EQ(source(211, {{500, 3}}), Source::lists);
-  EXPECT_EQ(source(210, {{31, 3}}), Source::lists);  // nor the segment
-  EXPECT_EQ(source(210, {{30, 3}}, false, 3), Source::lists);
-  EXPECT_EQ(source(210, {{30, 3}, {60, 2}}), Source::lists);  // of each head another
-  EXPECT_EQ(source(210, {{30, 3}, {60, 2}}, true), Source::formula);
-  EXPECT_EQ(source(210, {{30, 3}, {60, 4}}, true), Source::lists);
-}
-
-// Plain and general kernels have tiles of different sizes. What is reserved for tiles has to be in units of
-// those that run: both read the plan.
-TEST(Sm90, WorkspaceIsForTheTilesOfThePlannedKernels) {
-  using sm90::Plan;
-  const auto planned = [](int head_dim, float softcap, std::int64_t block_rows) {
-    AttentionProblem problem{.seq_q = 1, .seq_k = 1, .head_dim = head_dim, .dtype = DType::bf16};
-    problem.softcap = softcap;
-    problem.mask.block_rows = problem.mask.block_columns = block_rows;
-    problem.mask.max_blocks_per_row = block_rows > 0 ? 1 : 0;
-    return problem;
-  };
-  int general = 0;
-  for (const int head_dim : {8, 64, 72, 96, 128, 136, 192, 256}) {
-    for (const float softcap : {0.0F, 3.0F}) {
-      for (const std::int64_t block_rows : {0, 32}) {
-        const AttentionProblem problem = planned(head_dim, softcap, block_rows);
-        const sm90::Workspace forward(problem, Pass::forward, nullptr);
-        const sm90::Workspace backward(problem, Pass::backward, nullptr);
-        EXPECT_EQ(forward.plan, Plan::of(problem));
-        EXPECT_EQ(backward.plan, Plan::of(problem));
-        EXPECT_EQ(forward.plan.general, softcap > 0 || block_rows > 0);
-        general += forward.plan.general ? 1 : 0;
-        // One row is padded to a tile.
-        EXPECT_EQ(backward.padded_places, backward.plan.backward.queries) << head_dim;
-        EXPECT_EQ(backward.padded_places, head_dim <= 64 && !backward.plan.general ? 128 : 64) << head_dim;
-        EXPECT_EQ(backward.query_sums_bytes,
-                  backward.plan.apart ? 0 : 4 * backward.padded_places * backward.plan.backward.head_dim);
-        if (block_rows == 0) continue;
-        EXPECT_EQ(forward.visits.tile_rows, forward.plan.forward.rows());
-        EXPECT_EQ(forward.visits.tile_rows, 128) << "of two consumers";
-        EXPECT_EQ(forward.visits.tile_keys, forward.plan.forward.keys);
-        EXPECT_EQ(backward.visits.tile_rows, backward.plan.backward.queries);
-        EXPECT_EQ(backward.visits.tile_keys, backward.plan.backward.keys);
-      }
-    }
-  }
-  EXPECT_EQ(general, 8 * 3);
-}
-
 // Rehearses forward and backward on a made-up Hopper and returns the rows that were picked. `width`: elements
 // from one head to the next.
 std::vector<std::string_view> picked_rows(std::int64_t width, std::string_view pinned = {}) {
@@ -332,41 +267,6 @@ TEST(CudaRows, StridesDecideWhichRowIsPicked) {
   }
 }
 
-TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
-  AttentionProblem problem{.batch = 1,
-                           .seq_q = 16'384,
-                           .seq_k = 16'384,
-                           .heads_q = 32,
-                           .heads_kv = 1,
-                           .head_dim = 128,
-                           .dtype = DType::bf16};
-  const auto parts = [&] { return sm90::Plan::of(problem).key_parts; };
-  const auto bytes = [&] { return sm90::Workspace(problem, Pass::backward, nullptr).bytes; };
-  EXPECT_EQ(parts(), 8);  // 128 tiles
-  const std::int64_t divided = bytes();
-  problem.heads_kv = 4;
-  EXPECT_EQ(parts(), 1);
-  // Two sums of eight parts, of 16,384 keys.
-  EXPECT_EQ(divided - bytes(), std::int64_t{2} * 8 * 16'384 * 128 * 4);
-  problem.heads_kv = 32;
-  problem.seq_k = 100;
-  EXPECT_EQ(parts(), 1);  // nothing to divide
-  problem.heads_q = 24;
-  problem.heads_kv = 2;
-  EXPECT_EQ(parts(), 12);  // all there are
-  problem.seq_k = 6400;
-  EXPECT_EQ(parts(), 12);  // 100 tiles by 10.24 or more, and 12 cannot be divided by 11
-  problem.heads_q = 142;
-  EXPECT_EQ(parts(), 1);  // 71 is far more than 11
-  problem.heads_q = 24;
-  problem.whole_key_heads = 64;
-  EXPECT_EQ(parts(), 1);  // a part of a problem with tiles enough
-  problem.whole_key_heads = 0;
-  problem.mask.dilations = {Dilation{100, 2}};
-  problem.mask.dilation_count = 1;
-  EXPECT_EQ(parts(), 1);  // launches are of one head
-}
-
 // A row that writes down what the sequence launches.
 struct Recorder {
   static constexpr bool kAddsQueryGradient = false;
@@ -383,8 +283,10 @@ struct Recorder {
       .zero = nullptr,
       .narrow =
           [](const AttentionCall&, const TypedHeadsView&, const TypedHeadsView& from, std::int64_t,
-             std::int64_t, std::int64_t parts, const Stream&) {
-            add(from.dtype != DType::f32 ? "wrong" : parts == 1 ? "narrow" : fmt::format("narrow {}", parts));
+             std::int64_t, std::int64_t parts, bool adds, const Stream&) {
+            add(from.dtype != DType::f32 ? "wrong"
+                : parts == 1             ? "narrow"
+                                         : fmt::format("{} {}", adds ? "add" : "narrow", parts));
           }};
   Workspace workspace;
   const SharedLaunches& shared = kShared;
@@ -396,7 +298,8 @@ struct Recorder {
   }
   void pattern_statistics(const AttentionCall&) const { add("statistics"); }
   void backward(const AttentionCall& call) const {
-    add(fmt::format("backward {}..{}", call.group_begin, call.group_end));
+    add(fmt::format("backward {}..{}{}", call.group_begin, call.group_end,
+                    call.add_key_gradients && call.key_gradient.data == nullptr ? " to what is there" : ""));
   }
   void zero(const AttentionCall& call, const TypedHeadsView&, std::int64_t rows, std::int64_t) const {
     add(call.batch == 1 ? fmt::format("zero {}", rows) : fmt::format("zero {} x {}", call.batch, rows));
@@ -413,6 +316,8 @@ std::vector<std::string> launched(const AttentionProblem& problem, Pass pass, st
   std::vector<float> sinks(static_cast<std::size_t>(problem.heads_q));
   const TensorView q(nullptr, problem.dtype, {1, problem.seq_q, problem.heads_q, problem.head_dim});
   const TensorView k(nullptr, problem.dtype, {1, problem.seq_k, problem.heads_kv, problem.head_dim});
+  const TensorView query_gradient(nullptr, problem.dtype_of_gradients(), q.shape());
+  const TensorView key_gradient(nullptr, problem.dtype_of_gradients(), k.shape());
   const AttentionForward forward{.query = q,
                                  .key = k,
                                  .value = k,
@@ -430,9 +335,9 @@ std::vector<std::string> launched(const AttentionProblem& problem, Pass pass, st
                  {.forward = forward,
                   .output_gradient = q,
                   .lse_gradient = {},
-                  .query_gradient = q,
-                  .key_gradient = k,
-                  .value_gradient = k,
+                  .query_gradient = query_gradient,
+                  .key_gradient = key_gradient,
+                  .value_gradient = key_gradient,
                   .sinks_gradient = forward.sinks},
                  row);
   }
@@ -477,6 +382,26 @@ TEST(CudaSequence, IsWhatEveryRowRuns) {
   EXPECT_EQ(launched(problem, Pass::backward), (Names{"zero 10", "zero 0", "zero 0", "narrow"}));
   EXPECT_EQ(launched(problem, Pass::backward, 2),
             (Names{"zero 10", "zero 2 x 0", "zero 2 x 0", "narrow", "narrow 2", "narrow 2"}));
+}
+
+// Chunks add to f32 gradients: where they are, unless blocks that divide a group have sums of their own,
+// which start from nothing.
+TEST(CudaSequence, AddsToGradients) {
+  using Names = std::vector<std::string>;
+  AttentionProblem problem{.seq_q = 10, .seq_k = 10, .heads_q = 2, .heads_kv = 1, .head_dim = 8};
+  problem.dtype = DType::bf16;
+  problem.gradient_dtype = DType::f32;
+  EXPECT_EQ(launched(problem, Pass::backward), (Names{"lists 0", "statistics", "backward 0..2"}));
+  EXPECT_EQ(launched(problem, Pass::backward, 2),
+            (Names{"lists 0", "statistics", "backward 0..2", "narrow 2", "narrow 2"}));
+  problem.add_gradients = true;
+  EXPECT_EQ(launched(problem, Pass::backward),
+            (Names{"lists 0", "statistics", "backward 0..2 to what is there"}));
+  EXPECT_EQ(launched(problem, Pass::backward, 2),
+            (Names{"lists 0", "statistics", "backward 0..2", "add 2", "add 2"}));
+  problem.seq_q = 0;
+  EXPECT_EQ(launched(problem, Pass::backward), Names{});
+  EXPECT_EQ(launched(problem, Pass::backward, 2), (Names{"zero 2 x 10", "zero 2 x 10", "add 2", "add 2"}));
 }
 
 TEST(CudaRows, AreInEveryBuildAndSayWhyTheyRefuse) {
@@ -564,6 +489,26 @@ TEST(CudaRows, WorkspaceIsLinearAndKnown) {
   problem.head_dim = 256;
   EXPECT_EQ(sm90.workspace_bytes(problem, gpu, Pass::backward), 2 * 4 * 4 * rows + kCounter);
   problem.head_dim = 64;
+  // In free order a tile of queries has no turn, unless so few keys add to it that turns are faster.
+  const auto saved_by_free_order = [&](AttentionProblem of) {
+    const std::int64_t in_turns = sm90.workspace_bytes(of, gpu, Pass::backward);
+    of.deterministic = false;
+    return in_turns - sm90.workspace_bytes(of, gpu, Pass::backward);
+  };
+  const std::int64_t turn_bytes = 4 * 4 * rows / 128;
+  EXPECT_EQ(saved_by_free_order(problem), turn_bytes);
+  AttentionProblem windowed = problem;
+  windowed.mask.causal = true;
+  windowed.mask.window_left = 4095;
+  EXPECT_EQ(saved_by_free_order(windowed), 0);
+  windowed.mask.window_left = 12'000;
+  EXPECT_EQ(saved_by_free_order(windowed), turn_bytes);
+  AttentionProblem packed = problem;
+  packed.mask.max_documents = 16;
+  EXPECT_EQ(saved_by_free_order(packed), 0);
+  AttentionProblem narrow = problem;
+  narrow.seq_q = narrow.seq_k = 4096;
+  EXPECT_EQ(saved_by_free_order(narrow), 0);
   // Mixed patterns of 16-bit tensors do.
   problem.mask.dilations = {Dilation{1024, 1}, Dilation{4096, 4}};
   problem.mask.dilation_count = 2;

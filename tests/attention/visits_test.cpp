@@ -128,7 +128,7 @@ void expect_visits_reach(const AttentionProblem& problem, const AttentionForward
 TEST(Visits, ReachWhatTheMaskLeavesAndNothingElse) {
   int checked = 0;
   for (const AttentionCase& c : attention_cases()) {
-    if (c.problem.mask.block_rows == 0 || c.problem.chunk) continue;  // sm90 takes no chunks
+    if (c.problem.mask.block_rows == 0) continue;
     SCOPED_TRACE(c.name);
     const AttentionCaseLists lists = attention_case_lists(c);
     AttentionProblem problem = c.problem;

@@ -315,6 +315,9 @@ void add_plan(Table& table) {
   table.add(with(plan(), {"--ranks", "2", "--shard", "all"}), "--shard");
   table.add(with(plan(), {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
   table.add(with(plan(), {"--ranks", "2", "--shard", "optimizer", "--optimizer", "none"}), "--shard");
+  table.add(with(plan(), {"--ranks", "2", "--loss-ranks", "words"}), "--loss-ranks");
+  table.add(with(plan(), {"--loss-ranks", "vocabulary"}),
+            "--loss-ranks vocabulary divides the loss over ranks, and there is one");
 }
 
 void add_train(Table& table, const fs::path& folder) {
@@ -346,6 +349,9 @@ void add_train(Table& table, const fs::path& folder) {
   }
   table.add(with(line, {"--link", "400Gb/s"}), "--ranks");
   table.add(with(line, {"--ranks", "auto"}), "--ranks");
+  table.add(with(line, {"--ranks", "2", "--loss-ranks", "words"}), "--loss-ranks");
+  table.add(with(line, {"--loss-ranks", "vocabulary"}),
+            "--loss-ranks vocabulary divides the loss over ranks, and there is one");
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay", "--clip"})
     table.number(line, option);
   for (const char* option : {"--learning-rate", "--final-fraction", "--weight-decay"})

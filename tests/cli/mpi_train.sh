@@ -31,6 +31,13 @@ for shard in none optimizer full; do
   [ "$(losses processes_$shard)" = "$(losses threads_$shard)" ] || fail "processes and threads have other losses with --shard $shard"
 done
 
+# Ranks that divide the vocabulary.
+for shard in none full; do
+  $(run threads_words_$shard --steps 4 --ranks 3 --loss-ranks vocabulary --shard $shard) >"$folder/threads.txt"
+  "$@" -n 3 $(run processes_words_$shard --steps 4 --loss-ranks vocabulary --shard $shard) >"$folder/processes.txt"
+  [ "$(losses processes_words_$shard)" = "$(losses threads_words_$shard)" ] || fail "processes and threads have other losses with a divided vocabulary and --shard $shard"
+done
+
 if "$@" -n 1 $(run other --steps 6) : -n 2 $(run other --steps 6 --seed 3) >"$folder/other.txt" 2>&1; then
   fail "ranks with other options trained"
 fi

@@ -394,10 +394,12 @@ TEST_F(PlanCommand, TellsWhatRanksHoldAndSend) {
   EXPECT_THAT(text.out, HasSubstr("64 divide every sequence"));
   // What was chosen comes first, in words that pin it.
   const json& chosen = planned["choices"][0];
-  EXPECT_EQ(planned["choices"].size(), 3u);
+  EXPECT_EQ(planned["choices"].size(), 6u);  // each sharding with both ways of the loss
   EXPECT_EQ(chosen["shard"], planned["shard"]);
+  EXPECT_EQ(chosen["loss_ranks"], planned["loss_ranks"]);
   EXPECT_THAT(text.out, HasSubstr("choice    by estimated time: --ring 64 --shard " +
-                                  planned["shard"].get<std::string>() + ", "));
+                                  planned["shard"].get<std::string>() + " --loss-ranks " +
+                                  planned["loss_ranks"].get<std::string>() + ", "));
   EXPECT_THAT(text.out, HasSubstr("50 GB/s, 5 us"));
   EXPECT_THAT(text.out, HasSubstr("bubbles"));
 }
@@ -412,7 +414,7 @@ TEST_F(PlanCommand, TellsWhatRanksDivideOfTheState) {
     EXPECT_EQ(answer.code, 0) << answer.err;
     return json::parse(answer.out);
   };
-  const json whole = planned_with({"--shard", "none", "--ring", "64"});
+  const json whole = planned_with({"--shard", "none", "--ring", "64", "--loss-ranks", "tokens"});
   EXPECT_FALSE(whole.contains("choices"));
   const json divided = planned_with({"--shard", "full", "--ring", "32"});
   EXPECT_EQ(whole["shard"], "none");

@@ -130,7 +130,7 @@ TEST_P(DeviceRanks, AttentionWithinThePlainComputation) {
     const bool long_chain =
         c.ranks == 16 && c.attention.problem.dtype == DType::f32 && (group == "full" || group == "documents");
     const bool in_slice = c.way == AttentionWay::product ? c.ranks == 4 : c.ranks <= 5 && i % 5 == 0;
-    if (!in_slice && !long_chain) continue;
+    if ((!in_slice && !long_chain) || group == "larger heads") continue;  // long on the host
     ++ran[name(c.way, c.group)];
     EXPECT_LE(run_ring_case(c, [](int) { return backend_under_test(1); }).worst(), 1)
         << group << ": " << c.name();

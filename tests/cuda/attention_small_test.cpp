@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "attention_cases.h"
 #include "cuda/gpu_test.h"
 #include "headroom/attention.h"
+#include "ring_cases.h"
 
 namespace headroom {
 namespace {
@@ -46,8 +48,10 @@ std::vector<SmallCase> small_cases() {
     c.problem.mask.dilation_count = static_cast<int>(patterns.size());
   };
   add("causal", 64, 300, causal);
-  add("free_order", 64, 300, [&](AttentionCase& c) {
+  // So many keys that blocks do not take turns, and few queries.
+  add("free_order", 64, 6400, [&](AttentionCase& c) {
     causal(c);
+    c.problem.seq_q = 100;
     c.problem.deterministic = false;
   });
   add("softcap_sinks", 64, 200, [](AttentionCase& c) {
@@ -80,6 +84,42 @@ std::vector<SmallCase> small_cases() {
   add("free_order", 256, 200, [](AttentionCase& c) {
     c.problem.deterministic = false;
     c.problem.dtype = DType::f16;
+  });
+  // Chunks that see all, a part and nothing of their keys; outputs in f32, so that dO is rounded first.
+  const auto chunk = [](AttentionCase& c, std::int64_t query_start, std::int64_t key_start) {
+    c.problem.chunk = AttentionChunk{.query_start = query_start, .key_start = key_start};
+    c.problem.output_dtype = DType::f32;
+  };
+  add("chunk_causal", 64, 300, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 100, 130);
+  });
+  add("chunk_window", 96, 300, [&](AttentionCase& c) {
+    c.problem.mask.window_left = 50;
+    chunk(c, 200, 0);
+  });
+  add("chunk_of_one_key_head", 128, 200, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 200, 0);
+  });
+  add("chunk_documents", 128, 150, [&](AttentionCase& c) {
+    causal(c);
+    c.document_lengths = {100, 1, 0, 199};
+    c.problem.mask.max_documents = 4;
+    chunk(c, 130, 60);
+  });
+  add("chunk_dilated", 128, 211, [&](AttentionCase& c) {
+    dilated(c, {{50, 3}});
+    chunk(c, 100, 33);
+  });
+  add("chunk_blocks", 128, 256, [&](AttentionCase& c) {
+    capped_blocks(c);
+    causal(c);
+    chunk(c, 64, 0);
+  });
+  add("chunk_causal", 256, 200, [&](AttentionCase& c) {
+    causal(c);
+    chunk(c, 30, 60);
   });
   const auto add_f32 = [&](const std::string& name, std::int64_t head_dim, std::int64_t seq, auto change) {
     add("f32_" + name, head_dim, seq, change);
@@ -116,6 +156,20 @@ TEST_P(CudaAttentionSmall, WithinThePlainComputation) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionSmall, testing::ValuesIn(small_cases()),
                          [](const auto& given) { return given.param.name; });
+
+class CudaAttentionRings : public GpuTest {};
+
+// Chunks of several tiles that go on from each other, with every size of heads: on Hopper each in kernels of
+// its own.
+TEST_F(CudaAttentionRings, OfLargerHeads) {
+  int ran = 0;
+  for (const RingCase& c : ring_cases()) {
+    if (c.attention.group != "larger heads") continue;
+    ++ran;
+    EXPECT_LE(run_ring_case(c, [](int) { return std::make_unique<CudaBackend>(0); }).worst(), 1) << c.name();
+  }
+  EXPECT_GE(ran, 10);
+}
 
 }  // namespace
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include "cuda/on_host.h"
 // Kernels come after what they need of the language.
 #include "headroom/core/elements.h"
+#include "loss/cuda/slice.cu"
 #include "loss/cuda/softmax.cu"
 #include "ops/cuda/elementwise.cu"
 #include "ops/cuda/embedding.cu"

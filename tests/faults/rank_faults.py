@@ -63,11 +63,12 @@ class RankFaults:
                 "--threads", "1", "--dtype", "f32", "--out", str(self.out), *more]
 
     def division(self, ranks):
-        """What so many ranks divide, drawn: the batch of two sequences, and the state."""
+        """What so many ranks divide, drawn: the batch of two sequences, the state, and the loss."""
         if ranks == 1:
             return []
         rings = [ranks, ranks // 2] if ranks % 2 == 0 else [ranks]
-        return ["--ring", str(self.random.choice(rings)), "--shard", self.random.choice(("none", "optimizer", "full"))]
+        return ["--ring", str(self.random.choice(rings)), "--shard", self.random.choice(("none", "optimizer", "full")),
+                "--loss-ranks", self.random.choice(("tokens", "vocabulary"))]
 
     def launch(self, command):
         """A process group of its own, whose processes find each other's ranks in /proc."""

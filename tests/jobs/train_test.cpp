@@ -136,8 +136,10 @@ TEST(Training, ADividedStateIsSavedWhole) {
 TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   const TemporaryFolder folder;
   const auto run = [&](std::string_view name, std::int64_t ranks, std::int64_t last_step,
-                       std::string shard = "none", std::optional<std::int64_t> ring = {}) {
+                       std::string shard = "none", std::optional<std::int64_t> ring = {},
+                       std::optional<std::string> loss_ranks = {}) {
     TrainingOptions options = options_in(folder / name);
+    options.pins.loss_ranks = std::move(loss_ranks);
     options.batch = 2;
     options.pins.ranks = ranks;
     options.pins.ring = ring;
@@ -156,6 +158,10 @@ TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   static_cast<void>(run("divided", 4, 2, "full"));
   static_cast<void>(run("divided", 4, 3, "optimizer", 2));
   EXPECT_NEAR(run("divided", 2, 4, "full", 1), whole, 1e-5 * whole);
+  static_cast<void>(run("words", 3, 1, "full", {}, "vocabulary"));
+  static_cast<void>(run("words", 4, 2, "full", 2, "tokens"));
+  static_cast<void>(run("words", 2, 3, "optimizer", {}, "vocabulary"));
+  EXPECT_NEAR(run("words", 1, 4), whole, 1e-5 * whole);
 }
 
 // A run takes the division that a plan with its costs and its budget takes, and a run that goes on keeps it.
@@ -166,7 +172,7 @@ TEST(Training, RanksDivideWhatThePlanChooses) {
   options.pins.ranks = 4;
   options.threads = usable_cores();
   const TrainingFit chosen = plan_training(options).fit;
-  EXPECT_EQ(chosen.divisions.size(), 9U);  // rings of 4, 2 and 1, with each sharding
+  EXPECT_EQ(chosen.divisions.size(), 18U);  // rings of 4, 2 and 1, with each sharding and way of the loss
   PlanOptions planned{.model = "demo",
                       .context = 64,
                       .batch = 4,
@@ -177,6 +183,7 @@ TEST(Training, RanksDivideWhatThePlanChooses) {
   EXPECT_EQ(answer_plan(question, plan_costs(question)).plan.step.strategy, chosen.strategy);
   options.pins.ring = 2;
   options.pins.shard = "full";
+  options.pins.loss_ranks = "tokens";
   options.threads = 1;
   TrainingPlan plan = plan_training(options);
   std::int64_t step = 0;
@@ -185,10 +192,12 @@ TEST(Training, RanksDivideWhatThePlanChooses) {
   plan.lock.reset();
   options.pins.ring.reset();
   options.pins.shard.reset();
+  options.pins.loss_ranks.reset();
   options.resume = true;
   const TrainingPlan resumed = plan_training(options);
   EXPECT_EQ(resumed.fit.strategy.ring_ranks, 2);
   EXPECT_EQ(resumed.fit.strategy.sharding, Sharding::full);
+  EXPECT_EQ(resumed.fit.strategy.loss_ranks, LossRanks::tokens);
   EXPECT_THAT(resumed.notes, testing::IsEmpty());
 }
 

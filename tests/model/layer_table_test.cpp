@@ -64,6 +64,8 @@ TEST(LayerTable, ALayerSeesEveryWeight) {
       EXPECT_EQ(weights.mlp().gate.raw(), weights[Weight::gate].raw());
       EXPECT_EQ(weights.mlp().up.raw(), weights[Weight::up].raw());
       EXPECT_EQ(weights.mlp().down.raw(), weights[Weight::down].raw());
+      EXPECT_EQ(weights.mlp().gate_up.raw(), weights[Weight::gate].raw());
+      EXPECT_EQ(weights.mlp().gate_up.shape(), (Shape{2 * config.mlp, config.hidden}));
     }
     EXPECT_EQ(seen.size(), table.entries().size()) << family.model_type;
   }

@@ -15,8 +15,9 @@ using testing::Each;
 using testing::ElementsAre;
 
 // Every element is one rank's, and a rank's own buffer has its slices without a gap.
-void expect_division(const ParameterTable& table, Sharding sharding, int ranks) {
-  const Shards shards(table, sharding, ranks);
+void expect_division(const ParameterTable& table, Sharding sharding, int ranks,
+                     LossRanks loss_ranks = LossRanks::tokens) {
+  const Shards shards(table, sharding, ranks, loss_ranks);
   EXPECT_EQ(shards.flat_elements(), table.elements());
   std::vector<int> owners(static_cast<std::size_t>(table.elements()));
   for (int rank = 0; rank < ranks; ++rank) {
@@ -42,6 +43,33 @@ TEST(Shards, DivideEveryElementOnce) {
     for (int ranks = 2; ranks <= 9; ++ranks) {
       for (const Sharding sharding : {Sharding::optimizer, Sharding::full})
         expect_division(table, sharding, ranks);
+    }
+  }
+}
+
+// The output weight is cut between rows, and every word is one rank's.
+TEST(Shards, OfADividedVocabularyAreRows) {
+  for (const std::int64_t vocab : {211, 67, 5}) {
+    for (const bool tied : {false, true}) {
+      ModelConfig config = small_model(tied, true);
+      config.vocab = vocab;
+      const ParameterTable table(config);
+      for (int ranks = 2; ranks <= 9; ++ranks) {
+        expect_division(table, Sharding::full, ranks, LossRanks::vocabulary);
+        const Shards shards(table, Sharding::full, ranks, LossRanks::vocabulary);
+        std::int64_t words = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const VocabularySlice slice = vocabulary_slice(table, rank, ranks);
+          const std::size_t unit = tied ? 0 : shards.unit_begins().size() - 2;
+          const ShardSlice& own = shards.slices(rank)[unit];
+          EXPECT_EQ(slice.first, words);
+          EXPECT_EQ(own.flat_begin, table.output().offset + slice.first * config.hidden);
+          EXPECT_GE(own.elements, slice.words * config.hidden);
+          EXPECT_LT(own.elements, slice.words * config.hidden + ParameterTable::kAlignment);
+          words += slice.words;
+        }
+        EXPECT_EQ(words, vocab);
+      }
     }
   }
 }

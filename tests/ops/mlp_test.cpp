@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "headroom/core/elements.h"
@@ -104,8 +105,19 @@ Results plain(const Sizes& s, const Inputs& in) {
   return r;
 }
 
-Results run(const Sizes& s, const Inputs& in, std::int64_t tile, bool keep, int threads = 2) {
+std::vector<double> joined(const std::vector<double>& first, const std::vector<double>& second) {
+  std::vector<double> both = first;
+  both.insert(both.end(), second.begin(), second.end());
+  return both;
+}
+
+// Whether gate and up, and their gradients, are given as one matrix too.
+enum class GateUp : std::uint8_t { apart, together };
+
+Results run(const Sizes& s, const Inputs& in, std::int64_t tile, bool keep, int threads = 2,
+            GateUp gate_up = GateUp::together) {
   Results results;
+  std::vector<double> wide_gradients;  // of gate, then of up
   const auto program = [&](Context& context) {
     context.phase(Phase::step, [&] {
       const auto given = [&](const Shape& shape, DType dtype, const std::vector<double>& values) {
@@ -125,41 +137,42 @@ Results run(const Sizes& s, const Inputs& in, std::int64_t tile, bool keep, int 
         });
       };
       const Tensor x = given({s.tokens, s.hidden}, s.dtype, in.x);
-      const Tensor gate = given({s.mlp, s.hidden}, s.dtype, in.gate);
-      const Tensor up = given({s.mlp, s.hidden}, s.dtype, in.up);
+      const Tensor wide = given({2 * s.mlp, s.hidden}, s.dtype, joined(in.gate, in.up));
       const Tensor down = given({s.hidden, s.mlp}, s.dtype, in.down);
       const Tensor dy = given({s.tokens, s.hidden}, s.dtype, in.dy);
-      const Tensor dgate = given({s.mlp, s.hidden}, DType::f32, in.dgate);
-      const Tensor dup = given({s.mlp, s.hidden}, DType::f32, in.dup);
+      const Tensor dwide = given({2 * s.mlp, s.hidden}, DType::f32, joined(in.dgate, in.dup));
       const Tensor ddown = given({s.hidden, s.mlp}, DType::f32, in.ddown);
       const Tensor y = given({s.tokens, s.hidden}, s.dtype, {});
       const Tensor dx = given({s.tokens, s.hidden}, s.dtype, {});
-      MlpForward forward{
-          .x = x, .weights = {.gate = gate, .up = up, .down = down}, .y = y, .gate = {}, .up = {}};
-      Tensor kept_gate, kept_up;
+      const auto weights_of = [&](const Tensor& both, const Tensor& last) {
+        return MlpWeights{.gate = both.view().slice(0, 0, s.mlp),
+                          .up = both.view().slice(0, s.mlp, s.mlp),
+                          .down = last,
+                          .gate_up = gate_up == GateUp::together ? both.view() : TensorView()};
+      };
+      MlpForward forward{.x = x, .weights = weights_of(wide, down), .y = y, .gate_up = {}};
+      Tensor kept;
       if (keep) {
-        kept_gate = given({s.tokens, s.mlp}, s.dtype, {});
-        kept_up = given({s.tokens, s.mlp}, s.dtype, {});
-        forward.gate = kept_gate;
-        forward.up = kept_up;
+        kept = given({s.tokens, 2 * s.mlp}, s.dtype, {});
+        forward.gate_up = kept;
       }
       mlp_forward(context, forward, tile);
       read(y, results.y);
-      mlp_backward(context,
-                   {.forward = forward,
-                    .y_gradient = dy,
-                    .x_gradient = dx,
-                    .gradients = {.gate = dgate, .up = dup, .down = ddown}},
-                   tile);
+      mlp_backward(
+          context,
+          {.forward = forward, .y_gradient = dy, .x_gradient = dx, .gradients = weights_of(dwide, ddown)},
+          tile);
       read(dx, results.dx);
-      read(dgate, results.dgate);
-      read(dup, results.dup);
+      read(dwide, wide_gradients);
       read(ddown, results.ddown);
     });
   };
   CpuBackend backend(threads);
   Context context(backend, rehearse(program, backend.description()));
   program(context);
+  const auto half = wide_gradients.begin() + s.mlp * s.hidden;
+  results.dgate.assign(wide_gradients.begin(), half);
+  results.dup.assign(half, wide_gradients.end());
   return results;
 }
 
@@ -183,8 +196,9 @@ TEST(Mlp, IsThePlainComputation) {
                            Sizes{2, 130, 3, dtype}}) {
       const Inputs inputs(s);
       const Results exact = plain(s, inputs);
-      for (const bool keep : {false, true}) {
-        const Results ours = run(s, inputs, 32, keep);
+      for (const auto& [keep, gate_up] :
+           {std::pair{false, GateUp::together}, {true, GateUp::together}, {true, GateUp::apart}}) {
+        const Results ours = run(s, inputs, 32, keep, 2, gate_up);
         EXPECT_LT(relative_error(ours.y, exact.y), bound);
         EXPECT_LT(relative_error(ours.dx, exact.dx), bound);
         EXPECT_LT(relative_error(ours.dgate, exact.dgate), bound);
@@ -255,7 +269,7 @@ std::string refusal(const Sizes& s, std::int64_t tile, std::int64_t y_width, std
         const Tensor dgate = given({s.mlp, gradient_width}, DType::f32);
         const Tensor ddown = given({s.hidden, s.mlp}, DType::f32);
         const MlpForward forward{
-            .x = x, .weights = {.gate = gate, .up = gate, .down = down}, .y = y, .gate = {}, .up = {}};
+            .x = x, .weights = {.gate = gate, .up = gate, .down = down}, .y = y, .gate_up = {}};
         mlp_forward(context, forward, tile);
         mlp_backward(context,
                      {.forward = forward,

@@ -110,7 +110,7 @@ TEST(Operation, EveryOneHasARowForGpus) {
     const Tensor heads = take({4, 1, 8});
     const TensorView weight = wide;
     matmul(context, a, square, b);
-    mlp_forward(context, {.x = a, .weights = {square, square, square}, .y = b, .gate = {}, .up = {}}, 2);
+    mlp_forward(context, {.x = a, .weights = {square, square, square}, .y = b, .gate_up = {}}, 2);
     rms_norm_forward(context, {.x = a, .weight = weight, .y = b, .rstd = rows}, 1e-6F);
     rms_norm_backward(
         context,

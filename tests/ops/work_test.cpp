@@ -44,13 +44,13 @@ TEST(Work, OfTheMlp) {
   constexpr double kWeights = 3 * kMlp * kHidden * 2;
   for (const bool keeps : {false, true}) {
     const TensorView rows = view(DType::bf16, {kTokens, kHidden});
-    const TensorView kept = keeps ? view(DType::bf16, {kTokens, kMlp}) : TensorView{};
+    const TensorView kept = keeps ? view(DType::bf16, {kTokens, 2 * kMlp}) : TensorView{};
     const auto weights = [](DType dtype) {
       return MlpWeights{.gate = view(dtype, {kMlp, kHidden}),
                         .up = view(dtype, {kMlp, kHidden}),
                         .down = view(dtype, {kHidden, kMlp})};
     };
-    const MlpForward forward{.x = rows, .weights = weights(DType::bf16), .y = rows, .gate = kept, .up = kept};
+    const MlpForward forward{.x = rows, .weights = weights(DType::bf16), .y = rows, .gate_up = kept};
     // Two tiles read the weights; in backward twice, and their f32 gradients are read and written.
     const double tokens = 2 * kRows + (keeps ? 2 * kWide : 0);
     expect_work("mlp", 3 * kProduct, tokens + 2 * kWeights,

@@ -157,6 +157,39 @@ TEST(Plan, OverRanksIsThatOfTheLargest) {
   }
 }
 
+// Ranks divide the loss as somebody has said; otherwise in the way that is faster, of those that fit.
+TEST(Plan, ChoosesWhatRanksDivideOfTheLoss) {
+  PlanRequest request = small_request(2);
+  request.problem.config.vocab = 5000;
+  request.problem.sizes.context = 251;
+  request.pins.ranks = 4;
+  request.pins.sharding = Sharding::full;
+  const auto planned = [&](std::optional<LossRanks> pin) {
+    request.pins.loss_ranks = pin;
+    return make_plan(request, costs_of(request));
+  };
+  const Plan tokens = planned(LossRanks::tokens);
+  const Plan words = planned(LossRanks::vocabulary);
+  EXPECT_EQ(tokens.step.strategy.loss_ranks, LossRanks::tokens);
+  EXPECT_EQ(words.step.strategy.loss_ranks, LossRanks::vocabulary);
+  EXPECT_EQ(planned({}).step.seconds, std::min(tokens.step.seconds, words.step.seconds));
+  // Between what the two take at least, only one of them fits.
+  request.pins.layers = LayerPolicy{.recompute = 2};
+  request.pins.mlp_tile_tokens = 32;
+  request.pins.loss_chunk_tokens = 32;
+  const auto needed = [&](LossRanks pin) { return budgeted_bytes(request, planned(pin).step); };
+  const std::int64_t of_words = needed(LossRanks::vocabulary);
+  ASSERT_LT(of_words, needed(LossRanks::tokens));
+  request.budget_bytes = of_words;
+  const Plan fitting = planned({});
+  EXPECT_TRUE(fitting.fits);
+  EXPECT_EQ(fitting.step.strategy.loss_ranks, LossRanks::vocabulary);
+  request.problem.sizes.context = 256;
+  request.budget_bytes = needed(LossRanks::vocabulary);
+  request.pins.loss_ranks.reset();
+  EXPECT_GE(largest_context(request, costs_of(request)), 256);
+}
+
 // Groups share a batch, whatever the micro-steps; a divided state takes less of each rank.
 TEST(Plan, OverGroupsOfRanks) {
   PlanRequest request = small_request(2);

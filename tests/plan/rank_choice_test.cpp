@@ -37,10 +37,13 @@ std::vector<Plan> plan_everything(PlanRequest request, const CostModel& costs) {
     if (request.pins.ranks % ring != 0) continue;
     if (request.problem.sizes.batch % (request.pins.ranks / ring) != 0) continue;
     for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
-      request.pins.ring = ring;
-      request.pins.sharding = sharding;
-      plans.push_back(make_plan(request, costs));
-      EXPECT_TRUE(plans.back().divisions.empty());  // nothing was left to choose
+      for (const LossRanks loss_ranks : {LossRanks::tokens, LossRanks::vocabulary}) {
+        request.pins.ring = ring;
+        request.pins.sharding = sharding;
+        request.pins.loss_ranks = loss_ranks;
+        plans.push_back(make_plan(request, costs));
+        EXPECT_TRUE(plans.back().divisions.empty());  // nothing was left to choose
+      }
     }
   }
   return plans;
@@ -51,6 +54,7 @@ TEST(RankChoice, IsTheFastestThatFits) {
                             LinkModel{.latency = Seconds(1e-3), .bytes_per_second = 1e7}};
   std::vector<std::int64_t> rings;
   std::vector<Sharding> shardings;
+  std::vector<LossRanks> losses;
   int unfit = 0;
   for (const LinkModel& link : links) {
     for (const std::int64_t batch : {1, 4}) {
@@ -74,9 +78,11 @@ TEST(RankChoice, IsTheFastestThatFits) {
         const RankDivision& first = plan.divisions.front();
         EXPECT_EQ(first.ring_ranks, plan.step.strategy.ring_ranks);
         EXPECT_EQ(first.sharding, plan.step.strategy.sharding);
+        EXPECT_EQ(first.loss_ranks, plan.step.strategy.loss_ranks);
         EXPECT_EQ(first.head_group, plan.step.strategy.head_group);
         rings.push_back(first.ring_ranks);
         shardings.push_back(first.sharding);
+        losses.push_back(first.loss_ranks);
       }
     }
   }
@@ -84,6 +90,7 @@ TEST(RankChoice, IsTheFastestThatFits) {
   EXPECT_GT(unfit, 0);
   EXPECT_NE(std::ranges::min(rings), std::ranges::max(rings));
   EXPECT_NE(std::ranges::min(shardings), std::ranges::max(shardings));
+  EXPECT_NE(std::ranges::min(losses), std::ranges::max(losses));
 }
 
 TEST(RankChoice, FlagsPinPartsOfIt) {
@@ -94,8 +101,12 @@ TEST(RankChoice, FlagsPinPartsOfIt) {
   request.pins.ring.reset();
   request.pins.sharding = Sharding::full;
   const Plan plan = make_plan(request, costs);
-  EXPECT_EQ(plan.divisions.size(), 3U);  // rings of 4, 2 and 1
+  EXPECT_EQ(plan.divisions.size(), 6U);  // rings of 4, 2 and 1, with both ways of the loss
   EXPECT_EQ(plan.step.strategy.sharding, Sharding::full);
+  request.pins.loss_ranks = LossRanks::vocabulary;
+  const std::vector<RankDivision> of_words = make_plan(request, costs).divisions;
+  EXPECT_EQ(of_words.size(), 3U);
+  for (const RankDivision& one : of_words) EXPECT_EQ(one.loss_ranks, LossRanks::vocabulary);
   // A batch that cannot be divided leaves the sequence.
   request = request_of(3, 4);
   for (const RankDivision& one : make_plan(request, costs).divisions) EXPECT_EQ(one.ring_ranks, 4);
@@ -109,11 +120,14 @@ TEST(RankChoice, IsTold) {
   PlanRequest request = request_of(1, 4);
   const Plan plan = make_plan(request, costs_of(request, {}));
   EXPECT_THAT(describe_choice(plan.divisions),
-              HasSubstr(fmt::format("--ring 4 --shard {}, ", name(plan.step.strategy.sharding))));
-  std::vector<RankDivision> divisions = {{.ring_ranks = 4, .sharding = Sharding::full, .seconds = 2.0},
-                                         {.ring_ranks = 4, .sharding = Sharding::none}};
+              HasSubstr(fmt::format("--ring 4 --shard {} --loss-ranks {}, ",
+                                    name(plan.step.strategy.sharding), name(plan.step.strategy.loss_ranks))));
+  std::vector<RankDivision> divisions = {
+      {.ring_ranks = 4, .sharding = Sharding::full, .seconds = 2.0},
+      {.ring_ranks = 4, .sharding = Sharding::none, .loss_ranks = LossRanks::vocabulary}};
   EXPECT_EQ(describe_choice(divisions),
-            "--ring 4 --shard full, 2.0 s a step; --ring 4 --shard none does not fit");
+            "--ring 4 --shard full --loss-ranks tokens, 2.0 s a step; --ring 4 --shard none --loss-ranks "
+            "vocabulary does not fit");
   divisions.pop_back();
   EXPECT_EQ(describe_choice(divisions), "");
 }

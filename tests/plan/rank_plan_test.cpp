@@ -108,9 +108,36 @@ TEST(RankPlan, AClassIsOfOneSizeOfSlices) {
         if (sharding == Sharding::none) {
           EXPECT_LE(classes, ring);
         }
+        strategy.loss_ranks = LossRanks::vocabulary;
+        check_classes(problem, strategy, device_of(c));
       }
     }
   }
+}
+
+// The weights of a layer arrive beside the kernels; those of the embedding and of the loss are waited for.
+TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
+  const Case c{"h200", "causal", 4096, 1, 0};
+  const TrainingProblem problem = problem_of(c);
+  Strategy strategy = strategy_of(problem, 1);
+  strategy.data_ranks = 2;
+  strategy.sharding = Sharding::full;
+  CostModel costs(device_of(c), DType::bf16);
+  costs.set_rank_link({.latency = Seconds(1e-6), .bytes_per_second = 1e12});
+  const TrainingRehearsal rehearsal = rehearse(problem, strategy, device_of(c));
+  const RankedAttention attention{};
+  const RecordSeconds seconds(costs, problem.config, rehearsal, attention);
+  double beside = 0;
+  double all = 0;
+  int gathered = 0;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    all += seconds.of(record);
+    if (!seconds.goes_beside(record)) continue;
+    beside += seconds.of(record);
+    if (record.work.kind == WorkKind::communication) ++gathered;
+  }
+  EXPECT_EQ(gathered, 3);  // of two layers: the second in forward, both in backward
+  EXPECT_DOUBLE_EQ(seconds.of(rehearsal.micro_step), all - beside);
 }
 
 TEST(RankPlan, AThousandRanksAreAFewClasses) {
@@ -128,6 +155,9 @@ TEST(RankPlan, AThousandRanksAreAFewClasses) {
       const RankClasses& found = plan.classes(problem, strategy);
       EXPECT_LE(found.classes.size(), 24u) << context << " " << name(sharding);
       EXPECT_EQ(found.of_rank.size(), 1024u);
+      Strategy words = strategy;
+      words.loss_ranks = LossRanks::vocabulary;
+      EXPECT_LE(plan.classes(problem, words).classes.size(), 48u) << context << " " << name(sharding);
     }
   }
 }

@@ -67,6 +67,14 @@ TEST_P(DeviceTrainingRanks, DivideBatchesHeadsAndHostState) {
   expect_near_one(c, 4, 1e-6);
 }
 
+TEST_P(DeviceTrainingRanks, DivideTheVocabulary) {
+  RankCase c = rank_cases()[1];
+  c.loss_ranks = LossRanks::vocabulary;
+  expect_near_one(c, 2, 1e-6);
+  c.sharding = Sharding::full;
+  expect_near_one(c, 2, 1e-6);
+}
+
 TEST_P(DeviceTrainingRanks, DivideSixteenBits) {
   RankCase c = rank_cases()[0];
   c.training.dtype = DType::bf16;

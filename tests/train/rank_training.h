@@ -17,6 +17,7 @@ struct RankCase {
   std::int64_t data_ranks = 1;  // groups that divide a batch
   Sharding sharding = Sharding::none;
   StatePrecision state = StatePrecision::f32;
+  LossRanks loss_ranks = LossRanks::tokens;
   double learning_rate = 3e-3;
 };
 
@@ -67,6 +68,7 @@ inline Strategy strategy_of(const RankCase& c, int ranks) {
   strategy.head_group = strategy.ring_ranks % c.head_group == 0 ? c.head_group : 1;
   strategy.sharding = ranks == 1 ? Sharding::none : c.sharding;
   strategy.state = c.state;
+  if (ranks > 1) strategy.loss_ranks = c.loss_ranks;
   return strategy;
 }
 

@@ -30,7 +30,8 @@ void expect_same_training(const RankCase& c, int most_ranks) {
     const std::vector<RankLosses> results = train_ranks(c, ranks);
     for (const RankLosses& rank : results) {
       const auto text = fmt::format("{}, {} ranks in {} groups, sharding {}", c.name, ranks, c.data_ranks,
-                                    name(c.sharding));
+                                    name(c.sharding)) +
+                        fmt::format(", the loss divides {}", name(c.loss_ranks));
       EXPECT_EQ(rank.losses, results.front().losses) << text;  // every rank has the same bits
       const bool whole = c.sharding != Sharding::full;
       EXPECT_TRUE(!whole || rank.weights == results.front().weights) << text;
@@ -56,6 +57,103 @@ TEST(TrainingRanks, DivideTheState) {
 
 TEST(TrainingRanks, DivideTheBatch) {
   for (RankCase c : rank_cases()) {
+    c.data_ranks = 2;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+// Words of 67 do not divide evenly, and the model ties its embedding.
+TEST(TrainingRanks, DivideTheVocabulary) {
+  for (RankCase c : rank_cases()) {
+    c.loss_ranks = LossRanks::vocabulary;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      expect_same_training(c, 4);
+    }
+  }
+}
+
+// An output weight of its own, more ranks than words of a slice, chunks of few tokens, every state.
+TEST(TrainingRanks, DivideTheVocabularyOfEveryModel) {
+  RankCase c = rank_cases()[1];
+  c.loss_ranks = LossRanks::vocabulary;
+  c.training.loss_chunk = 7;
+  for (const std::int64_t vocab : {67, 3}) {
+    for (const bool tied : {false, true}) {
+      c.training.config.vocab = vocab;
+      c.training.config.tied_embeddings = tied;
+      for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+        c.sharding = sharding;
+        expect_same_training(c, 4);
+      }
+    }
+  }
+  c = rank_cases()[1];
+  c.training.dtype = DType::bf16;
+  for (const StatePrecision state : {StatePrecision::f32, StatePrecision::bf16, StatePrecision::eight_bit}) {
+    c.state = state;
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
+      c.sharding = sharding;
+      c.loss_ranks = LossRanks::tokens;
+      const RankLosses by_tokens = train_ranks(c, 3).front();
+      c.loss_ranks = LossRanks::vocabulary;
+      for (const RankLosses& rank : train_ranks(c, 3)) {
+        EXPECT_NEAR(rank.losses.front(), by_tokens.losses.front(), 2e-3 * by_tokens.losses.front());
+        EXPECT_NEAR(rank.losses.back(), by_tokens.losses.back(), 1e-2 * by_tokens.losses.back())
+            << name(state) << " " << name(sharding);
+      }
+    }
+  }
+}
+
+// With weights divided, the loss holds a slice of the output weight and of its gradient, and not all of them.
+TEST(TrainingRanks, HoldTheirWordsAlone) {
+  RankCase c = rank_cases()[0];
+  c.training.config.vocab = 4096;
+  c.sharding = Sharding::full;
+  const auto loss_peak = [&](LossRanks divided) {
+    c.loss_ranks = divided;
+    const Layout layout =
+        rehearse_training(problem_of(c.training), strategy_of(c, 4), CpuBackend(1).description(), 0);
+    for (const StageUsage& row : usage_by_stage(layout.rehearsal, Space::device)) {
+      if (row.phase == Phase::micro_step && row.stage == StagePath{{StageKind::loss}}) return row.peak_bytes;
+    }
+    return std::int64_t{0};
+  };
+  const std::int64_t weight_bytes = 4096 * c.training.config.hidden * 4;
+  EXPECT_GT(loss_peak(LossRanks::tokens), 2 * weight_bytes);
+  EXPECT_LT(loss_peak(LossRanks::vocabulary), loss_peak(LossRanks::tokens) - 3 * weight_bytes / 2);
+}
+
+// A layer's weights are asked for in the stage before its own: by the embedding for the first layer, in
+// backward by the layer after it. The last layer, the loss and backward's first layer ask for their own.
+TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
+  RankCase c = rank_cases()[0];
+  c.training.config.layers = 4;
+  c.training.layers = {.keep_all = 1, .recompute = 3, .input_every = 3};
+  c.sharding = Sharding::full;
+  c.data_ranks = 2;
+  const TrainingRehearsal rehearsal =
+      rehearse(problem_of(c.training), strategy_of(c, 2), CpuBackend(1).description());
+  std::vector<std::string> asked;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    if (record.work.kernel == "exchange") asked.push_back(rehearsal.ledger.stage_path(record.stage).text());
+  }
+  const std::vector<std::string> expected = {
+      "forward/embedding", "forward/embedding", "forward/layer 0", "forward/layer 1", "forward/layer 2",
+      "loss", "loss",
+      // Of layers 1 to 3 the first has its input: 1 and 2 run again for 3, and their inputs stay.
+      "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3",
+      "backward/layer 2", "backward/layer 1"};
+  EXPECT_EQ(asked, expected);
+}
+
+TEST(TrainingRanks, DivideTheVocabularyInGroups) {
+  for (RankCase c : {rank_cases()[1], rank_cases()[2]}) {
+    c.loss_ranks = LossRanks::vocabulary;
     c.data_ranks = 2;
     for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::full}) {
       c.sharding = sharding;
@@ -102,6 +200,8 @@ TEST(TrainingRanks, ReserveWhatWasPlanned) {
           c.training.layers = combinations % 2 == 0 ? LayerPolicy{.recompute = 2, .input_every = 2}
                                                     : LayerPolicy{.keep_all = 1, .offload = 1};
           c.training.dtype = combinations % 5 == 2 ? DType::bf16 : DType::f32;
+          c.loss_ranks = combinations % 7 < 3 ? LossRanks::vocabulary : LossRanks::tokens;
+          c.training.loss_chunk = combinations % 4 == 3 ? 7 : 0;
           const std::vector<RankLosses> results = train_ranks(c, ranks, 1);
           for (const RankLosses& rank : results) EXPECT_EQ(rank.losses, results.front().losses);
           ++combinations;
@@ -170,6 +270,13 @@ TEST(TrainingRanks, RefuseWhatTheyCannotDivide) {
   c.training.sizes.context = 61;
   c.data_ranks = 3;  // of a batch of two sequences
   EXPECT_THROW(rehearse(3), Error);
+  Strategy strategy = strategy_of(rank_cases()[0], 1);
+  strategy.loss_ranks = LossRanks::vocabulary;
+  EXPECT_THROW(validate(strategy, 2), Error);
+  strategy.ring_ranks = 2;
+  validate(strategy, 2);
+  strategy.loss_chunk_vocab = 16;
+  EXPECT_THROW(validate(strategy, 2), Error);
 }
 
 }  // namespace

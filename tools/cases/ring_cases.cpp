@@ -71,6 +71,24 @@ std::vector<Named> masks() {
   return list;
 }
 
+// Heads of every size that kernels are made for, in chunks of several of their tiles. Without a group, dK and
+// dV are added to where they are; with one, blocks may divide it.
+std::vector<Named> larger_heads() {
+  std::vector<Named> list;
+  for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
+    AttentionCase c =
+        causal(sized(453, 2, head_dim % 64 == 0 ? 2 : 1), head_dim == 64 ? 150 : Mask::kUnlimited);
+    c.problem.head_dim = head_dim;
+    list.push_back({"larger heads", c});
+  }
+  AttentionCase capped = sized(389, 4, 1);
+  capped.problem.head_dim = 128;
+  capped.problem.softcap = 3;
+  capped.problem.sinks = true;
+  list.push_back({"larger heads", capped});
+  return list;
+}
+
 // With eight heads, which two and four ranks can divide: all of them, or those of a group.
 std::vector<Named> masks_over_heads() {
   std::vector<Named> list;
@@ -137,6 +155,10 @@ std::vector<RingCase> ring_cases() {
     gathered.problem.sinks = true;
     gathered.lse_gradient = ranks == 2;
     add({"allgather", gathered}, DType::f32, ranks, AttentionWay::gather, PartitionKind::contiguous);
+  }
+  for (const Named& named : larger_heads()) {
+    add(named, DType::bf16, 2, AttentionWay::ring, PartitionKind::contiguous);
+    add(named, DType::f16, 3, AttentionWay::ring, PartitionKind::zigzag);
   }
   return cases;
 }

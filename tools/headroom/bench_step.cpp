@@ -192,14 +192,15 @@ RunDevice open_device(const Options& options, std::int64_t ranks) {
 
 // Over ranks: what a plan says beside what it took, without a link and over it.
 Table rank_table(const std::vector<Row>& rows) {
-  Table table({"model", "context", "dtype", "ranks", "ring", "shard", "link", "without it ms", "predicted",
-               "over it ms", "predicted", "ratio"});
+  Table table({"model", "context", "dtype", "ranks", "ring", "shard", "loss ranks", "link", "without it ms",
+               "predicted", "over it ms", "predicted", "ratio"});
   for (const Row& row : rows) {
     if (!row.over_ranks) continue;
     const StepOverRanks& times = *row.over_ranks;
     table.add({row.model, format_count(row.context), row.dtype, format_count(row.chosen.ranks()),
                format_count(row.chosen.ring_ranks), std::string(name(row.chosen.sharding)),
-               describe(times.link), fmt::format("{:.1f}", times.alone.whole()),
+               std::string(name(row.chosen.loss_ranks)), describe(times.link),
+               fmt::format("{:.1f}", times.alone.whole()),
                fmt::format("{:.1f}", times.predicted_alone_milliseconds),
                fmt::format("{:.1f}", times.linked.whole()),
                fmt::format("{:.1f}", times.predicted_milliseconds),
@@ -214,6 +215,7 @@ nlohmann::ordered_json to_json(const Row& row, const StepOverRanks& times) {
   if (std::isfinite(times.link.bytes_per_second)) link["bytes_per_second"] = times.link.bytes_per_second;
   return {{"ring", row.chosen.ring_ranks},
           {"shard", name(row.chosen.sharding)},
+          {"loss_ranks", name(row.chosen.loss_ranks)},
           {"head_group", row.chosen.head_group},
           {"link", link},
           {"alone_milliseconds", times.alone.whole()},

@@ -21,6 +21,9 @@ void add_rank_options(Command app, PinOptions& pins) {
       "--shard", pins.shard, {"none", "optimizer", "full"},
       "Pins what ranks divide of the training state: optimizer divides moments and master weights, full "
       "weights and gradients too");
+  app.add_choice(
+      "--loss-ranks", pins.loss_ranks, {"tokens", "vocabulary"},
+      "Pins what ranks divide of the loss: each has its own tokens, or its own words of all tokens");
 }
 
 void add_link_options(Command app, std::optional<std::string>& link, std::optional<double>& latency_seconds) {

@@ -14,7 +14,7 @@ namespace headroom {
 
 // --layers, --loss-chunk, --mlp-tile, --optimizer-state.
 void add_pin_options(Command app, PinOptions& pins);
-// --ring and --shard, of commands that have ranks.
+// --ring, --shard and --loss-ranks, of commands that have ranks.
 void add_rank_options(Command app, PinOptions& pins);
 // --link and --latency, of the same.
 void add_link_options(Command app, std::optional<std::string>& link, std::optional<double>& latency_seconds);

@@ -125,6 +125,13 @@ class Context {
     const TimedWork timed(*this);
     body(backend_->stream(StreamId::main));
   }
+  // Runs body(Communicator&, const Stream&) on main: a kernel between whose parts ranks exchange messages.
+  // Every rank calls it at the same place, and the work says what is sent. It takes two ranks or more.
+  template <class Body>
+  void run_over_ranks(const Work& work, Body&& body) {
+    check(ranks_.count > 1, "{} exchanges messages between ranks, and there is one", work.kernel);
+    run(work, [&](const Stream& stream) { body(*communicator_, stream); });
+  }
   // Runs what is no kernel, such as filling a batch or reading a value back.
   template <class Body>
   void run(Body&& body) {

@@ -23,9 +23,11 @@ struct Work {
   double flops = 0;
   double bytes = 0;  // that have to move at least: inputs read once, results written once
   std::int64_t workspace_bytes = 0;
-  // Of communication: what this rank sends to others and receives from them.
+  // Of communication, and of kernels that exchange messages on their way: what this rank sends to others and
+  // receives from them.
   std::int64_t sent_bytes = 0;
   std::int64_t received_bytes = 0;
+  std::int64_t rounds = 0;  // of messages that wait for one another; 0: as many as fill the workspace
 };
 
 // The n-th piece of work of a phase; later runs of the phase add their time to it.

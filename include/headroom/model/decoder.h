@@ -80,6 +80,8 @@ class Decoder {
   // the strategy has.
   [[nodiscard]] const std::vector<Piece>& pieces(const Ranks& ranks) const;
   [[nodiscard]] RankSizes rank_sizes(const Ranks& ranks) const;
+  // The tokens of a micro-step that each rank has, [ranks].
+  [[nodiscard]] std::vector<std::int64_t> rank_tokens() const;
   // Which keys a layer's queries see.
   [[nodiscard]] Mask layer_mask(std::int64_t layer) const;
   // How ranks divide a layer's attention; null where they do not. Documents may begin anywhere in a batch:

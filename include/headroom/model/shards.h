@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "headroom/loss.h"
 #include "headroom/model/parameters.h"
 #include "headroom/model/strategy.h"
 
@@ -22,8 +23,9 @@ struct ShardSlice {
 
 class Shards {
  public:
-  // Throws where a rank would have nothing.
-  Shards(const ParameterTable& table, Sharding sharding, int ranks);
+  // Throws where a rank would have nothing. Where ranks divide weights and the vocabulary, the output weight
+  // is a unit of its own, or in a tied model the embedding's, and slices of it are vocabulary_slice's rows.
+  Shards(const ParameterTable& table, Sharding sharding, int ranks, LossRanks loss_ranks = LossRanks::tokens);
 
   // Whether ranks divide anything. Where they do not, every rank has one slice, the whole buffer.
   [[nodiscard]] bool divided() const { return slices_.size() > 1; }
@@ -46,6 +48,10 @@ class Shards {
   std::vector<std::vector<ShardSlice>> slices_;    // [rank][unit]; [1][1] where nothing is divided
   std::vector<std::vector<std::int64_t>> counts_;  // [unit][rank]
 };
+
+// The words of a rank where ranks divide the vocabulary: whole rows of the output weight that begin at
+// multiples of ParameterTable::kAlignment elements. A rank has none where there are too few words.
+[[nodiscard]] VocabularySlice vocabulary_slice(const ParameterTable& table, int rank, int ranks);
 
 // Calls body(flat begin, own begin, elements) for what the slices have of flat elements begin to end - 1.
 template <class Body>

@@ -41,6 +41,14 @@ enum class Sharding : std::uint8_t {
 [[nodiscard]] std::string_view name(Sharding sharding);  // none, optimizer, full
 [[nodiscard]] Sharding parse_sharding(std::string_view text);
 
+// What ranks divide of the loss.
+enum class LossRanks : std::uint8_t {
+  tokens,     // each has the logits of its own tokens over all words, and needs the whole output weight
+  vocabulary  // each has its own words of all ranks' tokens, and needs those rows of the output weight
+};
+[[nodiscard]] std::string_view name(LossRanks ranks);  // tokens, vocabulary
+[[nodiscard]] LossRanks parse_loss_ranks(std::string_view text);
+
 // Layers are counted from the first: so many of the first kind, then of the second, ...; the counts add up to
 // the model's layers. What a kind does not keep is recomputed in backward.
 struct LayerPolicy {
@@ -55,7 +63,8 @@ struct LayerPolicy {
 
 struct Strategy {
   LayerPolicy layers;
-  std::int64_t loss_chunk_tokens = 0;  // 0: as many as the loss finds fast
+  std::int64_t loss_chunk_tokens = 0;  // 0: as many as the loss finds fast; of all ranks together where they
+                                       // divide the vocabulary
   std::int64_t loss_chunk_vocab = 0;   // 0: all at once
   std::int64_t mlp_tile_tokens = 0;    // 0: all at once
   bool projections_again = false;  // the queries and keys before their norm, and what they are made of, are
@@ -67,6 +76,7 @@ struct Strategy {
   std::int64_t head_group = 1;     // of them, how many in a row divide the heads of attention: 1 is a ring,
                                    // all of them are heads alone (headroom/parallel/parallel_schedule.h)
   Sharding sharding = Sharding::none;
+  LossRanks loss_ranks = LossRanks::tokens;
   DType compute_dtype = DType::f32;  // of activations and of the weights that kernels read
   StatePrecision state = StatePrecision::f32;
 

@@ -7,17 +7,17 @@
 namespace headroom {
 
 struct MlpWeights {
-  TensorView gate;  // [mlp, hidden]
-  TensorView up;    // [mlp, hidden]
-  TensorView down;  // [hidden, mlp]
+  TensorView gate;       // [mlp, hidden]
+  TensorView up;         // [mlp, hidden]
+  TensorView down;       // [hidden, mlp]
+  TensorView gate_up{};  // both as one matrix, [2 mlp, hidden]; empty where they do not lie side by side
 };
 
 struct MlpForward {
   TensorView x;  // [tokens, hidden]
   MlpWeights weights;
   TensorView y;           // [tokens, hidden]
-  TensorView gate;        // [tokens, mlp], kept for backward; empty: made again there
-  TensorView up;          // likewise
+  TensorView gate_up;     // [tokens, 2 mlp], kept for backward; empty: made again there
   TensorView residual{};  // [tokens, hidden], added to y; empty: nothing is
 };
 void mlp_forward(Context& context, const MlpForward& views, std::int64_t tile_tokens);

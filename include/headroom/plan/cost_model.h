@@ -46,6 +46,8 @@ class CostModel {
   [[nodiscard]] RankRates rank_rates() const;
 
   [[nodiscard]] double seconds(const Work& work) const;
+  // Of its messages alone.
+  [[nodiscard]] double message_seconds(const Work& work) const;
   // Copies go beside the kernels: the longer of the two counts.
   [[nodiscard]] double seconds(std::span<const WorkRecord> records) const;
 

@@ -29,6 +29,7 @@ struct StrategyPins {
   std::int64_t ranks = 1;
   std::optional<std::int64_t> ring{};  // of them, that divide every sequence
   std::optional<Sharding> sharding{};
+  std::optional<LossRanks> loss_ranks{};  // what ranks divide of the loss
 
   // All of them where nobody has decided: no other number takes less memory.
   [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
@@ -81,6 +82,7 @@ struct RankDivision {
   std::int64_t ring_ranks = 1;
   std::int64_t head_group = 1;
   Sharding sharding = Sharding::none;
+  LossRanks loss_ranks = LossRanks::tokens;
   std::optional<double> seconds{};  // of the fastest strategy that fits by its bound; nothing where none does
 };
 
@@ -145,7 +147,8 @@ struct TrainingFit {
 [[nodiscard]] TrainingFit fit_training(PlanRequest request, const CostModel& costs);
 
 // What was chosen for the ranks, and what else was compared, in the words of the flags that pin it: "--ring 4
-// --shard none, 1.2 s a step; --ring 4 --shard full 1.4 s". Empty where there was nothing to choose.
+// --shard none --loss-ranks tokens, 1.2 s a step; --ring 4 --shard full --loss-ranks tokens 1.4 s". Empty
+// where there was nothing to choose.
 [[nodiscard]] std::string describe_choice(const std::vector<RankDivision>& divisions);
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take

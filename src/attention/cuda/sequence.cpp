@@ -8,7 +8,7 @@
 
 namespace headroom::cuda {
 
-Support supports_with_sums_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
+Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind != DeviceKind::cuda) return Support::no("runs on CUDA GPUs only");
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - 1024;
   if (problem.seq_q > kMaxRows || problem.seq_k > kMaxRows) {
@@ -23,11 +23,6 @@ Support supports_with_sums_on_gpu(const AttentionProblem& problem, const DeviceD
   }
   if (problem.dtype == DType::f64) return Support::no("the reference alone takes f64");
   return Support::yes();
-}
-
-Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device) {
-  if (Support support = supports_with_sums_on_gpu(problem, device); !support) return support;
-  return writes_plain_gradients(problem);
 }
 
 TypedHeadsView heads_view(const TensorView& view) {
@@ -169,7 +164,7 @@ void Workspace::take(const AttentionProblem& problem, Pass pass, const Needs& ne
   // Heads of a K/V group differ in the rows that take part.
   key_parts = needs.key_parts;
   adds_key_gradients = mixes || (dilated(problem) && problem.heads_q > problem.heads_kv);
-  if (narrow && (adds_key_gradients || key_parts > 1)) {
+  if ((narrow && adds_key_gradients) || key_parts > 1) {
     key_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
     value_gradient = pieces.take<float>(checked_multiply(key_parts, k_elements));
   }

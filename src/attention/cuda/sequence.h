@@ -17,9 +17,6 @@
 namespace headroom::cuda {
 
 // What every row for GPUs refuses.
-[[nodiscard]] Support supports_with_sums_on_gpu(const AttentionProblem& problem,
-                                                const DeviceDescription& device);
-// The same of a row whose gradients are in the tensors' dtype, and which adds to none.
 [[nodiscard]] Support supports_on_gpu(const AttentionProblem& problem, const DeviceDescription& device);
 
 [[nodiscard]] TypedHeadsView heads_view(const TensorView& view);
@@ -109,7 +106,7 @@ void run_forward(const AttentionProblem& problem, const AttentionForward& views,
     row.forward(call);
   }
   if (workspace.output != nullptr) {
-    row.shared.narrow(call, heads_view(views.output), call.output, problem.seq_q, problem.heads_q, 1,
+    row.shared.narrow(call, heads_view(views.output), call.output, problem.seq_q, problem.heads_q, 1, false,
                       row.stream);
   }
 }
@@ -127,7 +124,8 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   if (problem.sinks) call.sinks_gradient = views.sinks_gradient.data<float>();
   call.row_shift = workspace.row_shift;
   call.row_dot = workspace.row_dot;
-  call.add_key_gradients = workspace.adds_key_gradients || problem.add_gradients;
+  const bool own_key_sums = workspace.key_gradient != nullptr;  // what is added to comes in at the end
+  call.add_key_gradients = workspace.adds_key_gradients || (problem.add_gradients && !own_key_sums);
 
   if (workspace.row_dot != nullptr) row.shared.row_statistics(call, row.stream);
   if (problem.sinks) row.shared.sinks_gradient(call, row.stream);
@@ -138,7 +136,7 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   if (starts_from_zero && (Row::kAddsQueryGradient || some_take_no_part)) {
     row.zero(call, call.query_gradient, problem.seq_q, problem.heads_q);
   }
-  if (starts_from_zero && some_take_no_part) {
+  if ((starts_from_zero || own_key_sums) && some_take_no_part) {
     AttentionCall parts = call;
     parts.batch *= workspace.key_parts;
     row.zero(parts, call.key_gradient, problem.seq_k, problem.heads_kv);
@@ -165,7 +163,8 @@ void run_backward(const AttentionProblem& problem, const AttentionBackward& view
   }
   const auto round = [&](float* sums, const TensorView& to, const TypedHeadsView& from, std::int64_t parts) {
     if (sums == nullptr) return;
-    row.shared.narrow(call, heads_view(to), from, to.extent(1), to.extent(2), parts, row.stream);
+    row.shared.narrow(call, heads_view(to), from, to.extent(1), to.extent(2), parts, problem.add_gradients,
+                      row.stream);
   };
   round(workspace.query_gradient, views.query_gradient, call.query_gradient, 1);
   round(workspace.key_gradient, views.key_gradient, call.key_gradient, workspace.key_parts);

@@ -95,15 +95,15 @@ static __global__ void zero_counters_kernel(AttentionCall call, std::int64_t wor
   if (i < words) call.turns[i] = 0;
 }
 
-// to <- the sum of the parts; one warp per row
+// to <- the sum of the parts, and of what is there; one warp per row
 static __global__ void narrow_kernel(AttentionCall call, TypedHeadsView to, TypedHeadsView from,
-                                     std::int64_t rows, std::int64_t heads, std::int64_t parts) {
+                                     std::int64_t rows, std::int64_t heads, std::int64_t parts, bool add) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * rows * heads) return;
   const std::int64_t at = row_offset(to, item, rows, heads);
   const std::int64_t source = row_offset(from, item, rows, heads);
   for (int c = static_cast<int>(threadIdx.x) % kWarp; c < call.head_dim; c += kWarp) {
-    float sum = 0;
+    float sum = add ? load_element(to.data, to.dtype, at + c) : 0;
 #pragma unroll 4
     for (std::int64_t part = 0; part < parts; ++part) {
       sum += load_element(from.data, from.dtype, source + part * call.batch * from.batch_stride + c);
@@ -198,9 +198,10 @@ inline void launch_zero_counters(const AttentionCall& call, const Stream& stream
 }
 
 inline void launch_narrow(const AttentionCall& call, const TypedHeadsView& to, const TypedHeadsView& from,
-                          std::int64_t rows, std::int64_t heads, std::int64_t parts, const Stream& stream) {
+                          std::int64_t rows, std::int64_t heads, std::int64_t parts, bool add,
+                          const Stream& stream) {
   launch("narrow_kernel", narrow_kernel, blocks_of_rows(call, rows, heads), kRowThreads, 0, stream, call, to,
-         from, rows, heads, parts);
+         from, rows, heads, parts, add);
 }
 
 inline void launch_start_rows(const AttentionCall& call, const Stream& stream) {

@@ -16,8 +16,9 @@ struct SharedLaunches {
   void (*zero)(const AttentionCall&, const TypedHeadsView&, std::int64_t rows, std::int64_t heads,
                const Stream&);
   void (*narrow)(const AttentionCall&, const TypedHeadsView& to, const TypedHeadsView& from,
-                 std::int64_t rows, std::int64_t heads, std::int64_t parts,
-                 const Stream&);  // f32, so many times [batch, ...] one after the other, to another dtype
+                 std::int64_t rows, std::int64_t heads, std::int64_t parts, bool add,
+                 const Stream&);  // f32, so many times [batch, ...] one after the other, to any dtype, or
+                                  // added to what is there
 };
 
 // Compiled by nvcc; a build without CUDA has none.

@@ -3,34 +3,10 @@
 // finds them in L2.
 #include "loss/cuda/softmax.h"
 
-#include "ops/cuda/eights.h"
+#include "loss/cuda/logits.h"
 
 namespace headroom::cuda {
 namespace {
-
-constexpr int kTokenThreads = 1024;
-constexpr int kBatch = 4;  // times eight logits that a thread loads before it waits
-constexpr float kLog2E = 1.44269504F;
-
-__device__ __forceinline__ float minus_infinity() {
-  return bits_to_float(0xff800000u);
-}
-
-// Of some of a token's logits: the largest, the sum of e^(logit - max), and the sum of the logits.
-struct Statistics {
-  float max = minus_infinity();
-  float sum = 0;
-  float logits = 0;
-
-  __device__ __forceinline__ void add(const Statistics& other) {
-    const float most = other.max > max ? other.max : max;
-    // Where both have nothing, most is -inf and the sums are 0.
-    sum = (max == most ? sum : sum * power_of_two((max - most) * kLog2E)) +
-          (other.max == most ? other.sum : other.sum * power_of_two((other.max - most) * kLog2E));
-    max = most;
-    logits += other.logits;
-  }
-};
 
 template <DType kType>
 struct SoftmaxCall {
@@ -44,48 +20,7 @@ struct SoftmaxCall {
   float softcap;
   const float* loss_gradient;  // null: the losses alone
   bool gradient_per_token;
-
-  template <bool kCapped>
-  __device__ __forceinline__ float capped(float logit) const {
-    return kCapped ? softcap * tanhf(logit / softcap) : logit;
-  }
 };
-
-// Some of a thread's logits.
-template <DType kType>
-struct Batch {
-  StoredEight<kType> stored[kBatch];
-  std::int64_t column;  // the first
-  std::int64_t vocab;
-
-  static constexpr std::int64_t kStride = kTokenThreads * kEight;  // from one eight to the next
-
-  __device__ __forceinline__ std::int64_t left(int b) const { return vocab - (column + b * kStride); }
-};
-
-// body(batch) for all of a thread's; kWhole: eights are aligned and end with the row.
-template <bool kWhole, DType kType, class Body>
-__device__ __forceinline__ void for_batches(const SoftmaxCall<kType>& call, const Stored<kType>* row,
-                                            const Body& body) {
-  Batch<kType> batch{};
-  batch.vocab = call.vocab;
-  for (batch.column = threadIdx.x * kEight; batch.column < call.vocab;
-       batch.column += kBatch * Batch<kType>::kStride) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const Stored<kType>* from = row + batch.column + b * Batch<kType>::kStride;
-      if constexpr (kWhole) {
-        if (batch.left(b) > 0) batch.stored[b] = StoredEight<kType>::load(from);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kEight; ++j) {
-          if (j < batch.left(b)) batch.stored[b].set(j, from[j]);
-        }
-      }
-    }
-    body(batch);
-  }
-}
 
 template <bool kWhole, bool kCapped, DType kType>
 __global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall<kType> call) {
@@ -104,35 +39,11 @@ __global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall
     return;
   }
 
-  Statistics own;
-  for_batches<kWhole>(call, row, [&](const Batch<kType>& batch) {
-    Statistics some;
-    const auto for_logits = [&](const auto& body) {
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-        for (int j = 0; j < kEight; ++j) {
-          if ((kWhole ? 0 : j) < batch.left(b)) {
-            body(call.template capped<kCapped>(batch.stored[b].wide(j)));
-          }
-        }
-      }
-    };
-    for_logits([&](float logit) {
-      if (!(logit <= some.max)) some.max = logit;  // NaN too
-      some.logits += logit;
-    });
-    for_logits([&](float logit) { some.sum += power_of_two((logit - some.max) * kLog2E); });
-    own.add(some);
-  });
-  shared[threadIdx.x] = own;
-  for (unsigned half = kTokenThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) shared[threadIdx.x].add(shared[threadIdx.x + half]);
-  }
+  shared[threadIdx.x] = thread_statistics<kWhole, kCapped, kType>(row, call.vocab, call.softcap);
+  merge_block(shared);
   const bool there = label < call.vocab;
   const float target =
-      there ? call.template capped<kCapped>(widen<kType>(row[label])) : bits_to_float(0x7fc00000u);
+      there ? capped<kCapped>(widen<kType>(row[label]), call.softcap) : bits_to_float(0x7fc00000u);
   __syncthreads();  // everybody has read the label's logit, and sees the sums
   const Statistics all = shared[0];
   const double log_sum = log(static_cast<double>(all.sum));
@@ -147,36 +58,17 @@ __global__ void __launch_bounds__(kTokenThreads) softmax_loss_kernel(SoftmaxCall
   }
   if (call.loss_gradient == nullptr) return;
 
-  // dZ <- factor * e^(Z - max) - smoothed, less the label's share, through the softcap
   const double scale = weight * static_cast<double>(call.loss_gradient[call.gradient_per_token ? token : 0]);
   const auto factor = static_cast<float>(scale * (1 + 2 * static_cast<double>(call.z_loss) * lse) /
                                          static_cast<double>(all.sum));
   const auto smoothed = static_cast<float>(scale * smoothing / static_cast<double>(call.vocab));
   const auto share = there ? static_cast<float>(scale * (1 - smoothing)) : bits_to_float(0x7fc00000u);
-  for_batches<kWhole>(call, row, [&](const Batch<kType>& batch) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (batch.left(b) <= 0) continue;
-      const std::int64_t column = batch.column + b * Batch<kType>::kStride;
-      Eight gradients;
-#pragma unroll
-      for (int j = 0; j < kEight; ++j) {
-        const float logit = call.template capped<kCapped>(batch.stored[b].wide(j));
-        float gradient = factor * power_of_two((logit - all.max) * kLog2E) - smoothed;
-        if (column + j == label || !there) gradient -= share;
-        if constexpr (kCapped) {
-          const float part = logit / call.softcap;
-          gradient *= 1 - part * part;
-        }
-        gradients.at[j] = gradient;
-      }
-      if constexpr (kWhole) {
-        store_eight<kType>(row + column, Whole{}, true, gradients);
-      } else {
-        store_eight<kType>(row + column, batch.left(b), false, gradients);
-      }
-    }
-  });
+  store_gradients<kWhole, kCapped, kType>(row, call.vocab, call.softcap,
+                                          {.max = all.max,
+                                           .factor = factor,
+                                           .smoothing = smoothed,
+                                           .share = share,
+                                           .label = there ? label : kEveryColumn});
 }
 
 // divisor <- the weights of the tokens that count; one block
@@ -235,13 +127,7 @@ void softmax_loss(const LossProblem& problem, const LossLabels& labels, const Lo
       launch("softmax_loss_kernel", softmax_loss_kernel<kWhole, kCapped, kType>, logits.extent(0),
              kTokenThreads, kTokenThreads * static_cast<std::int64_t>(sizeof(Statistics)), stream, call);
     };
-    if (problem.softcap != 0) {
-      run.template operator()<false, true>();
-    } else if (call.logits.aligned && problem.vocab % kEight == 0) {
-      run.template operator()<true, false>();
-    } else {
-      run.template operator()<false, false>();
-    }
+    with_logits<kType>(call.logits, problem.vocab, problem.softcap, run);
   });
 }
 

@@ -96,7 +96,7 @@ Support needs_capability(std::string_view needed, const DeviceDescription& devic
 
 Support supports_portable(const AttentionProblem& problem, const DeviceDescription& device) {
   if (device.kind == DeviceKind::cuda && device.compute_major < 6) return needs_capability("6.0", device);
-  return cuda::supports_with_sums_on_gpu(problem, device);
+  return cuda::supports_on_gpu(problem, device);
 }
 
 Support supports_tf32(const AttentionProblem& problem, const DeviceDescription& device) {
@@ -108,11 +108,11 @@ Support supports_tf32(const AttentionProblem& problem, const DeviceDescription& 
     return Support::no(fmt::format("head_dim {} needs more shared memory than compute capability {}.{} has",
                                    problem.head_dim, device.compute_major, device.compute_minor));
   }
-  return cuda::supports_with_sums_on_gpu(problem, device);
+  return cuda::supports_on_gpu(problem, device);
 }
 
 Support supports_bf16x3(const AttentionProblem& problem, const DeviceDescription& device) {
-  if (Support support = cuda::supports_with_sums_on_gpu(problem, device); !support) return support;
+  if (Support support = cuda::supports_on_gpu(problem, device); !support) return support;
   if (device.compute_major != 9 || device.compute_minor != 0) return needs_capability("9.0", device);
   if (problem.dtype != DType::f32) return Support::no(fmt::format("takes f32, not {}", name(problem.dtype)));
   // Smaller heads would be padded to 64, where tf32x3 is faster; three parts of larger ones do not fit shared

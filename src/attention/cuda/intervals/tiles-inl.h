@@ -6,6 +6,7 @@
 #pragma once
 
 #include "attention/cuda/intervals/kernels.h"
+#include "attention/cuda/row_softmax.h"
 #include "cuda/device_code.h"
 #if defined(__CUDACC__)
 #include "cuda/launch.h"
@@ -173,33 +174,6 @@ __device__ __forceinline__ void store_or_add(const TypedHeadsView& view, std::in
   if (add) value += load_element(view.data, view.dtype, at);
   store_element(view.data, view.dtype, at, value);
 }
-
-// The softmax of a row between launches: a sum of powers of two, relative to 2^base.
-struct RowSoftmax {
-  float base;
-  double sum;
-
-  // What a row resumes from. A closed result is one member of the softmax.
-  static __device__ __forceinline__ RowSoftmax load(const AttentionCall& call, std::int64_t at) {
-    const float lse = call.lse[at];
-    const double open = call.row_sum == nullptr ? 0.0 : call.row_sum[at];
-    if (open > 0) return {lse, open};
-    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
-  }
-  __device__ __forceinline__ void store(const AttentionCall& call, std::int64_t at) const {
-    if (call.row_sum != nullptr) call.row_sum[at] = sum;
-    if (!(sum > 0)) {
-      call.lse[at] = -kInfinity;
-    } else {
-      call.lse[at] = call.row_sum != nullptr ? base : base * kLn2 + logf(static_cast<float>(sum));
-    }
-  }
-  // By what the row's output is multiplied: a row that stays open is not divided.
-  [[nodiscard]] __device__ __forceinline__ float inverse(const AttentionCall& call) const {
-    if (call.row_sum != nullptr) return 1;
-    return sum > 0 ? 1.0F / static_cast<float>(sum) : 0.0F;
-  }
-};
 
 // One query head of one sequence, and what the kernels ask of its list.
 struct ListHead {

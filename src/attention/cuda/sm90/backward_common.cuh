@@ -209,6 +209,7 @@ template <class Shape>
 __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const KeyTile& tile,
                                                const HeadsView& rows, int row_in_block, float scale,
                                                const float (&sums)[Shape::kHeadDim / 2]) {
+  if (tile.query_tiles == 0 && call.key_rows == Write::added) return;
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -8,6 +8,7 @@
 
 #include "attention/cuda/call.h"
 #include "attention/cuda/sm90/block_lists.h"
+#include "attention/cuda/sm90/intervals.h"
 
 namespace headroom::cuda::sm90 {
 
@@ -30,36 +31,6 @@ struct Places {
   }
   __device__ int row(int batch, int head, int place) const {
     return rows == nullptr ? place * rate + offset(head) : list(batch, head)[place];
-  }
-};
-
-// What a mask leaves a place is one interval of the other side's places, and both ends rise with the place.
-// Without documents it follows from the place; else it is read from tables.
-struct Intervals {
-  const int* first = nullptr;  // [batch, or batch and heads, capacity]
-  const int* last = nullptr;
-  std::int64_t batch_stride = 0;
-  std::int64_t head_stride = 0;
-  int others = 0;   // places of the other side
-  int shift = 0;    // place p stands at p + shift on the other side
-  int before = 0;   // places before its own that it sees
-  int after = 0;    // and after it
-  int segment = 0;  // seen from inside the same so many places only; 0: no such limit
-
-  __device__ Range of(int batch, int head, int place) const {
-    if (first != nullptr) {
-      const std::int64_t at = batch * batch_stride + head * head_stride + place;
-      return Range{first[at], last[at]};
-    }
-    const int position = place + shift;
-    int begin = most(position - before, 0);
-    int end = least(position + after + 1, others);
-    if (segment > 0) {
-      const int start = position / segment * segment;
-      begin = most(begin, start);
-      end = least(end, start + segment);
-    }
-    return Range{begin, end};
   }
 };
 
@@ -90,10 +61,12 @@ struct ForwardCall {
   float softcap = 0;
   const float* sinks = nullptr;
   HeadsView output;
-  float* output_sums = nullptr;  // instead of output: f32, dense, and the softmax goes on from it and lse
+  bool output_is_f32 = false;
+  bool resume = false;  // the softmax goes on from the output, which is f32, lse and row_sum
   float* lse = nullptr;
-  int* next_tile = nullptr;  // zero at launch
-  Visits visits;             // with block lists
+  double* row_sum = nullptr;  // where rows stay open, or null
+  int* next_tile = nullptr;   // zero at launch
+  Visits visits;              // with block lists
 };
 
 struct BackwardCall {

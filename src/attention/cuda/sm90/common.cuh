@@ -118,18 +118,32 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], co
   }
 }
 
-// A warp's 16 rows as f32 rows in global memory, or added to them.
+// A warp's 16 rows as f32 rows in global memory, plus `keep` times what is there; with 0 that is not read.
+// Reads are issued many at a time: each would otherwise wait for the store before it.
 template <int kColumns>
 __device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
-                                                float* const (&row)[2], bool add, int head_dim) {
+                                                float* const (&row)[2], const float (&keep)[2],
+                                                int head_dim) {
+  constexpr int kAtATime = 32;  // registers
 #pragma unroll
-  for (int i = 0; i < kColumns / 2; i += 2) {
-    const int r = i % 4 / 2;
-    const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-    if (row[r] == nullptr || column >= head_dim) continue;
-    auto* at = reinterpret_cast<float2*>(row[r] + column);
-    const float2 before = add ? *at : make_float2(0, 0);
-    *at = make_float2(fmaf(sums[i], factor[r], before.x), fmaf(sums[i + 1], factor[r], before.y));
+  for (int first = 0; first < kColumns / 2; first += kAtATime) {
+    float2 before[kAtATime / 2];
+#pragma unroll
+    for (int i = first; i < first + kAtATime && i < kColumns / 2; i += 2) {
+      const int r = i % 4 / 2;
+      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+      const bool reads = row[r] != nullptr && column < head_dim && keep[r] > 0;
+      before[(i - first) / 2] = reads ? *reinterpret_cast<const float2*>(row[r] + column) : make_float2(0, 0);
+    }
+#pragma unroll
+    for (int i = first; i < first + kAtATime && i < kColumns / 2; i += 2) {
+      const int r = i % 4 / 2;
+      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+      if (row[r] == nullptr || column >= head_dim) continue;
+      const float2 kept = before[(i - first) / 2];
+      *reinterpret_cast<float2*>(row[r] + column) = make_float2(
+          fmaf(sums[i], factor[r], keep[r] * kept.x), fmaf(sums[i + 1], factor[r], keep[r] * kept.y));
+    }
   }
 }
 
@@ -145,7 +159,8 @@ __device__ __forceinline__ void write_rows(const HeadsView& rows, Write write, i
     for (int r = 0; r < 2; ++r) {
       to[r] = row[r] < 0 ? nullptr : rows.template row<float>(batch, head, row[r]) + first_column;
     }
-    store_wide_rows<kColumns>(sums, factor, to, write == Write::added, head_dim - first_column);
+    const float keep = write == Write::added ? 1 : 0;
+    store_wide_rows<kColumns>(sums, factor, to, {keep, keep}, head_dim - first_column);
   } else {
     Element* to[2];
 #pragma unroll

@@ -4,6 +4,7 @@
 // own next scores.
 #pragma once
 
+#include "attention/cuda/row_softmax.h"
 #include "attention/cuda/sm90/common.cuh"
 #include "attention/cuda/sm90/tiles.h"
 #include "attention/cuda/softmax.cuh"
@@ -230,64 +231,60 @@ __device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim 
   }
 }
 
-// Finish: the rows' sums, the sink's share, then out.
+// Finish: the rows' sums, the share of a sink or of what they resume from, then out.
 template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
                                        const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
   using Element = typename Shape::Element;
-  float factor[2];
-  float keep_before[2] = {0, 0};
+  const std::int64_t statistics =
+      (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows;
   int row[2];
+  RowSoftmax other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool inside = row_in_block + 8 * r < tile.places;
     row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
-    float* lse =
-        call.lse + (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows + row[r];
+    other[r] = {-INFINITY, 0};
+    if (call.resume) {
+      if (inside) other[r] = RowSoftmax::load(call, statistics + row[r]);
+    } else if (call.sinks != nullptr) {
+      other[r] = {call.sinks[tile.head] * kLog2E, 1};
+    }
+  }
+  __syncwarp();  // the rows' four threads have read their statistics
+  float factor[2];
+  float keep_before[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
     float sum = softmax.sum[r];
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-    float maximum = softmax.maximum[r];
-    // What else the softmax holds: a sink, or all that earlier patterns saw.
-    float other = -INFINITY;
-    if (call.output_sums != nullptr) {
-      other = inside ? *lse * kLog2E : -INFINITY;
-    } else if (call.sinks != nullptr) {
-      other = call.sinks[tile.head] * kLog2E;
-    }
-    const float higher = fmaxf(maximum, other);
-    const float keep = higher == -INFINITY ? 0 : ptx::exp2_approximate(maximum - higher);
-    const float share = higher == -INFINITY ? 0 : ptx::exp2_approximate(other - higher);
-    sum = sum * keep + share;
-    const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
+    const float base = fmaxf(softmax.maximum[r], other[r].base);
+    const float keep = base == -INFINITY ? 0 : ptx::exp2_approximate(softmax.maximum[r] - base);
+    const float share = base == -INFINITY ? 0 : ptx::exp2_approximate(other[r].base - base);
+    const RowSoftmax all{base, static_cast<double>(sum) * static_cast<double>(keep) +
+                                   static_cast<double>(share) * other[r].sum};
+    float inverse = 1;  // a row that stays open is not divided
+    if (call.row_sum == nullptr) inverse = all.sum > 0 ? __fdividef(1, static_cast<float>(all.sum)) : 0;
     factor[r] = keep * inverse;
-    keep_before[r] = share * inverse;
-    __syncwarp();  // the row's four threads have read its lse
-    if (inside && threadIdx.x % 4 == 0) *lse = sum > 0 ? higher * kLn2 + logf(sum) : -INFINITY;
+    keep_before[r] = call.resume ? share * inverse : 0;
+    if (row[r] >= 0 && threadIdx.x % 4 == 0) all.store(call, statistics + row[r]);
   }
-  if (call.output_sums == nullptr) {
-    Element* to[2];
+  if (call.output_is_f32) {
+    float* to[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : call.output.template row<Element>(tile.batch, tile.head, row[r]);
+      to[r] = row[r] < 0 ? nullptr : call.output.template row<float>(tile.batch, tile.head, row[r]);
     }
-    store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
+    store_wide_rows<Shape::kHeadDim>(output, factor, to, keep_before, call.head_dim);
     return;
   }
+  Element* to[2];
 #pragma unroll
-  for (int i = 0; i < Shape::kHeadDim / 2; i += 2) {
-    const int r = i % 4 / 2;
-    const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-    if (row[r] < 0 || column >= call.head_dim) continue;
-    const std::int64_t at =
-        ((static_cast<std::int64_t>(tile.batch) * call.rows + row[r]) * call.heads_q + tile.head) *
-            call.head_dim +
-        column;
-    auto* to = reinterpret_cast<float2*>(call.output_sums + at);
-    const float2 before = *to;
-    *to = make_float2(before.x * keep_before[r] + output[i] * factor[r],
-                      before.y * keep_before[r] + output[i + 1] * factor[r]);
+  for (int r = 0; r < 2; ++r) {
+    to[r] = row[r] < 0 ? nullptr : call.output.template row<Element>(tile.batch, tile.head, row[r]);
   }
+  store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
 }
 
 // Of a tile's key tiles, as many as a consumer's rows see; one at least.

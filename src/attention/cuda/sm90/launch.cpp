@@ -81,43 +81,35 @@ struct Pattern {
 };
 
 Pattern Pattern::of(const AttentionProblem& problem, const Workspace& workspace, int index) {
-  const Mask& mask = problem.mask;
   const RowLists& lists = workspace.lists;
   Dilation dilation;
-  if (dilated(problem) && !lists.per_head) dilation = mask.dilations[static_cast<std::size_t>(index)];
-  const auto places = [&](std::int64_t rows) {
-    return Places{.rows = lists.rows,
-                  .counts = lists.counts,
-                  .capacity = static_cast<int>(lists.capacity),
+  if (dilated(problem) && !lists.per_head) {
+    dilation = problem.mask.dilations[static_cast<std::size_t>(index)];
+  }
+  const auto places = [&](std::int64_t rows, const std::int32_t* list, const std::int32_t* counts,
+                          std::int64_t capacity) {
+    return Places{.rows = list,
+                  .counts = counts,
+                  .capacity = static_cast<int>(capacity),
                   .heads = static_cast<int>(problem.heads_q),
                   .count = static_cast<int>(rows / dilation.rate),
                   .rate = static_cast<int>(dilation.rate)};
   };
-  const auto limited = [&](std::int64_t window) {
-    return static_cast<int>(std::min<std::int64_t>(window / dilation.rate, (std::int64_t{1} << 30) - 1));
+  const auto read = [&](Intervals& intervals, const std::int32_t* first, const std::int32_t* last,
+                        std::int64_t capacity) {
+    if (first == nullptr) return;
+    intervals.first = first;
+    intervals.last = last;
+    intervals.batch_stride = capacity * (lists.per_head ? problem.heads_q : 1);
+    intervals.head_stride = lists.per_head ? capacity : 0;
   };
-  const auto intervals = [&](const std::int32_t* first, const std::int32_t* last, std::int64_t capacity) {
-    return Intervals{.first = first,
-                     .last = last,
-                     .batch_stride = first == nullptr ? 0 : capacity * (lists.per_head ? problem.heads_q : 1),
-                     .head_stride = lists.per_head ? capacity : 0};
-  };
-  Pattern pattern{.queries = places(problem.seq_q),
-                  .keys = places(problem.seq_k),
-                  .seen = intervals(lists.first, lists.last, lists.capacity),
-                  .seen_by = intervals(workspace.seen_by_first, workspace.seen_by_last, lists.key_capacity)};
-  Intervals& seen = pattern.seen;
-  Intervals& seen_by = pattern.seen_by;
-  seen.others = pattern.keys.count;
-  seen_by.others = pattern.queries.count;
-  seen.shift = static_cast<int>(problem.seq_k - problem.seq_q);
-  seen_by.shift = -seen.shift;
-  seen.before = seen_by.after = limited(mask.window_left);
-  seen.after = seen_by.before = mask.causal ? 0 : limited(mask.window_right);
-  if (dilation.segment > 0 && dilation.segment < problem.seq_q) {
-    seen.segment = seen_by.segment = static_cast<int>(dilation.segment / dilation.rate);
-  }
-  return pattern;
+  auto [seen, seen_by] = IntervalsOfPlaces::of(problem, dilation);
+  read(seen, lists.first, lists.last, lists.capacity);
+  read(seen_by, workspace.seen_by_first, workspace.seen_by_last, lists.key_capacity);
+  return {.queries = places(problem.seq_q, lists.rows, lists.counts, lists.capacity),
+          .keys = places(problem.seq_k, lists.key_rows, lists.key_counts, lists.key_capacity),
+          .seen = seen,
+          .seen_by = seen_by};
 }
 
 // Sections of as many heads as have their keys and values in half of the L2.
@@ -133,15 +125,16 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
 // tenth.
 constexpr std::int64_t kMostDocuments = 16;
 
-// Sections of as many heads as give every multiprocessor a tile, and with a causal mask two: neighbours in
-// the order then work on different heads, and wait less for their turns. They wait inside a document and a
-// window only, so it is the tiles of these that count.
+// Sections of as many heads as give every multiprocessor a tile, and with a causal mask two, unless the chunk
+// lies behind all of its keys: neighbours in the order then work on different heads, and wait less for their
+// turns. They wait inside a document and a window only, so it is the tiles of these that count.
 int backward_sections(const AttentionProblem& problem, const DeviceDescription& device,
-                      const TileOrder& order, int window_tiles) {
+                      const TileOrder& order, const Intervals& seen, int window_tiles) {
   const auto documents =
       static_cast<int>(std::clamp<std::int64_t>(problem.mask.max_documents, 1, kMostDocuments));
   const int tiles = std::clamp(order.tiles_per_head / documents, 1, std::max(window_tiles, 1));
-  const int wanted = divide_up(device.cores * (problem.mask.causal ? 2 : 1), tiles);
+  const bool causal = problem.mask.causal && seen.end_shift < seen.others;
+  const int wanted = divide_up(device.cores * (causal ? 2 : 1), tiles);
   return std::max(order.heads / wanted, 1);
 }
 
@@ -179,18 +172,25 @@ struct Launches {
     to.rows = call.seq_q;
     to.sinks = call.sinks;
     to.output = call.output;
-    to.output_sums = workspace.output;
+    to.output_is_f32 = call.output.dtype == DType::f32;
     to.lse = call.lse;
+    // What 16 bits hold is never resumed from: there it is rows that have seen nothing or their sink.
+    to.resume = call.resume && to.output_is_f32;
+    if (problem.dtype_of_output() == DType::f32) to.row_sum = call.row_sum;
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
     kernels(problem.dtype, tile.head_dim).forward[workspace.plan.general](to, blocks(to.order), stream);
   }
 
   void pattern_statistics(const AttentionCall& call) const {
+    if (workspace.output_gradient != nullptr && call.pattern == 0) {
+      shared.narrow(call, output_gradient(call), call.output_gradient, problem.seq_q, problem.heads_q, 1,
+                    false, stream);
+    }
     BeforeCall to;
     to.output = call.output;
     to.output_is_f32 = call.output.dtype == DType::f32;
-    to.output_gradient = call.output_gradient;
+    to.output_gradient = output_gradient(call);
     to.queries = Pattern::of(problem, workspace, call.pattern).queries;
     to.lse = call.lse;
     to.lse_gradient = call.lse_gradient;
@@ -208,7 +208,7 @@ struct Launches {
     const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
     const BackwardTile& tile = workspace.plan.backward;
     auto to = described<BackwardCall>(call, pattern, tile.queries, tile.keys);
-    to.output_gradient = query_map(call.output_gradient, pattern, tile.queries);
+    to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
     to.seen_by = pattern.seen_by;
     to.batch = static_cast<int>(call.batch);
     to.parts = static_cast<int>(workspace.key_parts);
@@ -220,23 +220,18 @@ struct Launches {
     to.padded_places = static_cast<int>(workspace.padded_places);
     const Intervals& seen_by = pattern.seen_by;
     to.period = static_cast<int>(std::min<std::int64_t>(
-        divide_up(std::int64_t{seen_by.before} + seen_by.after + tile.keys, tile.queries),
+        divide_up(std::int64_t{seen_by.end_shift} - seen_by.begin_shift - 1 + tile.keys, tile.queries),
         workspace.padded_places / tile.queries));
     to.order.sections =
-        backward_sections(problem, *stream.device, to.order, to.period * tile.queries / tile.keys);
+        backward_sections(problem, *stream.device, to.order, to.seen, to.period * tile.queries / tile.keys);
     to.query_sums = workspace.query_sums;
-    if (problem.deterministic && !workspace.plan.apart)
-      to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
+    if (workspace.plan.turns) to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
     to.key_gradient = call.key_gradient;
     to.value_gradient = call.value_gradient;
-    if (to.parts > 1) {
-      to.key_rows = Write::f32;
-    } else if (call.add_key_gradients) {
-      to.key_rows = Write::added;
-    }
+    to.key_rows = write(call.key_gradient, call.add_key_gradients);
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, workspace.counter_bytes, stream);
-    if (!problem.deterministic && !workspace.plan.apart) {
+    if (!workspace.plan.turns && !workspace.plan.apart) {
       set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
     }
     backward_kernels().backward[workspace.plan.general](to, blocks(to.order), stream);
@@ -256,18 +251,33 @@ struct Launches {
   }
 
  private:
+  // dO as products read it.
+  [[nodiscard]] TypedHeadsView output_gradient(const AttentionCall& call) const {
+    if (workspace.output_gradient == nullptr) return call.output_gradient;
+    return heads_view(TensorView(workspace.output_gradient, problem.dtype,
+                                 {problem.batch, problem.seq_q, problem.heads_q, problem.head_dim}));
+  }
+  [[nodiscard]] static Write write(const TypedHeadsView& gradient, bool add) {
+    if (gradient.dtype != DType::f32) return Write::rounded;
+    return add ? Write::added : Write::f32;
+  }
+  // Every pattern adds to what the ones before it left.
+  [[nodiscard]] Write write_query_rows(const AttentionCall& call) const {
+    return write(call.query_gradient, problem.add_gradients || problem.mask.patterns_per_head() > 1);
+  }
+
   // dQ of every head, apart.
   void backward_queries(const AttentionCall& call, const Pattern& pattern) const {
     const auto [queries, keys] = kApartTile;
     auto to = described<QueriesCall>(call, pattern, queries, keys);
-    to.output_gradient = query_map(call.output_gradient, pattern, queries);
+    to.output_gradient = query_map(output_gradient(call), pattern, queries);
     to.order = order(pattern.queries, queries, problem.heads_q);
     to.order.sections = forward_sections(problem, *stream.device);
     to.lse = workspace.lse_log2;
     to.delta = workspace.delta;
     to.padded_places = static_cast<int>(workspace.padded_places);
     to.query_gradient = call.query_gradient;
-    if (workspace.query_gradient != nullptr) to.rows = Write::added;
+    to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
     backward_kernels().backward_queries(to, blocks(to.order), stream);
@@ -280,7 +290,7 @@ struct Launches {
     to.queries = from.queries;
     to.seen = from.seen;
     to.query_gradient = call.query_gradient;
-    if (workspace.query_gradient != nullptr) to.rows = Write::added;
+    to.rows = write_query_rows(call);
     to.batch = static_cast<int>(call.batch);
     to.heads = from.heads_q;
     to.group_begin = from.group_begin;

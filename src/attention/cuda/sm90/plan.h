@@ -4,6 +4,7 @@
 
 #include "attention/cuda/sequence.h"
 #include "attention/cuda/sm90/block_lists.h"
+#include "attention/cuda/sm90/intervals.h"
 #include "attention/cuda/sm90/tiles.h"
 
 namespace headroom::cuda::sm90 {
@@ -27,9 +28,19 @@ struct Plan {
   ForwardTile forward{};
   BackwardTile backward{};
   bool apart = false;          // dQ has a kernel of its own
+  bool turns = false;          // blocks add to dQ in the order of their keys
   std::int64_t key_parts = 1;  // blocks that divide the heads of a group, each with its own dK and dV
 
   bool operator==(const Plan&) const = default;
+};
+
+// Both ways, without tables. Places are rows, or every rate-th of them; these stand at the same positions on
+// both sides, from 0 on.
+struct IntervalsOfPlaces {
+  Intervals seen;     // keys that queries see
+  Intervals seen_by;  // queries that see keys
+
+  [[nodiscard]] static IntervalsOfPlaces of(const AttentionProblem& problem, const Dilation& dilation);
 };
 
 struct Workspace : cuda::Workspace {
@@ -44,6 +55,7 @@ struct Workspace : cuda::Workspace {
   std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns
   std::int64_t counter_bytes = 0;
   std::int64_t padded_places = 0;
+  std::uint16_t* output_gradient = nullptr;  // dO in the problem's dtype, dense, where it is f32
   float* lse_log2 = nullptr;
   float* delta = nullptr;
   float* query_sums = nullptr;  // unless dQ is apart

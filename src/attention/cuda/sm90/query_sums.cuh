@@ -30,8 +30,8 @@ __device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& 
 
 // ---- after
 
-// The keys that the last query of a tile sees; with block lists, any range that is empty where none is
-// visited.
+// The keys between the first that a tile's first query sees and the last that its last one sees; with block
+// lists, any range that is empty where none is visited.
 template <class Shape>
 __device__ __forceinline__ Range visited_keys(const AfterCall& call, int batch, int head, int m, int count) {
   if constexpr (Shape::kGeneral) {
@@ -39,7 +39,8 @@ __device__ __forceinline__ Range visited_keys(const AfterCall& call, int batch, 
       return Range{0, call.visits.counts[call.visits.tile(batch * call.heads + head, m)]};
     }
   }
-  return call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1);
+  return Range{call.seen.of(batch, head, m * Shape::kQueries).begin,
+               call.seen.of(batch, head, min((m + 1) * Shape::kQueries, count) - 1).end};
 }
 
 // dQ from sums to rows; a block per query tile of a head, a warpgroup for 64 queries. Their sums are in the
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
       call.query_sums + (tile * Shape::kQueries + first_query) * Shape::kHeadDim);
   // Where no key is seen nobody has added, and the memory holds anything.
   const bool added = !visited_keys<Shape>(call, batch, head, m, count).empty();
+  if (!added && call.rows == Write::added) return;
   float sums[Shape::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < Shape::kHeadDim / 8; ++i) {

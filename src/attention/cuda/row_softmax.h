@@ -1,0 +1,43 @@
+// The softmax of a row between launches. Included by kernels (or, for tests, by a .cpp after
+// tests/cuda/on_host.h).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "attention/cuda/tiles.h"
+
+namespace headroom::cuda {
+
+// A sum of powers of two, relative to 2^base. A call says where rows have theirs: lse, and row_sum, which is
+// null unless rows stay open.
+struct RowSoftmax {
+  float base;
+  double sum;
+
+  // What a row resumes from. A closed result is one member of the softmax.
+  template <class Call>
+  static __device__ __forceinline__ RowSoftmax load(const Call& call, std::int64_t at) {
+    const float lse = call.lse[at];
+    const double open = call.row_sum == nullptr ? 0.0 : call.row_sum[at];
+    if (open > 0) return {lse, open};
+    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
+  }
+  template <class Call>
+  __device__ __forceinline__ void store(const Call& call, std::int64_t at) const {
+    if (call.row_sum != nullptr) call.row_sum[at] = sum;
+    if (!(sum > 0)) {
+      call.lse[at] = -kInfinity;
+    } else {
+      call.lse[at] = call.row_sum != nullptr ? base : base * kLn2 + logf(static_cast<float>(sum));
+    }
+  }
+  // By what the row's output is multiplied: a row that stays open is not divided.
+  template <class Call>
+  [[nodiscard]] __device__ __forceinline__ float inverse(const Call& call) const {
+    if (call.row_sum != nullptr) return 1;
+    return sum > 0 ? 1.0F / static_cast<float>(sum) : 0.0F;
+  }
+};
+
+}  // namespace headroom::cuda
