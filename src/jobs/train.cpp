@@ -62,7 +62,8 @@ FoundModel model_of(const TrainingOptions& options, const std::optional<Resumed>
 
 // Everything that the next step's bits depend on; the budget and the number of threads are not among it.
 std::vector<Setting> settings_of(const TrainingOptions& options, const FoundModel& model, const Data& data,
-                                 const TrainingProblem& problem, const DeviceDescription& device) {
+                                 const TrainingProblem& problem, const Strategy& strategy,
+                                 const DeviceDescription& device) {
   std::vector<Setting> settings;
   const auto add = [&](SettingKind kind, std::string_view name, const auto& value) {
     settings.push_back({.name = std::string(name), .value = fmt::format("{}", value), .kind = kind});
@@ -92,9 +93,10 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::last_bits, "version", HEADROOM_VERSION);
   add(SettingKind::last_bits, "device", options.device);
   add(SettingKind::last_bits, "simd", name(device.simd));
-  add(SettingKind::last_bits, "ranks", options.pins.ranks);
-  add(SettingKind::last_bits, "ring", options.pins.ring.value_or(options.pins.ranks));
-  add(SettingKind::last_bits, "shard", options.pins.shard);
+  add(SettingKind::last_bits, "ranks", strategy.ranks());
+  add(SettingKind::last_bits, "ring", strategy.ring_ranks);
+  add(SettingKind::last_bits, "shard", name(strategy.sharding));
+  add(SettingKind::last_bits, "loss_ranks", name(strategy.loss_ranks));
   add(SettingKind::last_bits, "gpu", device.kind == DeviceKind::cuda ? device.name : kNoSetting);
   add(SettingKind::last_bits, "products",
       device.product_library.empty() ? kNoSetting : device.product_library);
@@ -112,16 +114,25 @@ constexpr std::array kCuts = {
     Cut{"loss_chunk", &Strategy::loss_chunk_tokens, &StrategyPins::loss_chunk_tokens},
     Cut{"mlp_tile", &Strategy::mlp_tile_tokens, &StrategyPins::mlp_tile_tokens}};
 
-// The fastest strategy that fits. A resumed run divides the loss as before, and on a GPU is cut as before,
-// unless that no longer fits or a flag says otherwise.
+// As many ranks as before divide what they divided.
+void divide_as_before(StrategyPins& pins, const Resumed& resumed) {
+  const std::optional<std::int64_t> ring = resumed.tokens_of("ring");
+  if (pins.ranks == 1 || resumed.tokens_of("ranks") != pins.ranks || !ring || *ring == 0) return;
+  if (!pins.ring && pins.ranks % *ring == 0) pins.ring = ring;
+  if (!pins.sharding) pins.sharding = parse_sharding(resumed.state.settings.at("shard"));
+  if (!pins.loss_ranks) pins.loss_ranks = parse_loss_ranks(resumed.state.settings.at("loss_ranks"));
+}
+
+// The fastest strategy that fits. A resumed run is divided as before, and cut as before on a GPU, unless that
+// no longer fits or a flag says otherwise.
 TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::optional<Resumed>& resumed) {
   const StrategyPins asked = request.pins;
-  if (resumed) {
-    if (!asked.loss_ranks)
-      request.pins.loss_ranks = parse_loss_ranks(resumed->state.settings.at("loss_ranks"));
+  const bool gpu = request.device.kind == DeviceKind::cuda;
+  if (resumed && (gpu || request.pins.ranks > 1)) {
+    divide_as_before(request.pins, *resumed);
     for (const Cut& cut : kCuts) {
       std::optional<std::int64_t>& pin = request.pins.*cut.pin;
-      if (!pin && request.device.kind == DeviceKind::cuda) pin = resumed->tokens_of(cut.name);
+      if (!pin && gpu) pin = resumed->tokens_of(cut.name);
     }
     TrainingFit as_before = fit_training(request, costs);
     if (as_before.fits) return as_before;
@@ -131,9 +142,6 @@ TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::opti
 }
 
 void add_cuts(std::vector<Setting>& settings, const Strategy& strategy, const DeviceDescription& device) {
-  settings.push_back({.name = "loss_ranks",
-                      .value = std::string(name(strategy.loss_ranks)),
-                      .kind = SettingKind::last_bits});
   for (const Cut& cut : kCuts) {
     settings.push_back({.name = std::string(cut.name),
                         .value = device.kind == DeviceKind::cuda ? fmt::format("{}", strategy.*cut.tokens)
@@ -297,6 +305,15 @@ void throw_cause(const std::vector<std::exception_ptr>& errors) {
   if (echo) std::rethrow_exception(echo);
 }
 
+// The link that the planner estimates messages with. Ranks on one host have its memory.
+LinkModel link_of_run(const TrainingOptions& options, const DeviceDescription& device, int ranks_here) {
+  LinkModel link =
+      options.pins.ranks == ranks_here ? LinkModel{} : default_link(device, options.pins.ranks).model;
+  if (options.link) link.bytes_per_second = parse_link_rate(*options.link);
+  if (options.latency_seconds) link.latency = Seconds(*options.latency_seconds);
+  return link;
+}
+
 TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   check_text("--model", options.model);
@@ -341,11 +358,12 @@ TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
   const DeviceDescription& description = plan.device.description();
   plan.problem = make_problem(options, plan.data, model.config, description, resumed);
   const DType dtype = plan.problem.compute_dtype;
-  const CostModel costs = this_machine(description, dtype).costs;
   const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
+  CostModel costs = this_machine(description, dtype).costs;
+  costs.set_rank_link(link_of_run(options, description, ranks_here));
   const PlanRequest request = plan.device.request(plan.problem, pins);
   plan.fit = fit_run(request, costs, resumed);
-  plan.settings = settings_of(options, model, plan.data, plan.problem, description);
+  plan.settings = settings_of(options, model, plan.data, plan.problem, plan.fit.strategy, description);
   add_cuts(plan.settings, plan.fit.strategy, description);
   if (resumed) {
     plan.checkpoint = resumed->checkpoint;
@@ -463,6 +481,8 @@ std::string json(const TrainingPlan& plan, const TrainingResult& result) {
                       {"rank_live_peak_bytes", result.rank_live_peak_bytes},
                       {"interrupted", result.interrupted},
                       {"checkpoint", nullptr}};
+  if (const std::string choice = describe_choice(plan.fit.divisions); !choice.empty())
+    json["choice"] = choice;
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint.string();
   if (plan.warning) json["warning"] = *plan.warning;
   std::vector<std::string> notes = plan.notes;

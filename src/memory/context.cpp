@@ -19,8 +19,11 @@ void check_handed_over(const Arena& arena, std::int64_t wanted, std::string_view
 
 }  // namespace
 
-Context::Context(DeviceDescription description, const Ranks& ranks)
-    : device_{description.kind, 0, true}, description_(std::move(description)), ranks_(ranks) {
+Context::Context(DeviceDescription description, const Ranks& ranks, NotedMessages noted)
+    : device_{description.kind, 0, true},
+      description_(std::move(description)),
+      ranks_(ranks),
+      noted_messages_(noted) {
   validate(ranks);
 }
 

@@ -21,6 +21,18 @@ TensorPart slice(const Tensor& values, std::span<const std::int64_t> counts, int
   return {values, std::accumulate(counts.begin(), count, std::int64_t{0}), *count};
 }
 
+std::int64_t bytes_of(std::span<const Parcel> parcels) {
+  std::int64_t bytes = 0;
+  for (const Parcel& parcel : parcels) {
+    bytes += parcel.part.elements * size_bytes(parcel.part.tensor.view().dtype());
+  }
+  return bytes;
+}
+
+std::size_t size_of(const TensorView& view) {
+  return static_cast<std::size_t>(view.bytes());
+}
+
 }  // namespace
 
 Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> receives,
@@ -30,24 +42,22 @@ Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> 
   Work work{.kind = WorkKind::communication, .kernel = "exchange"};
   sends_.clear();
   receives_.clear();
-  for (const Parcel& parcel : sends) {
-    note_parcel(EventKind::send, parcel);
-    const TensorView view = parcel.part.view();
-    work.sent_bytes += view.bytes();
-    sends_.push_back(
-        {parcel.peer, {static_cast<const std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())}});
-  }
-  for (const Parcel& parcel : receives) {
-    note_parcel(EventKind::receive, parcel);
-    const TensorView view = parcel.part.view();
-    work.received_bytes += view.bytes();
-    receives_.push_back(
-        {parcel.peer, {static_cast<std::byte*>(view.raw()), static_cast<std::size_t>(view.bytes())}});
-  }
+  note_parcels(EventKind::send, sends);
+  note_parcels(EventKind::receive, receives);
+  work.sent_bytes = bytes_of(sends);
+  work.received_bytes = bytes_of(receives);
   work.bytes = static_cast<double>(work.sent_bytes);
   if (!sends.empty() || !receives.empty()) {
     note_work(work);
     if (!phantom()) {
+      for (const auto& [peer, part] : sends) {
+        const TensorView view = part.view();
+        sends_.push_back({peer, {static_cast<const std::byte*>(view.raw()), size_of(view)}});
+      }
+      for (const auto& [peer, part] : receives) {
+        const TensorView view = part.view();
+        receives_.push_back({peer, {static_cast<std::byte*>(view.raw()), size_of(view)}});
+      }
       const TimedWork timed(*this);  // of the start: what main waits for is not this work's alone
       const std::uint32_t next = order_.records();
       if (description_.host_accessible()) {
@@ -62,11 +72,21 @@ Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> 
   return record(StreamId::communication);
 }
 
+void Context::note_parcels(EventKind kind, std::span<const Parcel> parcels) {
+  const Tensor* last = nullptr;
+  for (const Parcel& parcel : parcels) {
+    if (noted_messages_ == NotedMessages::sampled && &parcel.part.tensor == last) continue;
+    note_parcel(kind, parcel);
+    last = &parcel.part.tensor;
+  }
+}
+
 void Context::note_parcel(EventKind kind, const Parcel& parcel) {
   check(parcel.peer >= 0 && parcel.peer < ranks_.count && parcel.peer != ranks_.rank,
         "rank {} exchanges messages with rank {}; accepted are the other ranks of {}", ranks_.rank,
         parcel.peer, ranks_.count);
   const Tensor& tensor = parcel.part.tensor;
+  static_cast<void>(parcel.part.view());  // throws where the tensor has no such part
   touch(StreamId::communication, tensor);
   const Block* block = find(tensor);
   const std::int64_t element = size_bytes(tensor.view().dtype());

@@ -10,6 +10,9 @@
 namespace headroom {
 namespace {
 
+// No sequence of so many tokens is looked at for the context from which on ranks are faster.
+constexpr std::int64_t kMostCrossover = std::int64_t{1} << 31;
+
 std::vector<PlanAnswer::Compared> compare(const PlanRequest& request, const Plan& plan,
                                           const CostModel& costs) {
   std::vector<PlanAnswer::Compared> rows;
@@ -55,6 +58,44 @@ LinkModel costs_link(const PlanAnswer& answer) {
   return answer.costs.costs.rank_rates().link;
 }
 
+PlanRequest on_one_rank(PlanRequest request) {
+  request.pins.ranks = 1;
+  request.pins.ring.reset();
+  request.pins.sharding.reset();
+  request.pins.loss_ranks.reset();
+  return request;
+}
+
+// Where one rank would be faster than those that were asked for, and up to which context.
+std::optional<std::string> one_rank_note(const PlanAnswer& answer) {
+  PlanRequest over = answer.question.request;
+  if (over.pins.ranks == 1 || !answer.plan.fits) return std::nullopt;
+  PlanRequest alone = on_one_rank(over);
+  const CostModel& costs = answer.costs.costs;
+  const Plan one = make_plan(alone, costs);
+  if (!one.fits || one.step.seconds >= answer.plan.step.seconds) return std::nullopt;
+  // Doubled until the ranks are faster, which they are where one has not enough memory; then halved a few
+  // times, since every look takes two plans.
+  const auto faster = [&](std::int64_t context) {
+    over.problem.sizes.context = alone.problem.sizes.context = context;
+    const Plan shorter = make_plan(alone, costs);
+    return !shorter.fits || make_plan(over, costs).step.seconds < shorter.step.seconds;
+  };
+  std::int64_t low = over.problem.sizes.context;
+  std::int64_t high = 2 * low;
+  while (high < kMostCrossover && !faster(high)) {
+    low = high;
+    high *= 2;
+  }
+  for (int i = 0; i < 3 && high < kMostCrossover; ++i) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (faster(middle) ? high : low) = middle;
+  }
+  return fmt::format("one rank would be faster{}: here {} a step",
+                     high < kMostCrossover ? fmt::format(" below about {} tokens", format_count(low)) : "",
+                     seconds_text(one.step.seconds));
+}
+
 }  // namespace
 
 std::string way_name(const Strategy& strategy) {
@@ -92,6 +133,7 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
   answer.changes = what_if(request, answer.plan, costs);
   if (answer.question.compare) answer.compared = compare(request, answer.plan, costs);
   if (!answer.plan.fits) answer.smallest_ranks = smallest_ranks(request, costs, kMostPlannedRanks);
+  if (std::optional<std::string> note = one_rank_note(answer)) answer.notes.push_back(std::move(*note));
   answer.max_context =
       std::max(largest_context(request, costs), answer.plan.fits ? request.problem.sizes.context : 0);
   return answer;
@@ -100,9 +142,7 @@ PlanAnswer answer_plan(PlanQuestion question, PlanCosts planned_costs) {
 std::optional<std::int64_t> crossover_context(const PlanQuestion& question, const PlanCosts& costs) {
   constexpr std::int64_t kStep = 256;
   PlanRequest over = question.request;
-  PlanRequest alone = over;
-  alone.pins.ranks = 1;
-  alone.pins.ring.reset();
+  PlanRequest alone = on_one_rank(over);
   CostModel linked = costs.costs;
   linked.set_rank_link(rank_link(question, over.pins.ranks).model);
   // Where the sequence does not fit on one rank, ranks are what is faster.
@@ -170,6 +210,15 @@ std::string json(const PlanAnswer& answer) {
                          {"arena_bytes", share.arena_bytes}});
     }
     json["rank_classes"] = classes;
+    for (const RankDivision& division : answer.plan.divisions) {
+      OrderedJson row = {{"ring", division.ring_ranks},
+                         {"shard", name(division.sharding)},
+                         {"loss_ranks", name(division.loss_ranks)},
+                         {"head_group", division.head_group},
+                         {"step_seconds", nullptr}};
+      if (division.seconds) row["step_seconds"] = *division.seconds;
+      json["choices"].push_back(row);
+    }
     if (step.strategy.ring_ranks > 1) json["way"] = way_name(step.strategy);
     json["link"] = {{"name", answer.link.name},
                     {"bytes_per_second", costs_link(answer).bytes_per_second},

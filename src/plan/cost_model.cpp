@@ -73,18 +73,18 @@ double CostModel::seconds(const Work& work) const {
 }
 
 double CostModel::message_seconds(const Work& work) const {
-  if (!std::isfinite(rank_link_.bytes_per_second)) {
+  const double latency = rank_link_.latency.count();
+  if (!std::isfinite(rank_link_.bytes_per_second) && latency == 0) {
     const bool alone = work.kind == WorkKind::communication;  // then its bytes are those that move
     return bounded(alone ? work.bytes : static_cast<double>(work.sent_bytes), memory_.bytes_per_second);
   }
-  const double latency = rank_link_.latency.count();
   const auto sent = static_cast<double>(work.sent_bytes);
   // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
   // round takes as long as its bytes or as its latency, whichever is longer.
   const double rounds = work.rounds > 0            ? static_cast<double>(work.rounds)
                         : work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes)
                                                    : 1;
-  return std::max(sent / rank_link_.bytes_per_second, rounds * latency) + 2 * latency;
+  return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
 }
 
 double CostModel::seconds(std::span<const WorkRecord> records) const {

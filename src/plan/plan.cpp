@@ -9,80 +9,10 @@
 #include <utility>
 
 #include "headroom/core/bytes.h"
-#include "headroom/core/checked.h"
+#include "plan/rehearsed_step.h"
 #include "plan/search_space.h"
-#include "plan/uniform.h"
 
 namespace headroom {
-namespace {
-
-// A lower bound of what a strategy takes.
-PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
-                     const RunCosts& run) {
-  PlannedStep step;
-  step.arena_bytes = std::max(run.device_bytes + layers.bytes_at_least(policy, loss), run.update_peak_bytes);
-  step.host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes);
-  return step;
-}
-
-// Every strategy of a space but for its layers, those that split least first; and what layers cost in them.
-class Cuts {
- public:
-  Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
-       RankPlan& ranks);
-
-  [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(cuts_.size()); }
-  [[nodiscard]] double seconds(std::uint32_t cut, const LayerPolicy& policy) const {
-    return layers(cut).seconds(policy, cuts_[cut].loss) + runs_[cuts_[cut].run].update_seconds;
-  }
-  [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy) const {
-    return headroom::at_least(policy, layers(cut), cuts_[cut].loss, runs_[cuts_[cut].run]);
-  }
-  [[nodiscard]] Strategy strategy(std::uint32_t cut, const LayerPolicy& policy) const {
-    Strategy strategy = cuts_[cut].strategy;
-    strategy.layers = policy;
-    return strategy;
-  }
-
- private:
-  struct Cut {
-    Strategy strategy;
-    std::size_t layers = 0;
-    LossCosts loss;
-    std::size_t run = 0;
-  };
-  [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return layers_[cuts_[cut].layers]; }
-
-  std::vector<LayerCosts> layers_;  // [accumulations][layer cuts], with the first way to cut the loss
-  std::vector<RunCosts> runs_;      // [places of the optimizer's state]
-  std::vector<Cut> cuts_;
-};
-
-struct Candidate {
-  double seconds;
-  std::uint32_t cut;
-  std::uint32_t policy;
-
-  // Fastest first; among equals, those that split least.
-  auto operator<=>(const Candidate&) const = default;
-};
-
-// Calls body(candidate) in ascending order until it returns false. Most often few are asked for, so they are
-// sorted as far as they are.
-template <class Body>
-void for_each_ascending(std::vector<Candidate>& candidates, const Body& body) {
-  auto begin = candidates.begin();
-  for (std::ptrdiff_t count = 1024; begin != candidates.end(); count *= 8) {
-    const auto end = begin + std::min(count, candidates.end() - begin);
-    std::nth_element(begin, end - 1, candidates.end());
-    std::sort(begin, end);
-    for (; begin != end; ++begin) {
-      if (!body(*begin)) return;
-    }
-  }
-}
-
-}  // namespace
 
 bool one_memory(const PlanRequest& request) {
   return request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0;
@@ -102,17 +32,6 @@ std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
 }
 
 namespace {
-
-// What a rehearsal of one strategy is for.
-struct StepQuestion {
-  const PlanRequest& request;
-  const Strategy& strategy;
-  const CostModel& costs;
-  RankPlan& ranks;
-  std::int64_t most_bytes;            // more than this need not be packed
-  std::optional<int> only_rank = {};  // in place of a rank of each class
-  bool timed = true;                  // false: seconds are without attention over ranks
-};
 
 // One rank, rehearsed, and packed if the blocks alone would fit.
 PlannedStep rehearsed_rank(const StepQuestion& of, int rank, Layout* layout) {
@@ -136,7 +55,8 @@ PlannedStep rehearsed_rank(const StepQuestion& of, int rank, Layout* layout) {
   return step;
 }
 
-// The rank that takes most of all, unless one before it is over `most_bytes` already.
+}  // namespace
+
 PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
   const TrainingProblem problem = micro_step_of(of.request, of.strategy);
   const RankClasses ranks =
@@ -171,157 +91,30 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
   return most;
 }
 
-}  // namespace
-
 PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                       Layout* layout) {
   RankPlan ranks(costs);
   return rehearsed_step({request, strategy, costs, ranks, std::numeric_limits<std::int64_t>::max()}, layout);
 }
 
-namespace {
+PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
+                     const RunCosts& run) {
+  PlannedStep step;
+  step.arena_bytes = std::max(run.device_bytes + layers.bytes_at_least(policy, loss), run.update_peak_bytes);
+  step.host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes);
+  return step;
+}
 
 // A rank has no more tokens than its share of a micro-step's batch. A chunk of a divided vocabulary has those
 // of all ranks.
-void set(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
+void set_cut(Strategy& strategy, const LossChunks& chunks, const PlanRequest& request) {
   const std::int64_t ranks = strategy.loss_ranks == LossRanks::vocabulary ? strategy.ranks() : 1;
   strategy.loss_chunk_tokens = std::min(chunks.tokens, ranks * rank_tokens(request, strategy.accumulation));
   strategy.loss_chunk_vocab = chunks.vocab;
 }
-void set(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
+void set_cut(Strategy& strategy, const LayerCut& cut, const PlanRequest& request) {
   strategy.mlp_tile_tokens = std::min(cut.mlp_tile_tokens, rank_tokens(request, strategy.accumulation));
   strategy.projections_again = cut.projections_again;
-}
-
-Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
-           RankPlan& ranks) {
-  set(strategy, space.loss_chunks.front(), request);
-  for (const bool away : space.optimizer_offloads) {
-    strategy.offload_optimizer = away;
-    runs_.push_back(run_costs(request, strategy, costs));
-  }
-  for (const std::int64_t accumulation : space.accumulations) {
-    strategy.accumulation = accumulation;
-    std::vector<LossCosts> losses;
-    for (const LossChunks& chunks : space.loss_chunks) {
-      set(strategy, chunks, request);
-      losses.push_back(loss_costs(request, strategy, costs));
-    }
-    for (const LayerCut& cut : space.layer_cuts) {
-      set(strategy, cut, request);
-      set(strategy, space.loss_chunks.front(), request);
-      layers_.emplace_back(request, strategy, costs, space.policies,
-                           ranks.attention(micro_step_of(request, strategy), strategy));
-      for (std::size_t i = 0; i < losses.size(); ++i) {
-        set(strategy, space.loss_chunks[i], request);
-        for (std::size_t j = 0; j < runs_.size(); ++j) {
-          strategy.offload_optimizer = space.optimizer_offloads[j];
-          cuts_.push_back({strategy, layers_.size() - 1, losses[i] - losses.front(), j});
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
-
-namespace {
-
-// The best of the strategies that have this in common.
-Plan search(const PlanRequest& request, const CostModel& costs, const Strategy& common) {
-  const SearchSpace space = search_space(request, common.loss_ranks);
-  RankPlan ranks(costs);
-  const Cuts cuts(request, space, costs, common, ranks);
-  std::vector<Candidate> candidates;
-  candidates.reserve(cuts.count() * space.policies.size());
-  for (std::uint32_t cut = 0; cut < cuts.count(); ++cut) {
-    for (std::uint32_t policy = 0; policy < space.policies.size(); ++policy) {
-      candidates.push_back({cuts.seconds(cut, space.policies[policy]), cut, policy});
-    }
-  }
-
-  Plan plan;
-  plan.candidates = std::ssize(candidates);
-  std::optional<Candidate> smallest;
-  std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes
-  const auto strategy_of = [&](const Candidate& candidate) {
-    return cuts.strategy(candidate.cut, space.policies[candidate.policy]);
-  };
-  // Bounds are near what strategies take, so that almost always the first that may fit does. Where many do
-  // not, those that would barely fit are passed over.
-  for_each_ascending(candidates, [&](const Candidate& candidate) {
-    PlannedStep bound = cuts.at_least(candidate.cut, space.policies[candidate.policy]);
-    const std::pair bytes{bytes_over(request, bound), budgeted_bytes(request, bound)};
-    if (!smallest || bytes < least) {
-      least = bytes;
-      smallest = candidate;
-    }
-    const double slack = slack_after(plan.rehearsed, request.problem.config.layers);
-    for (std::int64_t* part : {&bound.arena_bytes, &bound.host_bytes})
-      *part += static_cast<std::int64_t>(slack * static_cast<double>(*part));
-    if (!fits(request, bound)) return true;
-    ++plan.rehearsed;
-    plan.step =
-        rehearsed_step({request, strategy_of(candidate), costs, ranks, request.budget_bytes}, &plan.layout);
-    plan.fits = fits(request, plan.step);
-    return !plan.fits;
-  });
-  if (plan.fits) return plan;
-  ++plan.rehearsed;
-  plan.step = plan_step(request, strategy_of(smallest.value_or(Candidate{})), costs, &plan.layout);
-  plan.fits = fits(request, plan.step);
-  return plan;
-}
-
-}  // namespace
-
-namespace {
-
-// What fits before what does not; of those the faster, and of the others the one that is less over.
-bool is_better(const PlanRequest& request, const Plan& a, const Plan& b) {
-  if (a.fits != b.fits) return a.fits;
-  if (a.fits) return a.step.seconds < b.step.seconds;
-  return bytes_over(request, a.step) < bytes_over(request, b.step);
-}
-
-// The best of both ways in which ranks can divide the loss, or of the one that is pinned.
-Plan search_loss_ranks(const PlanRequest& request, const CostModel& costs, Strategy common) {
-  std::optional<Plan> best;
-  std::int64_t candidates = 0;
-  std::int64_t rehearsed = 0;
-  for (const LossRanks divided : loss_ranks_choices(request)) {
-    common.loss_ranks = divided;
-    Plan plan = search(request, costs, common);
-    candidates += plan.candidates;
-    rehearsed += plan.rehearsed;
-    if (!best || is_better(request, plan, *best)) best = std::move(plan);
-  }
-  best->candidates = candidates;
-  best->rehearsed = rehearsed;
-  return std::move(*best);
-}
-
-}  // namespace
-
-Plan make_plan(const PlanRequest& request, const CostModel& costs) {
-  check_sizes(request.problem);
-  const Strategy common = common_strategy(request, costs);
-  Plan plan = search_loss_ranks(request, costs, common);
-  if (plan.fits || common.head_group == 1) return plan;
-  // Heads that are divided hold Q, K, V and O twice; a ring takes less.
-  return search_loss_ranks(request, costs, common_strategy(request, costs, 1));
-}
-
-TrainingFit fit_training(PlanRequest request, const CostModel& costs) {
-  TrainingProblem& problem = request.problem;
-  validate(problem);
-  problem.sizes.batch = checked_multiply(problem.sizes.batch, problem.accumulation);
-  request.pins.accumulation = problem.accumulation;
-  Plan plan = make_plan(request, costs);
-  return {.strategy = plan.step.strategy,
-          .layout = std::move(plan.layout),
-          .needed_bytes = budgeted_bytes(request, plan.step),
-          .fits = plan.fits};
 }
 
 namespace {
@@ -337,20 +130,19 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
   return low;
 }
 
-// The strategies that take least, at one context after another.
+// The strategies of a division that take least, at one context after another.
 class LeanStrategies {
  public:
-  // `common`: what the strategies have in common.
-  LeanStrategies(const PlanRequest& request, const CostModel& costs, const Strategy& common)
-      : request_(request),
+  LeanStrategies(PlanRequest request, const CostModel& costs)
+      : request_(std::move(request)),
         costs_(costs),
-        policies_(smallest_policies(request)),
-        strategy_(common),
+        policies_(smallest_policies(request_)),
+        strategy_(common_strategy(request_, 1)),
         ranks_(costs) {
-    strategy_.accumulation = accumulation_choices(request).back();
-    for (const bool away : optimizer_choices(request)) {
+    strategy_.accumulation = accumulation_choices(request_).back();
+    for (const bool away : optimizer_choices(request_)) {
       strategy_.offload_optimizer = away;
-      runs_.push_back(run_costs(request, strategy_, costs));
+      runs_.push_back(run_costs(request_, strategy_, costs));
     }
   }
 
@@ -383,8 +175,8 @@ class LeanStrategies {
   template <class Holds>
   bool any(std::int64_t seq, const Holds& holds) {
     request_.problem.sizes.context = seq;
-    set(strategy_, loss_chunk_choices(request_, strategy_.loss_ranks).back(), request_);
-    set(strategy_, layer_cut_choices(request_).back(), request_);
+    set_cut(strategy_, loss_chunk_choices(request_).back(), request_);
+    set_cut(strategy_, layer_cut_choices(request_).back(), request_);
     const LayerCosts layers(request_, strategy_, costs_, policies_, {});  // bytes alone count
     const std::vector<bool> aways = optimizer_choices(request_);
     for (const LayerPolicy& policy : policies_) {
@@ -409,11 +201,7 @@ class LeanStrategies {
 class LeanWays {
  public:
   LeanWays(const PlanRequest& request, const CostModel& costs) {
-    Strategy common = common_strategy(request, costs, 1);
-    for (const LossRanks divided : loss_ranks_choices(request)) {
-      common.loss_ranks = divided;
-      ways_.emplace_back(request, costs, common);
-    }
+    for (PlanRequest& division : least_divisions(request)) ways_.emplace_back(std::move(division), costs);
   }
 
   [[nodiscard]] bool may_fit(std::int64_t seq) {
@@ -570,78 +358,6 @@ std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const 
     return price(a) < price(b);
   });
   return changes;
-}
-
-namespace {
-
-constexpr StagePath kEmbedding{{StageKind::forward}, {StageKind::embedding}};
-constexpr StagePath kFirstLayer{{StageKind::forward}, {StageKind::layer, 0}};
-constexpr StagePath kForward{{StageKind::forward}};
-constexpr StagePath kLoss{{StageKind::loss}};
-constexpr StagePath kBackward{{StageKind::backward}};
-
-}  // namespace
-
-std::string_view name(StepStage stage) {
-  switch (stage) {
-    case StepStage::parameters: return "parameters";
-    case StepStage::embedding: return "after embedding";
-    case StepStage::first_layer: return "after the first layer";
-    case StepStage::layers: return "after all layers";
-    case StepStage::loss: return "loss";
-    case StepStage::backward: return "backward";
-    case StepStage::optimizer: return "optimizer step";
-  }
-  return {};
-}
-
-std::vector<StepStageUsage> step_stages(const Ledger& ledger) {
-  struct Line {
-    StepStage stage;
-    Phase phase;
-    StagePath path;
-  };
-  const std::array lines = {Line{StepStage::parameters, Phase::load, {}},
-                            Line{StepStage::embedding, Phase::micro_step, kEmbedding},
-                            Line{StepStage::first_layer, Phase::micro_step, kFirstLayer},
-                            Line{StepStage::layers, Phase::micro_step, kForward},
-                            Line{StepStage::loss, Phase::micro_step, kLoss},
-                            Line{StepStage::backward, Phase::micro_step, kBackward},
-                            Line{StepStage::optimizer, Phase::update, {}}};
-  const std::vector<StageUsage> all = usage_by_stage(ledger, Space::device);
-  std::vector<StepStageUsage> rows;
-  for (const Line& line : lines) {
-    const auto found = std::ranges::find_if(
-        all, [&](const StageUsage& row) { return row.phase == line.phase && row.stage == line.path; });
-    if (found == all.end()) continue;
-    rows.push_back({line.stage, found->live_bytes, found->peak_bytes, found->at_peak});
-  }
-  return rows;
-}
-
-std::vector<StateBytes> state_bytes(const Ledger& ledger) {
-  std::vector<StateBytes> rows;
-  const auto load = ledger.find_phase(Phase::load);
-  if (!load) return rows;
-  for (const Event& event : ledger.phases()[*load].events) {
-    if (event.kind != EventKind::allocate || event.lifetime != Lifetime::run) continue;
-    if (event.category == Category::staging) continue;
-    const std::string_view tensor = ledger.text(event.name);
-    auto row = std::ranges::find(rows, tensor, &StateBytes::tensor);
-    if (row == rows.end()) row = rows.insert(row, {.tensor = std::string(tensor), .space = event.space});
-    row->bytes += event.bytes;
-  }
-  return rows;
-}
-
-std::optional<StepStage> step_stage_of(Phase phase, const StagePath& path) {
-  if (phase == Phase::update) return StepStage::optimizer;
-  if (path.inside(kEmbedding)) return StepStage::embedding;
-  if (path.inside(kFirstLayer)) return StepStage::first_layer;
-  if (path.inside(kForward)) return StepStage::layers;
-  if (path.inside(kLoss)) return StepStage::loss;
-  if (path.inside(kBackward)) return StepStage::backward;
-  return std::nullopt;
 }
 
 }  // namespace headroom

@@ -11,6 +11,7 @@
 #include "headroom/core/text.h"
 #include "headroom/plan/catalogue.h"
 #include "plan/causal_mask.h"
+#include "plan/search_space.h"
 
 namespace headroom {
 namespace {
@@ -48,14 +49,6 @@ LayerPolicy parse_layers(std::string_view text, std::int64_t layers) {
   return policy;
 }
 
-std::vector<std::int64_t> divisors_of(std::int64_t value) {
-  std::vector<std::int64_t> divisors;
-  for (std::int64_t divisor = 1; divisor <= value; ++divisor) {
-    if (value % divisor == 0) divisors.push_back(divisor);
-  }
-  return divisors;
-}
-
 }  // namespace
 
 StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
@@ -66,13 +59,14 @@ StrategyPins strategy_pins(const PinOptions& options, std::int64_t layers) {
                     .offload_optimizer = {},
                     .ranks = options.ranks,
                     .ring = options.ring,
-                    .sharding = parse_sharding(options.shard)};
+                    .sharding = {}};
+  if (options.shard) pins.sharding = parse_sharding(*options.shard);
   check(pins.ranks % pins.ring_ranks() == 0, "--ring {} does not divide --ranks {}; accepted: {}",
         pins.ring_ranks(), pins.ranks, fmt::join(divisors_of(pins.ranks), ", "));
   check(
-      pins.sharding == Sharding::none || pins.ranks > 1,
+      pins.sharding.value_or(Sharding::none) == Sharding::none || pins.ranks > 1,
       "--shard {} divides state over ranks, and there is one; use --ranks 2 or more with it, or --shard none",
-      options.shard);
+      options.shard.value_or(""));
   if (options.loss_ranks) {
     pins.loss_ranks = parse_loss_ranks(*options.loss_ranks);
     check(*pins.loss_ranks == LossRanks::tokens || pins.ranks > 1,
@@ -120,11 +114,11 @@ PlanQuestion plan_question(const PlanOptions& options, const FoundModel& model, 
   PinOptions pins = options.pins;
   // How many ranks there are is not known yet, so nothing is wrong with dividing the state of one.
   if (options.fewest_ranks) {
-    pins.shard = name(Sharding::none);
+    pins.shard.reset();
     pins.loss_ranks.reset();
   }
   request.pins = strategy_pins(pins, model.config.layers);
-  request.pins.sharding = parse_sharding(options.pins.shard);
+  if (options.pins.shard) request.pins.sharding = parse_sharding(*options.pins.shard);
   if (options.pins.loss_ranks) request.pins.loss_ranks = parse_loss_ranks(*options.pins.loss_ranks);
   PlanQuestion question{.model = options.model,
                         .device = options.device,

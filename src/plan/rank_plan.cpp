@@ -1,6 +1,10 @@
 #include "plan/rank_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "headroom/plan/answer.h"
 
 namespace headroom {
 namespace {
@@ -45,7 +49,9 @@ RankPlan::Key RankPlan::key_of(const TrainingProblem& micro_step, const Strategy
 }
 
 const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
-  const auto [place, is_new] = attention_.try_emplace(key_of(micro_step, strategy));
+  Key key = key_of(micro_step, strategy);
+  key[kStateKey] = key[kLossKey] = 0;  // it is the same however the state and the loss are divided
+  const auto [place, is_new] = attention_.try_emplace(key);
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
   for_each_attention(micro_step, decoder, [&](std::size_t kind, AttentionProblem problem) {
@@ -147,6 +153,25 @@ RankTraffic RecordSeconds::traffic(std::int64_t accumulation) const {
     traffic.overlap = 1 - traffic.waited_seconds / traffic.attention_seconds;
   }
   return traffic;
+}
+
+std::string describe_choice(const std::vector<RankDivision>& divisions) {
+  constexpr std::size_t kMostTold = 4;
+  if (divisions.size() < 2) return {};
+  std::string text;
+  for (std::size_t i = 0; i < std::min(divisions.size(), kMostTold); ++i) {
+    const RankDivision& one = divisions[i];
+    text += fmt::format("{}--ring {} --shard {} --loss-ranks {}{}{}",
+                        i == 0   ? ""
+                        : i == 1 ? "; "
+                                 : ", ",
+                        one.ring_ranks, name(one.sharding), name(one.loss_ranks),
+                        i == 0 && one.seconds ? ", " : " ",
+                        one.seconds ? seconds_text(*one.seconds) : "does not fit");
+    if (i == 0 && one.seconds) text += " a step";
+  }
+  if (divisions.size() > kMostTold) text += fmt::format(", {} others", divisions.size() - kMostTold);
+  return text;
 }
 
 }  // namespace headroom

@@ -24,6 +24,8 @@ class RankPlan {
  private:
   // Batch, context, ranks of a ring, groups of them, head group, sharding, what ranks divide of the loss.
   using Key = std::array<std::int64_t, 7>;
+  static constexpr std::size_t kStateKey = 5;
+  static constexpr std::size_t kLossKey = 6;
   [[nodiscard]] static Key key_of(const TrainingProblem& micro_step, const Strategy& strategy);
 
   const CostModel& costs_;

@@ -17,6 +17,7 @@ namespace {
 // half a second: 64 layers with offloading on a CPU, 46 on a GPU.
 constexpr std::int64_t kMaxLayersLookedAt = 170'000'000;
 constexpr std::size_t kMaxAccumulations = 32;
+constexpr std::size_t kMaxRings = 6;        // each takes some ten rehearsals for every sharding
 constexpr std::int64_t kMaxOffloads = 128;  // counts of offloaded layers among the smallest policies
 
 // Every how many-th of the recomputed layers may keep its input.
@@ -68,25 +69,19 @@ std::int64_t policy_step(std::int64_t layers, bool offload, std::int64_t cuts) {
   }
 }
 
-// Numbers of equal micro-steps that a batch can be cut into: all, or so many of them, evenly spread on a
-// logarithmic scale, with the first and the last.
-std::vector<std::int64_t> accumulations(std::int64_t batch) {
-  std::vector<std::int64_t> divisors, large;
-  for (std::int64_t parts = 1; parts * parts <= batch; ++parts) {
-    if (batch % parts != 0) continue;
-    divisors.push_back(parts);
-    if (parts != batch / parts) large.push_back(batch / parts);
-  }
-  divisors.insert(divisors.end(), large.rbegin(), large.rend());
-  if (divisors.size() <= kMaxAccumulations) return divisors;
+// All of the numbers, or at most so many, evenly spread on a logarithmic scale, with the first and the last.
+// They ascend.
+std::vector<std::int64_t> spread_out(std::vector<std::int64_t> numbers, std::size_t most) {
+  if (numbers.size() <= most) return numbers;
+  const auto first = static_cast<double>(numbers.front());
+  const double whole = static_cast<double>(numbers.back()) / first;
   std::vector<std::int64_t> some;
-  for (std::size_t i = 0; i < kMaxAccumulations; ++i) {
-    const double wanted =
-        std::pow(static_cast<double>(batch), static_cast<double>(i) / (kMaxAccumulations - 1));
+  for (std::size_t i = 0; i < most; ++i) {
+    const double wanted = first * std::pow(whole, static_cast<double>(i) / static_cast<double>(most - 1));
     const auto found = std::ranges::lower_bound(
-        divisors, wanted, {}, [](std::int64_t parts) { return static_cast<double>(parts) * (1 + 1e-12); });
-    const std::int64_t parts = found == divisors.end() ? batch : *found;
-    if (some.empty() || parts > some.back()) some.push_back(parts);
+        numbers, wanted, {}, [](std::int64_t number) { return static_cast<double>(number) * (1 + 1e-12); });
+    const std::int64_t number = found == numbers.end() ? numbers.back() : *found;
+    if (some.empty() || number > some.back()) some.push_back(number);
   }
   return some;
 }
@@ -97,8 +92,77 @@ void add_new(std::vector<Value>& values, const Value& value) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(value);
 }
 
-// The ranks of a row that divide the heads of attention, by the time of a pass over the ranks' link.
-std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
+// Whether groups of so many ranks can divide every sequence, and the number of groups the batch.
+bool divides(const PlanRequest& request, std::int64_t ring) {
+  const std::int64_t micro_batch = request.problem.sizes.batch / request.pins.accumulation.value_or(1);
+  return ring <= request.problem.sizes.context && micro_batch % (request.pins.ranks / ring) == 0;
+}
+
+std::vector<std::int64_t> ring_choices(const PlanRequest& request) {
+  if (request.pins.ring) return {*request.pins.ring};
+  std::vector<std::int64_t> rings = divisors_of(request.pins.ranks);
+  std::erase_if(rings, [&](std::int64_t ring) { return !divides(request, ring); });
+  if (rings.empty()) return {request.pins.ranks};  // which is refused, with the reason
+  rings = spread_out(std::move(rings), kMaxRings);
+  std::ranges::reverse(rings);
+  return rings;
+}
+
+std::vector<Sharding> sharding_choices(const PlanRequest& request) {
+  if (request.pins.ranks == 1) return {Sharding::none};
+  if (request.pins.sharding) return {*request.pins.sharding};
+  const std::int64_t slices = ParameterTable(request.problem.config).elements() / ParameterTable::kAlignment;
+  if (slices < request.pins.ranks) return {Sharding::none};
+  if (request.problem.optimizer.kind == OptimizerKind::none) return {Sharding::none, Sharding::full};
+  return {Sharding::none, Sharding::optimizer, Sharding::full};
+}
+
+// One rank divides nothing, whatever is pinned.
+std::vector<LossRanks> loss_ranks_choices(const PlanRequest& request) {
+  if (request.pins.ranks == 1) return {LossRanks::tokens};
+  if (request.pins.loss_ranks) return {*request.pins.loss_ranks};
+  return {LossRanks::tokens, LossRanks::vocabulary};
+}
+
+}  // namespace
+
+std::vector<std::int64_t> divisors_of(std::int64_t value) {
+  std::vector<std::int64_t> divisors, large;
+  for (std::int64_t divisor = 1; divisor * divisor <= value; ++divisor) {
+    if (value % divisor != 0) continue;
+    divisors.push_back(divisor);
+    if (divisor != value / divisor) large.push_back(value / divisor);
+  }
+  divisors.insert(divisors.end(), large.rbegin(), large.rend());
+  return divisors;
+}
+
+std::vector<PlanRequest> division_choices(const PlanRequest& request) {
+  std::vector<PlanRequest> divisions;
+  for (const std::int64_t ring : ring_choices(request)) {
+    for (const Sharding sharding : sharding_choices(request)) {
+      for (const LossRanks loss_ranks : loss_ranks_choices(request)) {
+        PlanRequest& division = divisions.emplace_back(request);
+        division.pins.ring = ring;
+        division.pins.sharding = sharding;
+        division.pins.loss_ranks = loss_ranks;
+      }
+    }
+  }
+  return divisions;
+}
+
+std::vector<PlanRequest> least_divisions(const PlanRequest& request) {
+  std::vector<PlanRequest> divisions;
+  for (const LossRanks loss_ranks : loss_ranks_choices(request)) {
+    PlanRequest& division = divisions.emplace_back(request);
+    division.pins.sharding = sharding_choices(request).back();
+    division.pins.loss_ranks = loss_ranks;
+  }
+  return divisions;
+}
+
+std::int64_t fastest_head_group(const PlanRequest& request, const CostModel& costs) {
   const auto ranks = static_cast<int>(request.pins.ring_ranks());
   if (ranks == 1) return 1;
   AttentionProblem whole = attention_problem(request.problem, request.problem.mask);
@@ -108,17 +172,13 @@ std::int64_t head_group(const PlanRequest& request, const CostModel& costs) {
       .group;
 }
 
-}  // namespace
-
-Strategy common_strategy(const PlanRequest& request, const CostModel& costs,
-                         std::optional<std::int64_t> group) {
+Strategy common_strategy(const PlanRequest& request, std::int64_t head_group) {
   Strategy strategy;
   strategy.ring_ranks = request.pins.ring_ranks();
   strategy.data_ranks = request.pins.data_ranks();
-  strategy.head_group = group ? *group : head_group(request, costs);
-  // One rank has nobody to divide its state with.
-  strategy.sharding = strategy.ranks() > 1 ? request.pins.sharding : Sharding::none;
-  strategy.loss_ranks = loss_ranks_choices(request).front();
+  strategy.head_group = head_group;
+  strategy.sharding = request.pins.sharding.value();
+  strategy.loss_ranks = request.pins.loss_ranks.value();
   strategy.compute_dtype = request.problem.compute_dtype;
   strategy.state = request.problem.state;
   return strategy;
@@ -169,20 +229,15 @@ std::vector<std::int64_t> accumulation_choices(const PlanRequest& request) {
   check(micro_batch % groups == 0,
         "a batch of {} sequences cannot be divided over {} groups of ranks; a multiple of {} can",
         micro_batch, groups, groups);
-  return pin ? std::vector{*pin} : accumulations(batch / groups);
+  return pin ? std::vector{*pin} : spread_out(divisors_of(batch / groups), kMaxAccumulations);
 }
 
-std::vector<LossRanks> loss_ranks_choices(const PlanRequest& request) {
-  if (request.pins.ranks == 1) return {LossRanks::tokens};
-  if (request.pins.loss_ranks) return {*request.pins.loss_ranks};
-  return {LossRanks::tokens, LossRanks::vocabulary};
-}
-
-std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request, LossRanks loss_ranks) {
+std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request) {
   if (request.pins.loss_chunk_tokens) return {{.tokens = *request.pins.loss_chunk_tokens, .vocab = 0}};
   LossProblem problem = loss_problem(request.problem);
   VocabularyLoss divided;
-  if (loss_ranks == LossRanks::vocabulary) {
+  const bool divides_vocabulary = request.pins.loss_ranks == LossRanks::vocabulary;
+  if (divides_vocabulary) {
     const std::int64_t ranks = request.pins.ranks;
     problem.tokens = rank_tokens(request, 1);
     divided = {.problem = problem,
@@ -192,7 +247,7 @@ std::vector<LossChunks> loss_chunk_choices(const PlanRequest& request, LossRanks
   std::vector<LossChunks> choices;
   for (const std::int64_t share : {8, 32, 256}) {
     const std::int64_t bytes = request.budget_bytes / share;
-    add_new(choices, loss_ranks == LossRanks::vocabulary
+    add_new(choices, divides_vocabulary
                          ? LossChunks{.tokens = fit_vocabulary_chunk(divided, request.device, bytes)}
                          : fit_loss_chunks(problem, request.device, bytes));
   }
@@ -242,11 +297,11 @@ void check_sizes(const TrainingProblem& problem) {
   check_plannable(problem.sizes);
 }
 
-SearchSpace search_space(const PlanRequest& request, LossRanks loss_ranks) {
+SearchSpace search_space(const PlanRequest& request) {
   check_sizes(request.problem);
   SearchSpace space{.policies = {},
                     .accumulations = accumulation_choices(request),
-                    .loss_chunks = loss_chunk_choices(request, loss_ranks),
+                    .loss_chunks = loss_chunk_choices(request),
                     .layer_cuts = layer_cut_choices(request),
                     .optimizer_offloads = optimizer_choices(request)};
   const auto cuts = std::ssize(space.accumulations) * std::ssize(space.loss_chunks) *

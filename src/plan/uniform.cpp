@@ -92,7 +92,8 @@ LayerSample sample_layers(const ModelConfig& config) {
 RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, request.problem.config.layers);
   const TrainingProblem problem = micro_step_of(request, cut);
-  Context context(request.device, {.rank = rehearsed_rank(cut), .count = static_cast<int>(cut.ranks())});
+  Context context(request.device, {.rank = rehearsed_rank(cut), .count = static_cast<int>(cut.ranks())},
+                  NotedMessages::sampled);
   Trainer trainer(Decoder(problem.config, cut, problem.sizes, problem.mask, rehearsed_rank(cut)),
                   problem.optimizer);
   trainer.load(context, [](Staging&) {});

@@ -70,7 +70,8 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
                            const DeviceDescription& device, int rank, std::optional<int> sampled_rank) {
   validate(problem);
   TrainingRehearsal rehearsal;
-  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ranks())});
+  Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ranks())},
+                  sampled_rank ? NotedMessages::sampled : NotedMessages::all);
   {
     Decoder decoder(problem.config, strategy, problem.sizes, problem.mask, sampled_rank);
     for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {

@@ -341,6 +341,14 @@ void add_train(Table& table, const fs::path& folder) {
   table.add(with(line, {"--ranks", "2", "--ring", "1"}), "cannot be divided over 2 groups of ranks");
   table.add(with(line, {"--ranks", "2", "--shard", "half"}), "--shard");
   table.add(with(line, {"--shard", "optimizer"}), "--shard optimizer divides state over ranks");
+  for (const char* link : {"400", "Gb/s", "0Gb/s", ""}) {
+    table.add(with(line, {"--ranks", "2", "--link", link}), "--link");
+  }
+  for (const char* latency : {"5", "-5us", ""}) {
+    table.add(with(line, {"--ranks", "2", "--latency", latency}), "--latency");
+  }
+  table.add(with(line, {"--link", "400Gb/s"}), "--ranks");
+  table.add(with(line, {"--ranks", "auto"}), "--ranks");
   table.add(with(line, {"--ranks", "2", "--loss-ranks", "words"}), "--loss-ranks");
   table.add(with(line, {"--loss-ranks", "vocabulary"}),
             "--loss-ranks vocabulary divides the loss over ranks, and there is one");
@@ -485,6 +493,14 @@ void add_bench(Table& table) {
   table.add(with(bench_ring(), {"--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
   table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);
+  table.numbers(bench_step(), "--ranks", 1);
+  table.size(bench_step(), "--link-rate");
+  table.number(bench_step(), "--link-share");
+  table.add(with(bench_step(), {"--ranks", "2", "--link-rate", "1GB", "--link-share", "0.5"}),
+            "--link-share");
+  table.add(with(bench_step(), {"--ranks", "1,2", "--latency", "1ms"}), "--ranks");
+  table.add(with(bench_step(), {"--ranks", "2", "--calibrate"}), "--calibrate");
+  table.add(with(bench_step(), {"--ranks", "4", "--ring", "3"}), "--ring 3 does not divide --ranks 4");
   for (const char* option : {"--batch", "--accumulation"})
     table.whole(bench_step(), option, 1, 2'147'483'647);
   table.names(bench_step(), "--model", "gpt-2");

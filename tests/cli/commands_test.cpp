@@ -255,6 +255,29 @@ nlohmann::json bench_loss(std::vector<std::string> arguments) {
   return nlohmann::json::parse(result.out);
 }
 
+// A step over ranks: what the link adds, and the plan's times beside those measured.
+TEST(Commands, BenchStepOverRanksMeasures) {
+  const CliResult result =
+      run_command({"bench", "step", "--model", "demo", "--context", "96", "--ranks", "2,4", "--shard",
+                   "optimizer", "--latency", "2ms", "--steps", "1", "--warmup", "0", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  ASSERT_EQ(json["rows"].size(), 2U);
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row.at("status"), "ok");
+    const auto& times = row.at("over_ranks");
+    EXPECT_EQ(times.at("ring"), row.at("ranks"));
+    EXPECT_EQ(times.at("shard"), "optimizer");
+    EXPECT_TRUE(times.at("link").at("bytes_per_second").is_null());
+    EXPECT_EQ(times.at("link").at("latency_seconds"), 2e-3);
+    EXPECT_GT(times.at("predicted_alone_milliseconds"), 0);
+    // Some ten messages come one after the other: attention, the loss, the sums of the update.
+    EXPECT_GT(times.at("linked_milliseconds"), 10.0);
+    EXPECT_GT(times.at("predicted_milliseconds").get<double>(),
+              times.at("predicted_alone_milliseconds").get<double>() + 10);
+  }
+}
+
 TEST(Commands, BenchLossMeasures) {
   const auto json = bench_loss({"--tokens", "70", "--hidden", "24", "--vocab", "1100", "--dtype", "f32",
                                 "--impl", "fused,chunked-recompute,chunked,standard,reference",

@@ -391,7 +391,15 @@ TEST_F(PlanCommand, TellsWhatRanksHoldAndSend) {
   EXPECT_LE(messages["bubbles"], 1);
   EXPECT_LE(messages["attention_seconds"], planned["step_seconds"]);
   const CliResult text = run_command(question);
-  EXPECT_THAT(text.out, HasSubstr("64 divide every sequence, attention as"));
+  EXPECT_THAT(text.out, HasSubstr("64 divide every sequence"));
+  // What was chosen comes first, in words that pin it.
+  const json& chosen = planned["choices"][0];
+  EXPECT_EQ(planned["choices"].size(), 6u);  // each sharding with both ways of the loss
+  EXPECT_EQ(chosen["shard"], planned["shard"]);
+  EXPECT_EQ(chosen["loss_ranks"], planned["loss_ranks"]);
+  EXPECT_THAT(text.out, HasSubstr("choice    by estimated time: --ring 64 --shard " +
+                                  planned["shard"].get<std::string>() + " --loss-ranks " +
+                                  planned["loss_ranks"].get<std::string>() + ", "));
   EXPECT_THAT(text.out, HasSubstr("50 GB/s, 5 us"));
   EXPECT_THAT(text.out, HasSubstr("bubbles"));
 }
@@ -406,7 +414,8 @@ TEST_F(PlanCommand, TellsWhatRanksDivideOfTheState) {
     EXPECT_EQ(answer.code, 0) << answer.err;
     return json::parse(answer.out);
   };
-  const json whole = planned_with({});
+  const json whole = planned_with({"--shard", "none", "--ring", "64", "--loss-ranks", "tokens"});
+  EXPECT_FALSE(whole.contains("choices"));
   const json divided = planned_with({"--shard", "full", "--ring", "32"});
   EXPECT_EQ(whole["shard"], "none");
   EXPECT_EQ(divided["shard"], "full");
@@ -445,9 +454,11 @@ TEST_F(PlanCommand, NamesTheFewestRanksThatFit) {
   // The weights alone do not fit on any number of ranks.
   std::vector<std::string> small = question;
   small.back() = "2GiB";
-  EXPECT_THAT(run_command(small).err, HasSubstr("no number of ranks up to 1,024 fits"));
+  std::vector<std::string> undivided = small;
+  undivided.insert(undivided.end(), {"--ranks", "2", "--shard", "none"});
+  EXPECT_THAT(run_command(undivided).err, HasSubstr("no number of ranks up to 1,024 fits"));
   // Divided, they do.
-  small.insert(small.end(), {"--ranks", "auto", "--shard", "full", "--json"});
+  small.insert(small.end(), {"--ranks", "auto", "--json"});
   const CliResult divided = run_command(small);
   EXPECT_EQ(divided.code, 0) << divided.err;
   EXPECT_EQ(json::parse(divided.out)["shard"], "full");

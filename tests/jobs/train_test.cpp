@@ -164,6 +164,43 @@ TEST(Training, ARunGoesOnWithAnotherNumberOfRanks) {
   EXPECT_NEAR(run("words", 1, 4), whole, 1e-5 * whole);
 }
 
+// A run takes the division that a plan with its costs and its budget takes, and a run that goes on keeps it.
+TEST(Training, RanksDivideWhatThePlanChooses) {
+  const TemporaryFolder folder;
+  TrainingOptions options = options_in(folder / "run");
+  options.batch = 4;
+  options.pins.ranks = 4;
+  options.threads = usable_cores();
+  const TrainingFit chosen = plan_training(options).fit;
+  EXPECT_EQ(chosen.divisions.size(), 18U);  // rings of 4, 2 and 1, with each sharding and way of the loss
+  PlanOptions planned{.model = "demo",
+                      .context = 64,
+                      .batch = 4,
+                      .budget_bytes = options.budget_bytes,
+                      .dtype = "f32",
+                      .pins = {.accumulation = 1, .ranks = 4}};
+  const PlanQuestion question = plan_question(planned);
+  EXPECT_EQ(answer_plan(question, plan_costs(question)).plan.step.strategy, chosen.strategy);
+  options.pins.ring = 2;
+  options.pins.shard = "full";
+  options.pins.loss_ranks = "tokens";
+  options.threads = 1;
+  TrainingPlan plan = plan_training(options);
+  std::int64_t step = 0;
+  static_cast<void>(train(plan, {.step = [&](const StepReport& report) { step = report.step; },
+                                 .stop = [&] { return step == 2; }}));
+  plan.lock.reset();
+  options.pins.ring.reset();
+  options.pins.shard.reset();
+  options.pins.loss_ranks.reset();
+  options.resume = true;
+  const TrainingPlan resumed = plan_training(options);
+  EXPECT_EQ(resumed.fit.strategy.ring_ranks, 2);
+  EXPECT_EQ(resumed.fit.strategy.sharding, Sharding::full);
+  EXPECT_EQ(resumed.fit.strategy.loss_ranks, LossRanks::tokens);
+  EXPECT_THAT(resumed.notes, testing::IsEmpty());
+}
+
 // The rank that fails is the one whose error is told, and the others do not wait for it.
 TEST(Training, ARanksErrorEndsTheRun) {
   const TemporaryFolder folder;

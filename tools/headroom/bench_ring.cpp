@@ -82,8 +82,7 @@ std::vector<RingBenchCase> make_cases(const Options& options, std::optional<int>
 
 void run(Options options, std::ostream& given) {
   const std::vector<Device> devices = devices_of_ranks(options.devices);
-  check(!options.link.bytes_per_second || options.link.share == 0,
-        "--link-rate and --link-share both give the link's rate; use one of them");
+  check_link(options.link);
   LaunchedRanks launched(devices);
   check(launched.communicator() == nullptr || !options.link.given(),
         "--link-rate, --link-share and --latency are for ranks that are threads, and this is one of several "
@@ -133,13 +132,7 @@ void add_bench_ring(Command app, std::ostream& out) {
       "--impl", options->implementation,
       "ring, heads (all-to-all), product:N (N ranks in a row divide heads, their groups are a ring), "
       "allgather (every rank gathers all of Q, K and V, to compare with)");
-  app.add_budget("--link-rate", options->link.bytes_per_second,
-                 "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
-  app.add_number(
-      "--link-share", options->link.share, {.most = 100},
-      "Give the link the rate at which messages take this part of the time of computing, such as 0.8");
-  app.add_seconds("--latency", options->link.latency_seconds, {.most = kMostLatencySeconds},
-                  "How late a message arrives, such as 50us or 2ms");
+  add_link_model_options(app, options->link);
   app.add_list("--device", options->devices,
                "Devices that the ranks take in turn: cpu, cuda:0, cuda:0,cuda:1");
   add_bench_options(app, options->bench, BenchDevices::given_apart);

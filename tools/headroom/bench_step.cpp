@@ -2,6 +2,7 @@
 #include <fmt/ostream.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <ostream>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "headroom/jobs.h"
 #include "progress.h"
 #include "run_options.h"
+#include "step_over_ranks.h"
 
 namespace headroom {
 namespace {
@@ -21,6 +23,8 @@ struct Options {
   std::vector<std::string> model = {"demo"};
   std::vector<std::int64_t> context = {4096, 16384};
   std::vector<std::string> dtype = {"f32"};
+  std::vector<std::int64_t> ranks = {1};
+  RingLink link;
   std::string attention = "causal";
   std::int64_t batch = 1;
   std::int64_t accumulation = 1;
@@ -47,6 +51,8 @@ struct Row {
   std::vector<StepImplementation> implementations{};
   std::string status = "ok";
   std::vector<StepWork> work{};  // after the warm-up
+  Strategy chosen{};
+  std::optional<StepOverRanks> over_ranks{};  // where there are several
 };
 
 // Rates from all rows, dtype by dtype, into this machine's file.
@@ -69,7 +75,7 @@ void write_calibration(const std::vector<Row>& rows, Backend& backend, std::ostr
 }
 
 Row measure(const Options& options, const std::string& model, std::int64_t context_tokens,
-            const std::string& dtype, const RunDevice& device) {
+            const std::string& dtype, std::int64_t ranks, const RunDevice& device) {
   const TrainingProblem problem{.config = find_model(model),
                                 .sizes = {.batch = options.batch, .context = context_tokens},
                                 .mask = parse_mask(options.attention),
@@ -78,18 +84,27 @@ Row measure(const Options& options, const std::string& model, std::int64_t conte
                                 .state = parse_state(options.state),
                                 .accumulation = options.accumulation};
   check_training_dtype(device.description(), problem.compute_dtype);
-  const StrategyPins pins = strategy_pins(options.pins, problem.config.layers);
-  const TrainingFit fit = fit_training(device.request(problem, pins),
-                                       this_machine(device.description(), problem.compute_dtype).costs);
+  PinOptions pins = options.pins;
+  pins.ranks = ranks;
+  const PlanRequest request = device.request(problem, strategy_pins(pins, problem.config.layers));
+  const TrainingFit fit =
+      fit_training(request, this_machine(device.description(), problem.compute_dtype).costs);
   Row row{.model = model,
           .context = context_tokens,
           .dtype = dtype,
           .planned_bytes = fit.needed_bytes,
           .arena_bytes = fit.layout.reserved(Space::device),
           .strategy = describe(fit.strategy),
-          .implementations = step_implementations(problem, fit.strategy, device.description())};
+          .implementations = step_implementations(problem, fit.strategy, device.description()),
+          .chosen = fit.strategy};
   if (!fit.fits) {
     row.status = fmt::format("oom: {} bytes", format_count(fit.needed_bytes));
+    return row;
+  }
+  if (ranks > 1) {
+    row.over_ranks = measure_step(problem, fit, request, device, options.bench, options.link);
+    row.milliseconds = row.over_ranks->linked.milliseconds;
+    row.update_milliseconds = row.over_ranks->linked.update_milliseconds;
     return row;
   }
   StepProgram program(*device.backend, problem, fit);
@@ -148,6 +163,11 @@ void print_remarks(const std::vector<Row>& rows, const RunDevice& device, std::o
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
     if (row.status != "ok") continue;
+    if (row.over_ranks) {
+      fmt::print(out, "{} {} {}: {}; ranks: {}\n", row.model, format_count(row.context), row.dtype,
+                 row.strategy, describe_ranks(row.chosen));
+      continue;
+    }
     fmt::print(out, "{} {} {}: {}; arena {} over live peak {}: {:.4f}{}\n", row.model,
                format_count(row.context), row.dtype, row.strategy, format_bytes(row.reserved_bytes),
                format_bytes(row.live_peak_bytes), arena_over_live_peak(row),
@@ -160,23 +180,79 @@ void print_remarks(const std::vector<Row>& rows, const RunDevice& device, std::o
   }
 }
 
-void run(const Options& options, std::ostream& out) {
+// For one of so many ranks. They share the threads, as they share the cores.
+RunDevice open_device(const Options& options, std::int64_t ranks) {
+  const int threads = options.bench.threads;
+  return open_run_device({.device = options.bench.device,
+                          .threads = threads == 0 ? 0 : std::max(threads / static_cast<int>(ranks), 1),
+                          .budget_bytes = options.bench.budget,
+                          .host_budget_bytes = options.host_budget_bytes,
+                          .ranks_here = static_cast<int>(ranks)});
+}
+
+// Over ranks: what a plan says beside what it took, without a link and over it.
+Table rank_table(const std::vector<Row>& rows) {
+  Table table({"model", "context", "dtype", "ranks", "ring", "shard", "loss ranks", "link", "without it ms",
+               "predicted", "over it ms", "predicted", "ratio"});
+  for (const Row& row : rows) {
+    if (!row.over_ranks) continue;
+    const StepOverRanks& times = *row.over_ranks;
+    table.add({row.model, format_count(row.context), row.dtype, format_count(row.chosen.ranks()),
+               format_count(row.chosen.ring_ranks), std::string(name(row.chosen.sharding)),
+               std::string(name(row.chosen.loss_ranks)), describe(times.link),
+               fmt::format("{:.1f}", times.alone.whole()),
+               fmt::format("{:.1f}", times.predicted_alone_milliseconds),
+               fmt::format("{:.1f}", times.linked.whole()),
+               fmt::format("{:.1f}", times.predicted_milliseconds),
+               fmt::format("{:.3f}", times.predicted_milliseconds / times.linked.whole())});
+  }
+  return table;
+}
+
+nlohmann::ordered_json to_json(const Row& row, const StepOverRanks& times) {
+  nlohmann::ordered_json link = {{"bytes_per_second", nullptr},
+                                 {"latency_seconds", times.link.latency.count()}};
+  if (std::isfinite(times.link.bytes_per_second)) link["bytes_per_second"] = times.link.bytes_per_second;
+  return {{"ring", row.chosen.ring_ranks},
+          {"shard", name(row.chosen.sharding)},
+          {"loss_ranks", name(row.chosen.loss_ranks)},
+          {"head_group", row.chosen.head_group},
+          {"link", link},
+          {"alone_milliseconds", times.alone.whole()},
+          {"predicted_alone_milliseconds", times.predicted_alone_milliseconds},
+          {"linked_milliseconds", times.linked.whole()},
+          {"predicted_milliseconds", times.predicted_milliseconds},
+          {"predicted_over_measured", times.predicted_milliseconds / times.linked.whole()}};
+}
+
+void check_options(const Options& options) {
+  check_link(options.link);
+  const bool alone = std::ranges::find(options.ranks, 1) != options.ranks.end();
+  check(!alone || !options.link.given(),
+        "--link-rate, --link-share and --latency are of several ranks; --ranks has 1");
+  check(!options.calibrate || std::ranges::all_of(options.ranks, [](auto count) { return count == 1; }),
+        "--calibrate measures the rates of one rank; leave --ranks out");
   if (options.calibrate) check_can_write_rates();
-  const RunDevice device = open_run_device({.device = options.bench.device,
-                                            .threads = options.bench.threads,
-                                            .budget_bytes = options.bench.budget,
-                                            .host_budget_bytes = options.host_budget_bytes});
+}
+
+void run(const Options& options, std::ostream& out) {
+  check_options(options);
+  const RunDevice device = open_device(options, 1);
   Backend& backend = *device.backend;
   std::vector<Row> rows;
   {
     Progress progress("step");
-    const auto count =
-        static_cast<std::int64_t>(options.model.size() * options.context.size() * options.dtype.size());
+    const auto count = static_cast<std::int64_t>(options.model.size() * options.context.size() *
+                                                 options.dtype.size() * options.ranks.size());
     for (const std::string& model : options.model) {
       for (const std::string& dtype : options.dtype) {
         for (const std::int64_t tokens : options.context) {
-          progress.at(std::ssize(rows), count);
-          rows.push_back(measure(options, model, tokens, dtype, device));
+          for (const std::int64_t ranks : options.ranks) {
+            progress.at(std::ssize(rows), count);
+            std::optional<RunDevice> of_rank;
+            if (ranks > 1) of_rank.emplace(open_device(options, ranks));
+            rows.push_back(measure(options, model, tokens, dtype, ranks, of_rank ? *of_rank : device));
+          }
         }
       }
     }
@@ -225,11 +301,16 @@ void run(const Options& options, std::ostream& out) {
                               {"free_change_bytes", row.free_change_bytes},
                               {"strategy", row.strategy},
                               {"implementations", row.implementations},
-                              {"status", row.status}});
+                              {"status", row.status},
+                              {"ranks", row.chosen.ranks()}});
+      if (row.over_ranks) json["rows"].back()["over_ranks"] = to_json(row, *row.over_ranks);
     }
     return print_json(json, out);
   }
   out << as_asked(table, options.bench);
+  if (std::ranges::any_of(rows, [](const Row& row) { return row.over_ranks.has_value(); })) {
+    out << "\n" << as_asked(rank_table(rows), options.bench);
+  }
   if (!options.bench.csv && !options.bench.markdown) print_remarks(rows, device, out);
 }
 
@@ -245,6 +326,10 @@ void add_bench_step(Command app, std::ostream& out) {
   app.add_whole("--accumulation", options->accumulation, 1, kMostTokens, "Batches per update");
   add_host_budget_option(app, options->host_budget_bytes);
   add_pin_options(app, options->pins);
+  app.add_list("--ranks", options->ranks, 1, kMostRanks,
+               "Numbers of ranks: threads that share the cores, or streams of one GPU");
+  add_rank_options(app, options->pins);
+  add_link_model_options(app, options->link);
   add_state_option(app, options->state);
   app.add_flag(
       "--calibrate", options->calibrate,
@@ -253,6 +338,8 @@ void add_bench_step(Command app, std::ostream& out) {
   add_bench_options(app, options->bench);
   app.footer(
       "Examples:\n  headroom bench step --model demo --context 4096,16384 --budget 512MiB\n"
+      "  headroom bench step --model demo --context 8192 --ranks 2,4,8 --link-share 0.5 --latency 100us "
+      "--json\n"
       "  headroom bench step --model qwen3-4b --context 131072 --dtype bf16 --device cuda:0");
   app.callback([options, &out] { run(*options, out); });
 }

@@ -67,6 +67,9 @@ void print_ranks(const PlanAnswer& answer, std::ostream& out) {
     fmt::print(out, "          {} other kinds take {} at least\n", shares.size() - kMostListed,
                format_bytes(shares.back().arena_bytes));
   }
+  if (const std::string choice = describe_choice(answer.plan.divisions); !choice.empty()) {
+    fmt::print(out, "choice    by estimated time: {}\n", choice);
+  }
   fmt::print(out, "link      {}\n", answer.link.name);
   fmt::print(out,
              "messages  {} sent a step by a rank; of {} in attention {} wait for messages (overlap {:.3f}), "
@@ -331,10 +334,7 @@ void add_plan(Command app, std::ostream& out, int& exit_code) {
   app.add_text("--ranks", options->ranks,
                "Devices that train together, 1 to 1,024, or auto: as few as fit; budgets are those of one");
   add_rank_options(app, plan.pins);
-  app.add_text("--link", plan.link,
-               "What a rank's link moves each way, such as 400Gb/s or 50GB/s (default: the device's)");
-  app.add_seconds("--latency", plan.latency_seconds, {.most = kMostLatencySeconds},
-                  "Of a message on that link, such as 5us or 0.1ms");
+  add_link_options(app, plan.link, plan.latency_seconds);
   app.add_flag("--crossover", options->crossover,
                "Instead of a plan: from which context on, up to --context, the ranks are faster than one");
   app.add_whole("--accumulation", plan.pins.accumulation, 1, kMostTokens,

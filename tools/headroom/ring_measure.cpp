@@ -10,6 +10,7 @@
 #include "headroom/core/text.h"
 #include "headroom/cpu.h"
 #include "ring_run.h"
+#include "run_options.h"
 
 namespace headroom {
 namespace {
@@ -58,14 +59,6 @@ std::int64_t largest(std::int64_t value, Communicator& communicator) {
   }
   return most;
 }
-double largest(double value, Communicator& communicator) {
-  double most = value;
-  for (const std::uint64_t bits : communicator.all_values(std::bit_cast<std::uint64_t>(value))) {
-    most = std::max(most, std::bit_cast<double>(bits));
-  }
-  return most;
-}
-
 // A few rows of the first and last head, those that the rank holds.
 double sampled_error(const ParallelSchedule& schedule, int rank, const AttentionForward& whole) {
   constexpr int kSamples = 8;
@@ -257,6 +250,29 @@ AttentionTime predict(const RingRow& row, const ParallelSchedule& schedule, cons
 }
 
 }  // namespace
+
+void add_link_model_options(Command app, RingLink& link) {
+  app.add_budget("--link-rate", link.bytes_per_second,
+                 "Bytes per second that a rank's link moves, such as 1GiB (default: as fast as memory)");
+  app.add_number(
+      "--link-share", link.share, {.most = 100},
+      "Give the link the rate at which messages take this part of the time without it, such as 0.8");
+  app.add_seconds("--latency", link.latency_seconds, {.most = kMostLatencySeconds},
+                  "How late a message arrives, such as 50us or 2ms");
+}
+
+void check_link(const RingLink& link) {
+  check(!link.bytes_per_second || link.share == 0,
+        "--link-rate and --link-share both give the link's rate; use one of them");
+}
+
+double largest(double value, Communicator& communicator) {
+  double most = value;
+  for (const std::uint64_t bits : communicator.all_values(std::bit_cast<std::uint64_t>(value))) {
+    most = std::max(most, std::bit_cast<double>(bits));
+  }
+  return most;
+}
 
 AttentionForward lists_of(const RingBenchCase& c) {
   AttentionForward lists;

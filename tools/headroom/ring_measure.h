@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench.h"
+#include "command.h"
 #include "headroom/parallel.h"
 #include "launched_ranks.h"
 
@@ -21,6 +22,14 @@ struct RingLink {
 
   [[nodiscard]] bool given() const { return bytes_per_second || share > 0 || latency_seconds > 0; }
 };
+
+// --link-rate, --link-share and --latency.
+void add_link_model_options(Command app, RingLink& link);
+// Throws where both a rate and a share are given.
+void check_link(const RingLink& link);
+
+// The largest of what the ranks give.
+[[nodiscard]] double largest(double value, Communicator& communicator);
 
 struct RingBenchCase {
   AttentionProblem problem;

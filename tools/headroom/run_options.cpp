@@ -16,14 +16,22 @@ void add_pin_options(Command app, PinOptions& pins) {
 
 void add_rank_options(Command app, PinOptions& pins) {
   app.add_whole("--ring", pins.ring, 1, kMostRanks,
-                "Ranks that divide every sequence (default: all); groups of so many divide the batch");
+                "Pins the ranks that divide every sequence; groups of so many divide the batch");
   app.add_choice(
       "--shard", pins.shard, {"none", "optimizer", "full"},
-      "What ranks divide of the training state: optimizer divides moments and master weights, full "
+      "Pins what ranks divide of the training state: optimizer divides moments and master weights, full "
       "weights and gradients too");
-  app.add_choice("--loss-ranks", pins.loss_ranks, {"tokens", "vocabulary"},
-                 "What ranks divide of the loss: each has its own tokens, or its own words of all tokens "
-                 "(default: what fits and is faster)");
+  app.add_choice(
+      "--loss-ranks", pins.loss_ranks, {"tokens", "vocabulary"},
+      "Pins what ranks divide of the loss: each has its own tokens, or its own words of all tokens");
+}
+
+void add_link_options(Command app, std::optional<std::string>& link, std::optional<double>& latency_seconds) {
+  app.add_text("--link", link,
+               "What a rank's link moves each way, such as 400Gb/s or 50GB/s: time is estimated with it "
+               "(default: the device's)");
+  app.add_seconds("--latency", latency_seconds, {.most = kMostLatencySeconds},
+                  "Of a message on that link, such as 5us or 0.1ms");
 }
 
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {

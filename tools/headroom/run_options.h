@@ -16,6 +16,8 @@ namespace headroom {
 void add_pin_options(Command app, PinOptions& pins);
 // --ring, --shard and --loss-ranks, of commands that have ranks.
 void add_rank_options(Command app, PinOptions& pins);
+// --link and --latency, of the same.
+void add_link_options(Command app, std::optional<std::string>& link, std::optional<double>& latency_seconds);
 
 inline constexpr std::int64_t kMostRanks = 1024;
 inline constexpr double kMostLatencySeconds = 60;  // of a message between ranks

@@ -75,6 +75,9 @@ void print_plan(const TrainingPlan& plan, std::ostream& out) {
              format_count(problem.sizes.batch * problem.sizes.context),
              problem.accumulation > 1 ? "micro-step" : "step", describe(plan.fit.strategy));
   if (ranks > 1) fmt::print(out, "        ranks: {}\n", describe_ranks(plan.fit.strategy));
+  if (const std::string choice = describe_choice(plan.fit.divisions); !choice.empty()) {
+    fmt::print(out, "        chosen by estimated time: {}\n", choice);
+  }
   if (plan.device.description().kind == DeviceKind::cpu) {
     fmt::print(out,
                "        budget {} for the arena and host staging{}; the process itself holds {} besides\n",
@@ -224,6 +227,8 @@ void train(Options options, std::ostream& given) {
           options.run.pins.ranks, ranks.count);
     options.run.pins.ranks = ranks.count;
   }
+  check(options.run.pins.ranks > 1 || (!options.run.link && !options.run.latency_seconds),
+        "--link and --latency are of several ranks; add --ranks N");
   const bool leads = launched == nullptr || launched->ranks().rank == 0;
   std::ostream nowhere(nullptr);
   std::ostream& out = leads ? given : nowhere;
@@ -290,6 +295,7 @@ void add_train(Command app, std::ostream& out) {
                 "Threads that train together, each with its own share of the cores; under mpirun its "
                 "processes are the ranks");
   add_rank_options(app, run.pins);
+  add_link_options(app, run.link, run.latency_seconds);
   app.add_seconds("--rank-timeout", options->rank_timeout, {.above = true},
                   "How long a rank waits for another that sends nothing before the run ends");
   app.add_whole("--batch", run.batch, 1, kMostTokens, "Sequences at a time");

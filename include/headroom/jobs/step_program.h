@@ -20,11 +20,15 @@ class StepProgram {
  public:
   // Reserves what the fit says, and fills the weights.
   StepProgram(Backend& backend, const TrainingProblem& problem, const TrainingFit& fit)
+      : StepProgram(backend, problem, fit.strategy, fit.layout) {}
+  // The same as one of several ranks, whose layout it is.
+  StepProgram(Backend& backend, const TrainingProblem& problem, const Strategy& strategy,
+              const Layout& layout, Communicator* communicator = nullptr)
       : vocab_(problem.config.vocab),
         seq_(problem.sizes.context),
         accumulation_(problem.accumulation),
-        context_(backend, fit.layout),
-        trainer_(Decoder(problem.config, fit.strategy, problem.sizes, problem.mask), problem.optimizer) {
+        context_(backend, layout, communicator),
+        trainer_(Decoder(problem.config, strategy, problem.sizes, problem.mask), problem.optimizer) {
     trainer_.load(context_, [&](Staging&) { trainer_.initialize(context_, 0); });
   }
 

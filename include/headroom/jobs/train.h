@@ -34,6 +34,8 @@ struct TrainingOptions {
   std::optional<std::int64_t> host_budget_bytes{};  // as RunDeviceOptions has it
   PinOptions pins{};                                // parts of the strategy; `accumulation` is not read.
                                                     // `ranks` are threads of this process
+  std::optional<std::string> link{};                // between ranks, by which the planner chooses what they
+  std::optional<double> latency_seconds{};          // divide; without it memory, or a network between hosts
   std::string attention = "causal";                 // as parse_mask() reads it
   std::optional<std::string> dtype{};               // f32 or bf16; without it: what is fast on the device
   std::string state = "f32";                        // of weights, gradients and moments: f32, bf16 or 8bit

@@ -59,10 +59,15 @@ struct Ticket {
   std::int64_t phase_run = 0;
 };
 
+// Which messages of an exchange a rehearsal writes down. Of `sampled`, parts of one tensor that follow each
+// other are one message: bytes and work are those of all messages, and no run can follow the trace.
+enum class NotedMessages : std::uint8_t { all, sampled };
+
 class Context {
  public:
   // A rehearsal on a phantom of the described device, as one of so many ranks.
-  explicit Context(DeviceDescription description, const Ranks& ranks = {});
+  explicit Context(DeviceDescription description, const Ranks& ranks = {},
+                   NotedMessages noted = NotedMessages::all);
   // A run: reserves what the layout says, once. Without a communicator it is the one rank of one.
   Context(Backend& backend, const Layout& layout, Communicator* communicator = nullptr);
   // A run in memory that a host framework hands over. Each arena has to be at least as large as the layout
@@ -246,6 +251,7 @@ class Context {
   [[nodiscard]] bool is_of_this_phase(Ticket ticket) const;
   void check_host_access(const Tensor& tensor);
   void touch(StreamId id, const Tensor& tensor);
+  void note_parcels(EventKind kind, std::span<const Parcel> parcels);
   void note_parcel(EventKind kind, const Parcel& parcel);
   // Waits until the exchanges before a record of the stream communication are done.
   void finish_exchanges(std::uint32_t record);
@@ -308,6 +314,7 @@ class Context {
   Backend* backend_ = nullptr;
   Communicator* communicator_ = nullptr;
   Ranks ranks_;
+  NotedMessages noted_messages_ = NotedMessages::all;
   int errors_when_made_ = std::uncaught_exceptions();
   Layout layout_;
   std::array<Arena, kSpaceCount> arenas_;

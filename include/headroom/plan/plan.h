@@ -27,10 +27,11 @@ struct StrategyPins {
   std::optional<std::int64_t> accumulation;
   std::optional<bool> offload_optimizer;
   std::int64_t ranks = 1;
-  std::optional<std::int64_t> ring{};  // of them, that divide every sequence; without it: all of them
-  Sharding sharding = Sharding::none;
+  std::optional<std::int64_t> ring{};  // of them, that divide every sequence
+  std::optional<Sharding> sharding{};
   std::optional<LossRanks> loss_ranks{};  // what ranks divide of the loss
 
+  // All of them where nobody has decided: no other number takes less memory.
   [[nodiscard]] std::int64_t ring_ranks() const { return ring.value_or(ranks); }
   // Groups of ranks that divide the sequences of a batch between them.
   [[nodiscard]] std::int64_t data_ranks() const { return ranks / ring_ranks(); }
@@ -76,12 +77,22 @@ struct PlannedStep {
   std::vector<AssumedKernel> assumed{};
 };
 
+// A way in which ranks may divide a step: what of it the search has chosen, and how long it would take.
+struct RankDivision {
+  std::int64_t ring_ranks = 1;
+  std::int64_t head_group = 1;
+  Sharding sharding = Sharding::none;
+  LossRanks loss_ranks = LossRanks::tokens;
+  std::optional<double> seconds{};  // of the fastest strategy that fits by its bound; nothing where none does
+};
+
 struct Plan {
   bool fits = false;
   PlannedStep step;  // the fastest that fits; where none does, the one that is least over
   Layout layout;
-  std::int64_t candidates = 0;  // strategies in the space
-  std::int64_t rehearsed = 0;   // of them, whole
+  std::vector<RankDivision> divisions{};  // that were compared, the chosen one first, then the fastest
+  std::int64_t candidates = 0;            // strategies in the space
+  std::int64_t rehearsed = 0;             // of them, whole
 };
 
 // How a layer's own memory is cut down; see Strategy.
@@ -100,7 +111,7 @@ struct SearchSpace {
   std::vector<LayerCut> layer_cuts;
   std::vector<bool> optimizer_offloads;
 };
-[[nodiscard]] SearchSpace search_space(const PlanRequest& request, LossRanks loss_ranks = LossRanks::tokens);
+[[nodiscard]] SearchSpace search_space(const PlanRequest& request);
 
 // One strategy, rehearsed and packed; over ranks, as one of each class that takes the same.
 [[nodiscard]] PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy,
@@ -119,8 +130,8 @@ struct SearchSpace {
   return bytes_over(request, step) == 0;
 }
 
-// Finds what trying the whole space would find; past some dozens of strategies that fail (4,096 layers of
-// them) those that would barely fit are passed over.
+// Finds what trying the whole space would find, over all ways in which the ranks may divide a step; past some
+// dozens of strategies that fail (4,096 layers of them) those that would barely fit are passed over.
 [[nodiscard]] Plan make_plan(const PlanRequest& request, const CostModel& costs);
 
 // The plan of a run whose batch and accumulation are decided: what train reserves.
@@ -129,10 +140,16 @@ struct TrainingFit {
   Layout layout;                  // of the rank that takes most
   std::int64_t needed_bytes = 0;  // that count against the device's budget; on a CPU with the host staging
   bool fits = false;
+  std::vector<RankDivision> divisions{};  // as the plan has them
 };
 // The request's problem is that of a run: `sizes.batch` are the sequences of a micro-step, `accumulation` of
 // which make an update. Its pins may leave `accumulation` out.
 [[nodiscard]] TrainingFit fit_training(PlanRequest request, const CostModel& costs);
+
+// What was chosen for the ranks, and what else was compared, in the words of the flags that pin it: "--ring 4
+// --shard none --loss-ranks tokens, 1.2 s a step; --ring 4 --shard full --loss-ranks tokens 1.4 s". Empty
+// where there was nothing to choose.
+[[nodiscard]] std::string describe_choice(const std::vector<RankDivision>& divisions);
 
 // The largest number of tokens of a sequence, a multiple of `step`, for which one of the strategies that take
 // least fits; 0: none.

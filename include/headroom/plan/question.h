@@ -19,8 +19,8 @@ struct PinOptions {
   std::optional<std::int64_t> accumulation{};
   std::optional<std::string> optimizer_state{};  // "device" or "host"
   std::int64_t ranks = 1;
-  std::optional<std::int64_t> ring{};       // ranks that divide every sequence; without it all of them do
-  std::string shard = "none";               // what of the state they divide too; see Sharding
+  std::optional<std::int64_t> ring{};       // ranks that divide every sequence
+  std::optional<std::string> shard{};       // what of the state they divide too; see Sharding
   std::optional<std::string> loss_ranks{};  // what of the loss: "tokens" or "vocabulary"
 };
 // Throws where the counts of layers are not those of a model of so many, where the ring does not divide the
