@@ -123,6 +123,14 @@ void divide_as_before(StrategyPins& pins, const Resumed& resumed) {
   if (!pins.loss_ranks) pins.loss_ranks = parse_loss_ranks(resumed.state.settings.at("loss_ranks"));
 }
 
+// A chunk of the loss has tokens of one rank, or of all where they divide the vocabulary.
+bool has_chunks_as_before(const StrategyPins& pins, const Resumed& resumed) {
+  if (parse_loss_ranks(resumed.state.settings.at("loss_ranks")) == LossRanks::vocabulary) {
+    return pins.loss_ranks == LossRanks::vocabulary && resumed.tokens_of("ranks") == pins.ranks;
+  }
+  return pins.ranks == 1 || pins.loss_ranks == LossRanks::tokens;
+}
+
 // The fastest strategy that fits. A resumed run is divided as before, and cut as before on a GPU, unless that
 // no longer fits or a flag says otherwise.
 TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::optional<Resumed>& resumed) {
@@ -132,7 +140,9 @@ TrainingFit fit_run(PlanRequest request, const CostModel& costs, const std::opti
     divide_as_before(request.pins, *resumed);
     for (const Cut& cut : kCuts) {
       std::optional<std::int64_t>& pin = request.pins.*cut.pin;
-      if (!pin && gpu) pin = resumed->tokens_of(cut.name);
+      const bool other_chunks =
+          cut.pin == &StrategyPins::loss_chunk_tokens && !has_chunks_as_before(request.pins, *resumed);
+      if (!pin && gpu && !other_chunks) pin = resumed->tokens_of(cut.name);
     }
     TrainingFit as_before = fit_training(request, costs);
     if (as_before.fits) return as_before;

@@ -48,7 +48,7 @@ LossRanks parse_loss_ranks(std::string_view text) {
   for (const LossRanks ranks : {LossRanks::tokens, LossRanks::vocabulary}) {
     if (text == name(ranks)) return ranks;
   }
-  fail(ErrorKind::input, "ranks of the loss divide '{}', which is unknown; accepted: tokens, vocabulary",
+  fail(ErrorKind::input, "'{}' is not a way in which ranks share the loss; accepted: tokens, vocabulary",
        text);
 }
 

@@ -129,7 +129,7 @@ TEST(TrainingRanks, HoldTheirWordsAlone) {
 }
 
 // A layer's weights are asked for in the stage before its own: by the embedding for the first layer, in
-// backward by the layer after it. The last layer, the loss and backward's first layer ask for their own.
+// backward by the layer after it. The embedding, the loss and backward's first layer ask for their own.
 TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
   RankCase c = rank_cases()[0];
   c.training.config.layers = 4;

@@ -23,7 +23,8 @@ void add_rank_options(Command app, PinOptions& pins) {
       "weights and gradients too");
   app.add_choice(
       "--loss-ranks", pins.loss_ranks, {"tokens", "vocabulary"},
-      "Pins what ranks divide of the loss: each has its own tokens, or its own words of all tokens");
+      "Pins how ranks share the loss. tokens: each computes its own tokens over the whole vocabulary. "
+      "vocabulary: each computes a slice of the vocabulary for the tokens of all ranks");
 }
 
 void add_link_options(Command app, std::optional<std::string>& link, std::optional<double>& latency_seconds) {
