@@ -153,7 +153,9 @@ class Step {
                   const Rest& rest) {
     UnitWeights unit = gathered_.take(unit_of_layer(layer));
     const bool exchanges = decoder_.schedule(layer) != nullptr;
-    if (next && !exchanges) gathered_.start(unit_of_layer(*next));
+    // GCC 12 takes *next for uninitialised.
+    const auto start_next = [&] { gathered_.start(unit_of_layer(next.value_or(layer))); };
+    if (next && !exchanges) start_next();
     const LayerWeights weights(parameters(), unit.wait(), layer);
     const LayerAttention attention{
         .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
@@ -162,7 +164,7 @@ class Step {
         .document_starts = shared_.batch.document_starts};
     const Layer run(context_, shared_, layer_spec(config(), layer), weights, attention);
     attend(run);
-    if (next && exchanges) gathered_.start(unit_of_layer(*next));
+    if (next && exchanges) start_next();
     rest(run);
   }
 
