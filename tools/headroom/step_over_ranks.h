@@ -21,7 +21,7 @@ struct StepOverRanks {
   double predicted_alone_milliseconds = 0;
   StepTimes linked;  // over the link that was asked for; as alone where none was
   double predicted_milliseconds = 0;
-  LinkModel link;
+  LinkModel link{};
 };
 
 // Plans predict with the rates of kernels that the ranks reach together over a link as fast as memory: alone
