@@ -9,7 +9,8 @@
 #include "cli/bad_inputs.h"
 #include "headroom/core/text.h"
 
-namespace headroom {
+// Names of its own: the program has a Table too.
+namespace headroom::bad_input {
 
 using Line = std::vector<std::string>;
 
@@ -193,4 +194,4 @@ class Table {
   }
 };
 
-}  // namespace headroom
+}  // namespace headroom::bad_input

@@ -10,6 +10,8 @@
 namespace headroom {
 namespace {
 
+using namespace bad_input;
+
 namespace fs = std::filesystem;
 
 void add_commands(Table& table) {

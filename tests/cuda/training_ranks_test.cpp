@@ -79,14 +79,15 @@ TEST_F(CudaTrainingRanks, RunsAreThoseOfOneRank) {
   const TemporaryFolder folder;
   const auto run = [&](std::int64_t ranks, const std::optional<std::string>& shard, std::string_view name,
                        std::int64_t last_step) {
-    TrainingOptions options{.model = "demo",
-                            .data = "recall",
-                            .context = 512,
-                            .batch = 2,
-                            .dtype = "f32",
-                            .optimizer = {.steps = 6},
-                            .out = (folder / name).string(),
-                            .device = "cuda:0"};
+    TrainingOptions options;
+    options.model = "demo";
+    options.data = "recall";
+    options.context = 512;
+    options.batch = 2;
+    options.dtype = "f32";
+    options.optimizer.steps = 6;
+    options.out = (folder / name).string();
+    options.device = "cuda:0";
     options.pins.ranks = ranks;
     options.pins.shard = shard;
     options.resume = latest_checkpoint(options.out).has_value();
