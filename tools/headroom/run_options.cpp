@@ -32,7 +32,7 @@ void add_link_options(Command app, std::optional<std::string>& link, std::option
                "What a rank's link moves each way, such as 400Gb/s or 50GB/s: time is estimated with it "
                "(default: the device's)");
   app.add_seconds("--latency", latency_seconds, {.most = kMostLatencySeconds},
-                  "Of a message on that link, such as 5us or 0.1ms");
+                  "How late a message on that link arrives, such as 5us or 0.1ms");
 }
 
 void add_host_budget_option(Command app, std::optional<std::int64_t>& bytes) {
