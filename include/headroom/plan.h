@@ -8,4 +8,5 @@
 #include "headroom/plan/implementations.h"
 #include "headroom/plan/links.h"
 #include "headroom/plan/plan.h"
+#include "headroom/plan/played_phase.h"
 #include "headroom/plan/question.h"

@@ -13,6 +13,7 @@
 #include "headroom/jobs/run_device.h"
 #include "headroom/jobs/step_program.h"
 #include "headroom/plan/catalogue.h"
+#include "headroom/plan/played_phase.h"
 #include "plan/causal_mask.h"
 #include "report/json.h"
 
@@ -149,8 +150,13 @@ Profile profile_step(const ProfileOptions& options) {
   profile.step_seconds = median(seconds);
   const std::vector<StepWork> work = program.work();
   profile.kernels = by_kernel(options, work, costs);
-  for (const Phase phase : {Phase::micro_step, Phase::update})
-    profile.predicted_seconds += times_a_step(options, phase) * costs.seconds(context.work(phase));
+  for (const Phase phase : {Phase::micro_step, Phase::update}) {
+    profile.predicted_seconds +=
+        times_a_step(options, phase) *
+        play_phase(context.ledger(), phase, context.work(phase),
+                   [&](const WorkRecord& record) { return costs.seconds(record.work); })
+            .seconds();
+  }
   profile.stage_seconds.assign(profile.measured.size(), 0);
   for (const auto& [phase, record] : work) {
     if (record.runs == 0) continue;

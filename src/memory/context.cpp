@@ -182,13 +182,14 @@ void Context::end_stage() noexcept {
   quietly([&] { note({.kind = EventKind::stage_end, .stage = stage}); });
 }
 
-void Context::note_work(const Work& work) {
+void Context::note_work(const Work& work, StreamId stream) {
   check(phantom() || !work.assumed, "{} has no kernel for {} yet: its bytes can be planned, it cannot run",
         work.kernel, description_.name);
   if (!in_phase_) return;
   std::vector<WorkRecord>& records = work_[phase_];
   const std::size_t record = work_cursor_++;
-  const WorkRecord first{.work = work, .stage = ledger_.stage(), .events_before = cursor_};
+  const WorkRecord first{
+      .work = work, .stream = stream, .stage = ledger_.stage(), .events_before = cursor_};
   if (record == records.size()) records.push_back(first);
   WorkRecord& known = records[record];
   // Inspection may add pieces to a run that its first had not.
@@ -327,8 +328,14 @@ void Context::copy(StreamId id, const TensorPart& to, const TensorPart& from) {
         name(source.dtype()), target.elements(), name(target.dtype()));
   touch(id, from.tensor);
   touch(id, to.tensor);
-  note_work({.kind = WorkKind::copy, .kernel = "copy", .bytes = 2.0 * static_cast<double>(target.bytes())});
-  if (!phantom()) backend_->copy(id, target.raw(), source.raw(), target.bytes());
+  Work work{.kind = WorkKind::copy, .kernel = "copy", .bytes = 2.0 * static_cast<double>(target.bytes())};
+  const auto give = [&](const Stream&) { backend_->copy(id, target.raw(), source.raw(), target.bytes()); };
+  if (id == StreamId::main && find(to.tensor)->event.space == find(from.tensor)->event.space) {
+    work.kind = WorkKind::kernel;
+    return run(work, give);
+  }
+  note_work(work, id);
+  if (!phantom()) give({});
 }
 
 TensorView TensorPart::view() const {

@@ -48,7 +48,7 @@ Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> 
   work.received_bytes = bytes_of(receives);
   work.bytes = static_cast<double>(work.sent_bytes);
   if (!sends.empty() || !receives.empty()) {
-    note_work(work);
+    note_work(work, StreamId::communication);
     if (!phantom()) {
       for (const auto& [peer, part] : sends) {
         const TensorView view = part.view();

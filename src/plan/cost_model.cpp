@@ -87,21 +87,16 @@ double CostModel::message_seconds(const Work& work) const {
   return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
 }
 
-double CostModel::seconds(std::span<const WorkRecord> records) const {
-  double kernels = 0;
-  double copies = 0;
-  for (const WorkRecord& record : records) {
-    (record.work.kind == WorkKind::copy ? copies : kernels) += seconds(record.work);
-  }
-  return std::max(kernels, copies);
-}
+namespace {
 
-FittedLine fit_line(std::span<const MeasuredWork> runs) {
-  // Least squares of (start + slope * amount - seconds) / seconds.
+// Least squares of (start + slope * amount - seconds) / expected seconds of the run.
+template <class Expected>
+FittedLine fit_line(std::span<const MeasuredWork> runs, const Expected& expected) {
   double one = 0, x = 0, xx = 0, y = 0, xy = 0;
   for (const MeasuredWork& run : runs) {
     if (run.seconds <= 0) continue;
-    const double weight = 1 / (run.seconds * run.seconds);
+    const double seconds = expected(run);
+    const double weight = 1 / (seconds * seconds);
     one += weight;
     x += weight * run.amount;
     xx += weight * run.amount * run.amount;
@@ -121,6 +116,21 @@ FittedLine fit_line(std::span<const MeasuredWork> runs) {
     }
   }
   return {.per_second = 1 / slope, .start_seconds = start};
+}
+
+}  // namespace
+
+FittedLine fit_line(std::span<const MeasuredWork> runs) {
+  // Relative to what was measured, runs that happened to be short would count most, and the line would be too
+  // fast. So the first line tells what is expected, and the next ones are relative to that.
+  FittedLine line = fit_line(runs, [](const MeasuredWork& run) { return run.seconds; });
+  constexpr int kRefinements = 4;
+  for (int i = 0; i < kRefinements && line.per_second > 0; ++i) {
+    line = fit_line(runs, [&](const MeasuredWork& run) {
+      return line.start_seconds + run.amount / line.per_second;
+    });
+  }
+  return line;
 }
 
 void calibrate(CostModel& model, std::span<const WorkRecord> records) {

@@ -42,8 +42,9 @@ PlannedStep rehearsed_rank(const StepQuestion& of, int rank, Layout* layout) {
   const RecordSeconds seconds(of.costs, problem.config, rehearsal, attention);
   PlannedStep step{.strategy = strategy,
                    .live_peak_bytes = std::as_const(rehearsal.ledger).usage(Space::device).peak_bytes,
-                   .seconds = static_cast<double>(strategy.accumulation) * seconds.of(rehearsal.micro_step) +
-                              seconds.of(rehearsal.update),
+                   .seconds = static_cast<double>(strategy.accumulation) *
+                                  seconds.of(Phase::micro_step, rehearsal.micro_step) +
+                              seconds.of(Phase::update, rehearsal.update),
                    .traffic = seconds.traffic(strategy.accumulation),
                    .assumed = assumed_kernels(rehearsal)};
   step.arena_bytes = step.live_peak_bytes;

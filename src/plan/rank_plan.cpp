@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "headroom/plan/answer.h"
+#include "headroom/plan/played_phase.h"
 
 namespace headroom {
 namespace {
@@ -107,21 +108,9 @@ double RecordSeconds::of(const WorkRecord& record) const {
   return over_ranks->pass == nullptr ? 0 : over_ranks->part * over_ranks->pass->seconds;
 }
 
-bool RecordSeconds::goes_beside(const WorkRecord& record) const {
-  if (record.work.kind == WorkKind::copy) return true;
-  // Sums have a workspace, and main waits for them.
-  if (record.work.kind != WorkKind::communication || record.work.workspace_bytes > 0) return false;
-  const StagePath path = rehearsal_.ledger.stage_path(record.stage);
-  const std::span<const Stage> stages = path.stages();
-  return std::ranges::find(stages, StageKind::layer, &Stage::kind) != stages.end() &&
-         std::ranges::find(stages, StageKind::over_ranks, &Stage::kind) == stages.end();
-}
-
-double RecordSeconds::of(std::span<const WorkRecord> records) const {
-  double kernels = 0;
-  double beside = 0;
-  for (const WorkRecord& record : records) (goes_beside(record) ? beside : kernels) += of(record);
-  return std::max(kernels, beside);
+double RecordSeconds::of(Phase phase, std::span<const WorkRecord> records) const {
+  return play_phase(rehearsal_.ledger, phase, records, [&](const WorkRecord& record) { return of(record); })
+      .seconds();
 }
 
 RankTraffic RecordSeconds::traffic(std::int64_t accumulation) const {

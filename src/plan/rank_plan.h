@@ -43,11 +43,8 @@ class RecordSeconds {
       : costs_(costs), config_(config), rehearsal_(rehearsal), attention_(attention) {}
 
   [[nodiscard]] double of(const WorkRecord& record) const;
-  // Whether a record's work goes on beside the kernels: a copy, or the gathering of the weights of a layer,
-  // which arrive while the layer before it computes.
-  [[nodiscard]] bool goes_beside(const WorkRecord& record) const;
-  // The longer of the two counts.
-  [[nodiscard]] double of(std::span<const WorkRecord> records) const;
+  // Of a phase, played.
+  [[nodiscard]] double of(Phase phase, std::span<const WorkRecord> records) const;
   // What the ranks of a step exchange and wait for, with so many micro-steps.
   [[nodiscard]] RankTraffic traffic(std::int64_t accumulation) const;
 

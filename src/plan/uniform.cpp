@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "headroom/memory/usage.h"
+#include "headroom/plan/played_phase.h"
 
 namespace headroom {
 namespace {
@@ -99,7 +100,10 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   trainer.load(context, [](Staging&) {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.context;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
-  RunCosts run{.update_seconds = costs.seconds(context.work(Phase::update))};
+  const PlayedPhase update =
+      play_phase(context.ledger(), Phase::update, context.work(Phase::update),
+                 [&](const WorkRecord& record) { return costs.seconds(record.work); });
+  RunCosts run{.update_seconds = update.seconds()};
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::device)) {
     if (row.phase == Phase::load && row.stage.empty()) run.device_bytes = row.live_bytes;
     if (row.phase == Phase::update && row.stage.empty()) run.update_peak_bytes = row.peak_bytes;
@@ -133,7 +137,7 @@ struct LayerCost {
   std::int64_t kept = 0;            // bytes that it leaves behind
   std::int64_t forward_above = 0;   // highest live bytes while it runs, above what layers before it have kept
   std::int64_t backward_above = 0;  // the same in backward
-  double seconds = 0;               // of its kernels, both ways
+  double seconds = 0;               // of main: kernels and waits for messages, both ways
   double forward_seconds = 0;
   double copy_seconds = 0;
 };
@@ -181,17 +185,19 @@ void read_bytes(const TrainingRehearsal& rehearsal, LayerKind kind, UniformStep&
 
 void read_seconds(const TrainingRehearsal& rehearsal, const RecordSeconds& record_seconds,
                   UniformStep& step) {
+  const auto place_in = [&](std::uint32_t stage) { return place_of(rehearsal.ledger.stage_path(stage)); };
+  const auto seconds_of = [&](const WorkRecord& record) { return record_seconds.of(record); };
+  const auto add_to_layer = [&](std::uint32_t stage, double seconds) {
+    const std::optional<Place> place = place_in(stage);
+    (place ? step.layers[at(place->layer)].seconds : step.outside_seconds) += seconds;
+    if (place && !place->backward) step.layers[at(place->layer)].forward_seconds += seconds;
+  };
+  static_cast<void>(
+      play_phase(rehearsal.ledger, Phase::micro_step, rehearsal.micro_step, seconds_of, add_to_layer));
   for (const WorkRecord& record : rehearsal.micro_step) {
-    const double seconds = record_seconds.of(record);
-    const bool copies = record_seconds.goes_beside(record);
-    const std::optional<Place> place = place_of(rehearsal.ledger.stage_path(record.stage));
-    if (!place) {
-      (copies ? step.outside_copy_seconds : step.outside_seconds) += seconds;
-      continue;
-    }
-    LayerCost& layer = step.layers[at(place->layer)];
-    (copies ? layer.copy_seconds : layer.seconds) += seconds;
-    if (!copies && !place->backward) layer.forward_seconds += seconds;
+    if (record.stream != StreamId::copy) continue;
+    const std::optional<Place> place = place_in(record.stage);
+    (place ? step.layers[at(place->layer)].copy_seconds : step.outside_copy_seconds) += seconds_of(record);
   }
 }
 

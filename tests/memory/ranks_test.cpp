@@ -113,7 +113,9 @@ TEST(Exchange, SlicesAreThoseOfTheRanks) {
     ASSERT_EQ(work.size(), 4U);
     EXPECT_EQ(work[0].work.sent_bytes, 2 * 80);
     EXPECT_EQ(work[0].work.received_bytes, 320);
-    EXPECT_EQ(work[1].work.kind, WorkKind::copy);
+    EXPECT_EQ(work[1].work.kind, WorkKind::kernel);  // within one space
+    EXPECT_EQ(work[1].stream, StreamId::main);
+    EXPECT_EQ(work[2].stream, StreamId::communication);
     EXPECT_EQ(work[2].work.sent_bytes, 320);
     EXPECT_EQ(work[2].work.received_bytes, 320);
     EXPECT_EQ(work[3].work.sent_bytes, 320);

@@ -16,6 +16,7 @@ PlanRequest request_of(std::int64_t batch, std::int64_t ranks) {
   PlanRequest request;
   request.problem.config = find_model("demo");
   request.problem.config.layers = 2;
+  request.problem.config.vocab = 1024;
   request.problem.sizes = {.batch = batch, .context = 256};
   request.problem.mask = parse_mask("causal");
   request.device.cores = 2;
@@ -60,7 +61,7 @@ TEST(RankChoice, IsTheFastestThatFits) {
     for (const std::int64_t batch : {1, 4}) {
       PlanRequest request = request_of(batch, 4);
       const CostModel costs = costs_of(request, link);
-      for (const std::int64_t budget : {kGiB, 5 * kMiB, 9 * kMiB / 2, 4 * kMiB, kMiB}) {
+      for (const std::int64_t budget : {kGiB, 7 * kMiB, 6 * kMiB, 5 * kMiB, 9 * kMiB / 2, kMiB}) {
         request.budget_bytes = budget;
         const std::vector<Plan> all = plan_everything(request, costs);
         const Plan plan = make_plan(request, costs);

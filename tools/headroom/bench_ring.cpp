@@ -100,6 +100,9 @@ void run(Options options, std::ostream& given) {
     rows.push_back(measure_ring(c, options.bench, options.link, launched, devices, device));
   }
   launched.finish();
+  if (prints) {
+    for (RingRow& row : rows) measure_single(row, options.bench, device);
+  }
   if (prints && options.bench.html) write_html(*options.bench.html, ring_page(rows, transport));
   if (options.bench.json) {
     nlohmann::ordered_json json = bench_header(device.listed.description, 0);

@@ -150,36 +150,6 @@ RingRow measure_rank(const RingBenchCase& c, const ParallelSchedule& schedule, c
   return row;
 }
 
-// The same attention on one rank with the whole device. after_step() is called after each step.
-template <class AfterStep>
-void measure_single(const RingBenchCase& c, const AttentionBackward& whole, const BenchOptions& options,
-                    Backend& backend, RingRow& row, const AfterStep& after_step) {
-  const ParallelSchedule schedule(AttentionWay::ring, c.problem, whole.forward,
-                                  make_partition(PartitionKind::contiguous, 1, c.problem, whole.forward));
-  const Layout layout = rehearse_ring(schedule, whole, backend.description(), {});
-  Context context(backend, layout);
-  RingRun run(context, schedule, whole);
-  const auto median_ms = [&](const auto& pass) {
-    const auto whole_pass = [&] {
-      pass();
-      context.synchronize();
-    };
-    for (int i = 0; i < options.warmup; ++i) {
-      whole_pass();
-      after_step();
-    }
-    std::vector<double> seconds;
-    repeat(options, [&] {
-      seconds.push_back(seconds_of(whole_pass));
-      after_step();
-    });
-    return median(seconds) * 1e3;
-  };
-  row.single_forward_ms = median_ms([&] { run.forward(); });
-  row.single_backward_ms = median_ms([&] { run.backward(); });
-  row.single_bytes = layout.reserved(Space::device);
-}
-
 // Ranks that are threads, over a link.
 RingRow measure_threads(const RingBenchCase& c, const ParallelSchedule& schedule,
                         const AttentionBackward& whole, const BenchOptions& options,
@@ -240,10 +210,18 @@ double rank_share(int ranks, const std::vector<Device>& devices, int threads, in
   return 1.0 / sharing;
 }
 
-AttentionTime predict(const RingRow& row, const ParallelSchedule& schedule, const AttentionForward& lists) {
+// As many as one rank alone has.
+int single_threads(const BenchOptions& options) {
+  return options.threads == 0 ? usable_cores() : options.threads;
+}
+
+AttentionTime predict(const RingRow& row) {
+  const RingBenchCase& c = row.c;
+  const AttentionForward lists = lists_of(c);
+  const Partition partition = make_partition(c.partition, c.ranks, c.problem, lists);
+  const ParallelSchedule schedule(c.way, c.problem, lists, partition, c.group);
   const auto played = [&](const LinkModel& link) {
-    return play_attention(row.c.problem, lists, schedule.partition(), schedule.group(),
-                          rank_rates(row, link));
+    return play_attention(c.problem, lists, partition, schedule.group(), rank_rates(row, link));
   };
   return {.forward = played(row.linked->forward_link).forward,
           .backward = played(row.linked->backward_link).backward};
@@ -295,7 +273,7 @@ RingRow measure_ring(const RingBenchCase& c, const BenchOptions& options, const 
   }
   const ParallelSchedule schedule(c.way, c.problem, views.forward, partition, c.group);
   Communicator* communicator = launched.communicator();
-  const int threads = options.threads == 0 ? usable_cores() : options.threads;
+  const int threads = single_threads(options);
   const int each = communicator != nullptr ? threads : std::max(1, threads / c.ranks);
   std::int64_t bytes = 0;  // of all ranks of this process on the first device
   const Device where = device.listed.device;
@@ -314,31 +292,43 @@ RingRow measure_ring(const RingBenchCase& c, const BenchOptions& options, const 
     row.reason = fmt::format("needs {}, the budget is {}", format_bytes(bytes), format_bytes(device.budget));
     return row;
   }
-  if (communicator == nullptr) {
-    const auto measured_over = [&](const LinkModel& model) {
-      return measure_threads(c, schedule, views, options, devices, each, model);
-    };
-    row =
-        link.given() ? measure_over_link(schedule, c.ranks, link, measured_over) : measured_over(LinkModel{});
-    measure_single(c, views, options, *open_backend(where, threads), row, [] {});
-    row.rank_share = rank_share(c.ranks, devices, threads, each);
-    if (row.linked && c.way != AttentionWay::gather) {
-      row.linked->predicted = predict(row, schedule, views.forward);
-    }
-    return row;
+  if (communicator != nullptr) {
+    return measure_rank(c, schedule, views, options, *communicator, *open_backend(where, each));
   }
-  row = measure_rank(c, schedule, views, options, *communicator, *open_backend(where, each));
-  // The other ranks wait while the first one measures, step by step: all steps together may take longer than
-  // the timeout. The sum is 1 where another step follows.
-  if (communicator->ranks().rank == 0) {
-    measure_single(c, views, options, *open_backend(where, threads), row,
-                   [&] { static_cast<void>(communicator->all_reduce(1.0)); });
-    static_cast<void>(communicator->all_reduce(0.0));
-  } else {
-    while (communicator->all_reduce(0.0) > 0) {
-    }
-  }
+  const auto measured_over = [&](const LinkModel& model) {
+    return measure_threads(c, schedule, views, options, devices, each, model);
+  };
+  row = link.given() ? measure_over_link(schedule, c.ranks, link, measured_over) : measured_over(LinkModel{});
+  row.rank_share = rank_share(c.ranks, devices, threads, each);
   return row;
+}
+
+void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice& device) {
+  if (!row.reason.empty()) return;
+  const RingBenchCase& c = row.c;
+  const Whole whole(c);
+  const AttentionBackward& views = whole.views();
+  const ParallelSchedule schedule(AttentionWay::ring, c.problem, views.forward,
+                                  make_partition(PartitionKind::contiguous, 1, c.problem, views.forward));
+  const std::unique_ptr<Backend> backend =
+      open_backend(device.listed.device, single_threads(options));
+  const Layout layout = rehearse_ring(schedule, views, backend->description(), {});
+  Context context(*backend, layout);
+  RingRun run(context, schedule, views);
+  const auto median_ms = [&](const auto& pass) {
+    const auto whole_pass = [&] {
+      pass();
+      context.synchronize();
+    };
+    for (int i = 0; i < options.warmup; ++i) whole_pass();
+    std::vector<double> seconds;
+    repeat(options, [&] { seconds.push_back(seconds_of(whole_pass)); });
+    return median(seconds) * 1e3;
+  };
+  row.single_forward_ms = median_ms([&] { run.forward(); });
+  row.single_backward_ms = median_ms([&] { run.backward(); });
+  row.single_bytes = layout.reserved(Space::device);
+  if (row.linked && c.way != AttentionWay::gather) row.linked->predicted = predict(row);
 }
 
 RankRates rank_rates(const RingRow& row, const LinkModel& link) {

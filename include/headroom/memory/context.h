@@ -272,7 +272,7 @@ class Context {
   }
   // Compares with the rehearsal, moves the cursor, writes the ledger.
   void note(const Event& event);
-  void note_work(const Work& work);
+  void note_work(const Work& work, StreamId stream = StreamId::main);
 
   // The backend's marks: two of device_seconds, one where a phase begins, two of each piece of its work.
   static constexpr std::uint32_t kTimerBegin = 0;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "headroom/core/stream.h"
+
 namespace headroom {
 
 enum class WorkKind : std::uint8_t {
@@ -33,6 +35,7 @@ struct Work {
 // The n-th piece of work of a phase; later runs of the phase add their time to it.
 struct WorkRecord {
   Work work;
+  StreamId stream = StreamId::main;
   std::uint32_t stage = 0;        // Ledger::stage_path() reads it
   std::size_t events_before = 0;  // of the phase's trace in the ledger
   std::int64_t runs = 0;

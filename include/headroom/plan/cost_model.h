@@ -48,8 +48,6 @@ class CostModel {
   [[nodiscard]] double seconds(const Work& work) const;
   // Of its messages alone.
   [[nodiscard]] double message_seconds(const Work& work) const;
-  // Copies go beside the kernels: the longer of the two counts.
-  [[nodiscard]] double seconds(std::span<const WorkRecord> records) const;
 
  private:
   KernelRate arithmetic_;  // kernels that have flops
