@@ -115,8 +115,9 @@ TEST(RankPlan, AClassIsOfOneSizeOfSlices) {
   }
 }
 
-// The weights of a layer arrive beside the kernels; those of the embedding and of the loss are waited for.
-TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
+// The weights of a layer arrive beside the kernels, and its gradients are sent beside them; those of the
+// embedding and of the loss are waited for.
+TEST(RankPlan, MessagesOfALayerGoBesideKernels) {
   const Case c{"h200", "causal", 4096, 1, 0};
   const TrainingProblem problem = problem_of(c);
   Strategy strategy = strategy_of(problem, 1);
@@ -129,14 +130,15 @@ TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
   const RecordSeconds seconds(costs, problem.config, rehearsal, attention);
   double beside = 0;
   double all = 0;
-  int gathered = 0;
+  int sent = 0;
   for (const WorkRecord& record : rehearsal.micro_step) {
     all += seconds.of(record);
     if (!seconds.goes_beside(record)) continue;
     beside += seconds.of(record);
-    if (record.work.kind == WorkKind::communication) ++gathered;
+    if (record.work.kind == WorkKind::communication) ++sent;
   }
-  EXPECT_EQ(gathered, 3);  // of two layers: the second in forward, both in backward
+  // Of two layers: the weights of the second in forward and of both in backward, the gradients of the second.
+  EXPECT_EQ(sent, 4);
   EXPECT_DOUBLE_EQ(seconds.of(rehearsal.micro_step), all - beside);
 }
 
