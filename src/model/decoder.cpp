@@ -246,8 +246,8 @@ class Step {
                        .x_gradient = gradient,
                        .weight_gradient = gradients.final_norm()},
                       Store::overwrite);
-    // Waited for: to go on beside the first layer's backward, when layers have kept all that they keep, the
-    // whole gradient of the output weight and the parts of its sum would have to stay.
+    // Waited for: to go on beside the last layer's backward, the whole gradient of the output weight and the
+    // parts of its sum would have to stay while layers hold most.
     gradients.add();
   }
 
