@@ -218,7 +218,9 @@ TEST(TrainingRanks, AddGradientsUpWhileTheNextLayerComputes) {
       const auto has = [](const std::vector<std::string_view>& kernels, std::string_view kernel) {
         return std::ranges::find(kernels, kernel) != kernels.end();
       };
-      if (i > 0) EXPECT_GT(sums[i].started, sums[i - 1].waited_for) << i;  // one at a time
+      if (i > 0) {
+        EXPECT_GT(sums[i].started, sums[i - 1].waited_for) << i;  // one at a time
+      }
       if (i + 1 == sums.size()) {
         EXPECT_TRUE(has(sums[i].meanwhile, "embedding backward"));
         continue;
