@@ -153,9 +153,9 @@ Profile profile_step(const ProfileOptions& options) {
   for (const Phase phase : {Phase::micro_step, Phase::update}) {
     profile.predicted_seconds +=
         times_a_step(options, phase) *
-        play_phase(context.ledger(), phase, context.work(phase),
-                   [&](const WorkRecord& record) { return costs.seconds(record.work); })
-            .seconds();
+        play_phase(context.ledger(), phase, context.work(phase), [&](const WorkRecord& record) {
+          return costs.seconds(record.work);
+        }).seconds();
   }
   profile.stage_seconds.assign(profile.measured.size(), 0);
   for (const auto& [phase, record] : work) {

@@ -28,11 +28,13 @@ std::int64_t all_reduce_slice_bytes(int ranks, std::int64_t bytes, std::int64_t 
   return std::min(kSliceBytes, round_up(divide_up(left, ranks), kLargestElement));
 }
 
-// sum <- the parts of all ranks, added in their order. Those of the others follow each other.
+// own <- the parts of all ranks, added in their order. Those of the others begin part_bytes apart.
 template <class T, class Sum = T>
-void add_in_order(const Ranks& ranks, std::span<std::byte> own, const std::byte* others) {
+void add_in_order(const Ranks& ranks, std::span<std::byte> own, const std::byte* others,
+                  std::size_t part_bytes) {
   constexpr std::size_t kTile = 256;
   const std::size_t elements = own.size() / sizeof(T);
+  const std::size_t part_elements = part_bytes / sizeof(T);
   T* mine = reinterpret_cast<T*>(own.data());
   const T* parts = reinterpret_cast<const T*>(others);
   for (std::size_t begin = 0; begin < elements; begin += kTile) {
@@ -40,18 +42,19 @@ void add_in_order(const Ranks& ranks, std::span<std::byte> own, const std::byte*
     Sum sums[kTile] = {};
     for (int rank = 0; rank < ranks.count; ++rank) {
       const auto before = static_cast<std::size_t>(rank < ranks.rank ? rank : rank - 1);
-      const T* part = (rank == ranks.rank ? mine : parts + before * elements) + begin;
+      const T* part = (rank == ranks.rank ? mine : parts + before * part_elements) + begin;
       for (std::size_t i = 0; i < tile; ++i) sums[i] += static_cast<Sum>(part[i]);
     }
     for (std::size_t i = 0; i < tile; ++i) mine[begin + i] = static_cast<T>(sums[i]);
   }
 }
 
-void add_in_order(DType dtype, const Ranks& ranks, std::span<std::byte> own, const std::byte* others) {
+void add_in_order(DType dtype, const Ranks& ranks, std::span<std::byte> own, const std::byte* others,
+                  std::size_t part_bytes) {
   switch (dtype) {
-    case DType::f64: return add_in_order<double>(ranks, own, others);
-    case DType::bf16: return add_in_order<BFloat16, float>(ranks, own, others);
-    default: return add_in_order<float>(ranks, own, others);
+    case DType::f64: return add_in_order<double>(ranks, own, others, part_bytes);
+    case DType::bf16: return add_in_order<BFloat16, float>(ranks, own, others, part_bytes);
+    default: return add_in_order<float>(ranks, own, others, part_bytes);
   }
 }
 
@@ -139,6 +142,26 @@ void Communicator::wait(MessageGroup group) {
   settle(group);
 }
 
+void Communicator::add_parts(const TensorView& own, std::span<const std::byte> others, const Stream& stream) {
+  check_summable(own);
+  const std::int64_t wanted = (ranks().count - 1) * own.bytes();
+  check(std::ssize(others) == wanted, "the parts of {} other ranks have {} bytes, not {}", ranks().count - 1,
+        wanted, others.size());
+  add_parts(own.dtype(), bytes_of(own), others.data(), stream);
+}
+
+void Communicator::add_parts(DType dtype, std::span<std::byte> own, const std::byte* others,
+                             const Stream& stream) {
+  if (own.empty()) return;
+  if (!host_reaches(stream)) return add_on_device(dtype, own, others, stream);
+  // The thread that adds is the one that moves messages.
+  for (std::int64_t begin = 0; begin < std::ssize(own); begin += kSliceBytes) {
+    add_in_order(dtype, ranks(), part(own, begin, std::min(kSliceBytes, std::ssize(own) - begin)),
+                 others + begin, own.size());
+    progress();
+  }
+}
+
 void Communicator::add_on_device(DType, std::span<std::byte>, const std::byte*, const Stream& stream) {
   fail(ErrorKind::input, "these ranks do not add up in the memory of {}", stream.device->name);
 }
@@ -195,11 +218,7 @@ void Communicator::reduce(const TensorView& values, std::int64_t rounds, const S
     const MessageGroup this_round = scattered;
     if (round + 1 < rounds) scattered = scatter(round + 1);
     wait(this_round);
-    if (host_reaches(stream)) {
-      add_in_order(values.dtype(), all, slice(round, all.rank), parts(round).data());
-    } else {
-      add_on_device(values.dtype(), slice(round, all.rank), parts(round).data(), stream);
-    }
+    add_parts(values.dtype(), slice(round, all.rank), parts(round).data(), stream);
     if (!gather) continue;
     const MessageGroup last = gathered;
     gathered = send_sum(round);

@@ -188,8 +188,7 @@ void Context::note_work(const Work& work, StreamId stream) {
   if (!in_phase_) return;
   std::vector<WorkRecord>& records = work_[phase_];
   const std::size_t record = work_cursor_++;
-  const WorkRecord first{
-      .work = work, .stream = stream, .stage = ledger_.stage(), .events_before = cursor_};
+  const WorkRecord first{.work = work, .stream = stream, .stage = ledger_.stage(), .events_before = cursor_};
   if (record == records.size()) records.push_back(first);
   WorkRecord& known = records[record];
   // Inspection may add pieces to a run that its first had not.

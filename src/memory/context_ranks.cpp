@@ -166,9 +166,7 @@ Ticket Context::all_to_all(const Tensor& to, std::span<const std::int64_t> to_co
   return exchange(to_others_, from_others_, step);
 }
 
-template <class Body>
-void Context::sum_over_ranks(const Tensor& values, EventKind kind, std::string_view kernel,
-                             const Traffic& traffic, const Body& body) {
+void Context::check_summable(const Tensor& values, std::string_view kernel) {
   check_in_phase(kernel);
   const Block* block = find(values);
   check(block != nullptr, "{} is given a tensor that was freed", kernel);
@@ -179,6 +177,12 @@ void Context::sum_over_ranks(const Tensor& values, EventKind kind, std::string_v
   check(values.view().is_dense() && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16),
         "'{}' is summed over ranks: it has to be dense f32, f64 or bf16, not {}",
         ledger_.text(block->event.name), name(dtype));
+}
+
+template <class Body>
+void Context::sum_over_ranks(const Tensor& values, EventKind kind, std::string_view kernel,
+                             const Traffic& traffic, const Body& body) {
+  check_summable(values, kernel);
   if (ranks_.count == 1) return;
   const std::int64_t bytes = values.view().bytes();
   const std::int64_t workspace_bytes = reduction_workspace_bytes(ranks_.count, bytes);
@@ -216,6 +220,51 @@ void Context::reduce_scatter(const Tensor& values, std::span<const std::int64_t>
                  [&](std::span<std::byte> workspace, const Stream& stream) {
                    communicator_->reduce_scatter(values, counts, workspace, stream);
                  });
+}
+
+SumInFlight Context::start_reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts,
+                                          const StepLabel& step) {
+  check_counts(values, counts, ranks_.count);
+  check_summable(values, "reduce-scatter");
+  if (ranks_.count == 1) return {};
+  const std::int64_t own = counts[static_cast<std::size_t>(ranks_.rank)];
+  SumInFlight sum{.parts = allocate({.name = "parts of a sum",
+                                     .category = Category::communication,
+                                     .dtype = values.view().dtype(),
+                                     .shape = {(ranks_.count - 1) * own}}),
+                  .arrived = {}};
+  to_others_.clear();
+  from_others_.clear();
+  std::int64_t begin = 0;
+  std::int64_t received = 0;
+  for (int peer = 0; peer < ranks_.count; ++peer) {
+    const std::int64_t theirs = counts[static_cast<std::size_t>(peer)];
+    if (peer != ranks_.rank && theirs > 0) to_others_.push_back({peer, {values, begin, theirs}});
+    if (peer != ranks_.rank && own > 0) {
+      from_others_.push_back({peer, {sum.parts, received, own}});
+      received += own;
+    }
+    begin += theirs;
+  }
+  sum.arrived = exchange(to_others_, from_others_, step);
+  return sum;
+}
+
+void Context::finish_reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts,
+                                    SumInFlight sum) {
+  check_counts(values, counts, ranks_.count);
+  if (ranks_.count == 1) return;
+  wait(StreamId::main, sum.arrived);
+  const TensorView own = slice(values, counts, ranks_.rank).view();
+  if (own.elements() > 0) {
+    run(Work{.kernel = "sum of parts", .bytes = static_cast<double>((ranks_.count + 1) * own.bytes())},
+        [&](const Stream& stream) {
+          const std::span others(static_cast<const std::byte*>(sum.parts.view().raw()),
+                                 size_of(sum.parts.view()));
+          communicator_->add_parts(own, others, stream);
+        });
+  }
+  sum.parts.free();
 }
 
 double Context::all_reduce(double value) {

@@ -81,16 +81,18 @@ class Step {
       with_layer(
           layer, next, [&](const Layer& run) { rebuild(layer, run); },
           [&](const Layer& run) {
-            const UnitGradients gradients(gradients_, unit_of_layer(layer));
+            UnitGradients gradients(gradients_, unit_of_layer(layer));
             run.backward(kept(layer), gradient, LayerWeights(parameters(), gradients.part(), layer),
                          gradients.are_zero());
-            gradients.add();
+            summed_.take(std::move(gradients));
           });
     }
+    summed_.start();
     const UnitGradients gradients(gradients_, kEmbeddingUnit);
     embedding_backward(context_, tokens(), gradient, gradients.part().of(parameters().embedding()),
                        config().pad_token);
-    gradients.add();
+    summed_.finish();
+    gradients.add();  // nothing is left to compute meanwhile
     free_offloaded();
   }
 
@@ -145,17 +147,22 @@ class Step {
     return x;
   }
 
-  // attend(layer), then rest(layer), with the layer's weights. Those of layer `next` arrive meanwhile, where
-  // there is one. Whoever waits for a message waits for all that were started before it: so where ranks
-  // exchange keys and values in attend, the gathering starts after it.
+  // attend(layer), then rest(layer), with the layer's weights. Meanwhile those of layer `next` arrive, where
+  // there is one, and in backward the gradients of the layer before are added over the ranks. Whoever waits
+  // for a message waits for all that were started before it: so where ranks exchange keys and values in
+  // attend, these messages start after it. Then the MLP comes before the next exchange of keys and values,
+  // forward and backward. The weights go first, because they are needed first.
   template <class Attend, class Rest>
   void with_layer(std::int64_t layer, std::optional<std::int64_t> next, const Attend& attend,
                   const Rest& rest) {
     UnitWeights unit = gathered_.take(unit_of_layer(layer));
     const bool exchanges = decoder_.schedule(layer) != nullptr;
-    // GCC 12 takes *next for uninitialised.
-    const auto start_next = [&] { gathered_.start(unit_of_layer(next.value_or(layer))); };
-    if (next && !exchanges) start_next();
+    const auto start_messages = [&] {
+      // GCC 12 takes *next for uninitialised.
+      if (next) gathered_.start(unit_of_layer(next.value_or(layer)));
+      summed_.start();
+    };
+    if (!exchanges) start_messages();
     const LayerWeights weights(parameters(), unit.wait(), layer);
     const LayerAttention attention{
         .problem = whole_attention(config(), decoder_.strategy().compute_dtype, decoder_.group_sizes(),
@@ -164,7 +171,7 @@ class Step {
         .document_starts = shared_.batch.document_starts};
     const Layer run(context_, shared_, layer_spec(config(), layer), weights, attention);
     attend(run);
-    if (next && exchanges) start_next();
+    if (exchanges) start_messages();
     rest(run);
   }
 
@@ -239,6 +246,8 @@ class Step {
                        .x_gradient = gradient,
                        .weight_gradient = gradients.final_norm()},
                       Store::overwrite);
+    // Waited for: to go on beside the last layer's backward, the whole gradient of the output weight and the
+    // parts of its sum would have to stay while layers hold most.
     gradients.add();
   }
 
@@ -321,6 +330,7 @@ class Step {
   FlatBuffer weights_;
   UnitWeightsInTurn gathered_;
   FlatBuffer gradients_;
+  UnitGradientsInTurn summed_;
   LayerStep shared_;
   std::vector<LayerActivations> kept_;
   std::vector<Offloaded> offloaded_;

@@ -78,12 +78,43 @@ UnitGradients::UnitGradients(const FlatBuffer& gradients, std::size_t unit)
 
 void UnitGradients::add() const {
   if (!gradients_.divided) return;
+  gradients_.context.reduce_scatter(made_, gradients_.shards.counts(unit_));
+  keep();
+}
+
+void UnitGradients::start() {
+  if (!gradients_.divided) return;
+  sum_ = gradients_.context.start_reduce_scatter(made_, gradients_.shards.counts(unit_),
+                                                 {"sum of gradients", static_cast<std::int64_t>(unit_)});
+}
+
+void UnitGradients::finish() {
+  if (!gradients_.divided) return;
+  gradients_.context.finish_reduce_scatter(made_, gradients_.shards.counts(unit_), std::move(*sum_));
+  sum_.reset();
+  keep();
+}
+
+void UnitGradients::keep() const {
   Context& context = gradients_.context;
-  context.reduce_scatter(made_, gradients_.shards.counts(unit_));
   const ShardSlice& own = gradients_.shards.slices(context.ranks().rank)[unit_];
   if (own.elements == 0) return;
   const TensorView kept = gradients_.tensor.view().slice(0, own.own_begin, own.elements);
   headroom::add(context, kept, part_.values.slice(0, own.flat_begin - part_.begin, own.elements), kept);
+}
+
+void UnitGradientsInTurn::take(UnitGradients made) {
+  finish();
+  last_.emplace(std::move(made));
+}
+
+void UnitGradientsInTurn::start() {
+  if (last_ && !last_->started()) last_->start();
+}
+
+void UnitGradientsInTurn::finish() {
+  if (last_) last_->finish();
+  last_.reset();
 }
 
 }  // namespace headroom

@@ -1,7 +1,7 @@
 // The weights that a part of a step reads and the gradients that it adds to, whole on this rank. Where ranks
 // divide them, a unit's weights are gathered before they are used, while the unit before it computes where
 // that is known, and freed after it. The unit's gradients are made in a buffer of their own and added over
-// the ranks, and each rank keeps its slice of the sum.
+// the ranks, those of a layer while the next one computes, and each rank keeps its slice of the sum.
 #pragma once
 
 #include <cstdint>
@@ -70,14 +70,38 @@ class UnitGradients {
   [[nodiscard]] const FlatPart& part() const { return part_; }
   // Whether the part held nothing but zeros when this was made. A unit of its own always does.
   [[nodiscard]] bool are_zero() const { return gradients_.divided || gradients_.is_zero; }
-  // Adds what was made to the gradients that the rank keeps. To be called once, by all ranks.
+  // Adds what was made, summed over the ranks, to the gradients that the rank keeps. To be called once, by
+  // all ranks.
   void add() const;
+  // The same in two halves, between which main goes on. What was made must not be written after the first.
+  void start();
+  void finish();
+  [[nodiscard]] bool started() const { return sum_.has_value(); }
 
  private:
+  // Adds the rank's slice of what was made, which has the sum over the ranks.
+  void keep() const;
+
   FlatBuffer gradients_;
   std::size_t unit_;
   Tensor made_;  // empty where every rank keeps all gradients
   FlatPart part_;
+  std::optional<SumInFlight> sum_;  // between the halves
+};
+
+// The gradients of one unit after another. While those of a unit are made, the sum of the last one's is under
+// way. One sum is at a time, as each takes two buffers of a unit.
+class UnitGradientsInTurn {
+ public:
+  // Takes gradients that were made, and finishes those of the unit before.
+  void take(UnitGradients made);
+  // Starts the sum of what was taken last, unless that was done.
+  void start();
+  // Finishes the sum of what was taken last.
+  void finish();
+
+ private:
+  std::optional<UnitGradients> last_;
 };
 
 }  // namespace headroom

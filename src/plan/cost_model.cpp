@@ -126,9 +126,8 @@ FittedLine fit_line(std::span<const MeasuredWork> runs) {
   FittedLine line = fit_line(runs, [](const MeasuredWork& run) { return run.seconds; });
   constexpr int kRefinements = 4;
   for (int i = 0; i < kRefinements && line.per_second > 0; ++i) {
-    line = fit_line(runs, [&](const MeasuredWork& run) {
-      return line.start_seconds + run.amount / line.per_second;
-    });
+    line = fit_line(
+        runs, [&](const MeasuredWork& run) { return line.start_seconds + run.amount / line.per_second; });
   }
   return line;
 }

@@ -21,7 +21,8 @@ class Clocks {
     }
     // Messages leave a rank one after another, so those of a sum on main follow those under way.
     const bool sends = record.work.kind == WorkKind::communication && seconds > 0;
-    move_main(record.stage, (sends ? std::max(played_.main_seconds, messages_) : played_.main_seconds) + seconds);
+    move_main(record.stage,
+              (sends ? std::max(played_.main_seconds, messages_) : played_.main_seconds) + seconds);
     if (sends) messages_ = played_.main_seconds;
   }
   void see(const Event& event) {

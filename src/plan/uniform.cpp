@@ -100,9 +100,8 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
   trainer.load(context, [](Staging&) {});
   const std::int64_t labels = problem.sizes.batch * problem.sizes.context;
   if (problem.optimizer.kind != OptimizerKind::none) trainer.update(context, 1, labels);
-  const PlayedPhase update =
-      play_phase(context.ledger(), Phase::update, context.work(Phase::update),
-                 [&](const WorkRecord& record) { return costs.seconds(record.work); });
+  const PlayedPhase update = play_phase(context.ledger(), Phase::update, context.work(Phase::update),
+                                        [&](const WorkRecord& record) { return costs.seconds(record.work); });
   RunCosts run{.update_seconds = update.seconds()};
   for (const StageUsage& row : in_the_arena(context.ledger(), Space::device)) {
     if (row.phase == Phase::load && row.stage.empty()) run.device_bytes = row.live_bytes;

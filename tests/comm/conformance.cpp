@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <numeric>
+#include <type_traits>
 
 #include "headroom/cpu.h"
 #include "headroom/ops/elementwise.h"
@@ -340,6 +342,66 @@ void context_overlaps(const RankUnderTest& under_test) {
   EXPECT_EQ(communicator.traffic().received_bytes - before.received_bytes, planned.received_bytes);
 }
 
+// A reduce-scatter in two halves, with another one between them: both have the same bits. The elements are no
+// integers, so that sums in another order have other bits. Slices are uneven, and the first is empty.
+template <class T>
+void sum_in_flight(const RankUnderTest& under_test, std::int64_t elements) {
+  Communicator& communicator = under_test.communicator;
+  const auto [rank, count] = communicator.ranks();
+  std::vector<std::int64_t> counts(size(count));
+  for (int r = 1; r < count; ++r) counts[size(r)] = elements / count + 3 * r;
+  const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const auto given = [](int of, std::int64_t i) {
+    return T(static_cast<float>((i * 7919 + of * 104'729) % 1009) / (1 + static_cast<float>(of * i % 13)));
+  };
+  std::vector<T> values(size(all));
+  for (std::int64_t i = 0; i < all; ++i) values[size(i)] = given(rank, i);
+  std::vector<T> at_once(values.size());
+  std::vector<T> in_halves(values.size());
+  const auto program = [&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Allocation allocation{.name = "values", .dtype = kTypeOf<T>, .shape = {all}};
+      const Tensor first = context.allocate(allocation);
+      const Tensor second = context.allocate(allocation);
+      for (const Tensor* tensor : {&first, &second}) {
+        context.upload(*tensor, std::as_bytes(std::span(values)));
+      }
+      SumInFlight sum = context.start_reduce_scatter(first, counts);
+      context.reduce_scatter(second, counts);
+      context.finish_reduce_scatter(first, counts, std::move(sum));
+      context.download(std::as_writable_bytes(std::span(in_halves)), first);
+      context.download(std::as_writable_bytes(std::span(at_once)), second);
+    });
+  };
+  CpuBackend cpu(1);
+  Backend& backend = under_test.backend == nullptr ? cpu : *under_test.backend;
+  Context rehearsal(backend.description(), communicator.ranks());
+  program(rehearsal);
+  Context context(backend, make_layout(std::move(rehearsal).take_ledger()), &communicator);
+  program(context);
+  const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  std::int64_t wrong = 0;
+  for (std::int64_t i = 0; i < all; ++i) {
+    Sum sum = 0;
+    for (int r = 0; r < count; ++r) sum += static_cast<Sum>(given(r, i));
+    const bool own = i >= begin && i < begin + counts[size(rank)];
+    const T wanted = own ? T(sum) : values[size(i)];
+    for (const std::vector<T>* found : {&at_once, &in_halves}) {
+      wrong += std::memcmp(&(*found)[size(i)], &wanted, sizeof(T)) != 0;
+    }
+  }
+  EXPECT_EQ(wrong, 0) << all << " elements of " << name(kTypeOf<T>);
+}
+
+void sums_in_flight(const RankUnderTest& rank) {
+  for (const std::int64_t elements : {5, 200'003}) {
+    sum_in_flight<float>(rank, elements);
+    sum_in_flight<double>(rank, elements);
+    sum_in_flight<BFloat16>(rank, elements);
+  }
+}
+
 // Rank 0 sends rank 1 one byte more than rank 1 receives; whoever else there is waits for rank 1.
 void wrong_size(const RankUnderTest& under_test) {
   Communicator& communicator = under_test.communicator;
@@ -394,6 +456,7 @@ std::vector<ConformanceCase> conformance_cases() {
           {"Broadcasts", broadcasts},
           {"ValuesOfAll", values_of_all},
           {"ContextOverlaps", context_overlaps},
+          {"SumsInFlight", sums_in_flight},
           {"WrongPeer", wrong_peer}};
 }
 

@@ -188,6 +188,48 @@ TEST(ThreadRanks, APhaseThatFailsOnOneRankEndsOnAll) {
               testing::ElementsAre("rank 0 has had enough", "rank 0 left phase 'step' with an error"));
 }
 
+// The buffers of a sum under way are given back with the phase, and a phase without messages can still run.
+TEST(ThreadRanks, APhaseThatFailsBetweenTheHalvesOfASumEndsOnAll) {
+  constexpr std::array<std::int64_t, 2> kCounts = {300'000, 400'000};
+  ThreadRanks ranks(2, kLong);
+  const auto step = [&](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor values = context.allocate({.name = "values", .shape = {700'000}});
+      context.run([&](const Stream&) { std::fill_n(values.data<float>(), 700'000, 1.0F); });
+      SumInFlight sum = context.start_reduce_scatter(values, kCounts);
+      context.run([&](const Stream&) {
+        check(context.ranks().rank == 1, "rank {} has had enough", context.ranks().rank);
+      });
+      context.finish_reduce_scatter(values, kCounts, std::move(sum));
+      // Rank 0 may have sent its part before it failed.
+      const Tensor value = context.allocate({.name = "value", .shape = {1}});
+      context.all_reduce(value);
+    });
+  };
+  const auto save = [](Context& context) {
+    context.phase(Phase::save, [&] {
+      const Tensor values = context.allocate({.name = "values", .shape = {700'000}});
+      context.run([&](const Stream&) { std::fill_n(values.data<float>(), 700'000, 2.0F); });
+    });
+  };
+  const auto errors = on_ranks(2, [&](int rank) {
+    CpuBackend backend(1);
+    Context rehearsal(backend.description(), {rank, 2});
+    step(rehearsal);
+    save(rehearsal);
+    Context context(backend, make_layout(std::move(rehearsal).take_ledger()), &ranks.communicator(rank));
+    try {
+      step(context);
+    } catch (const Error&) {
+      save(context);
+      EXPECT_EQ(context.ledger().usage(Space::device).live_bytes, 0);
+      throw;
+    }
+  });
+  EXPECT_THAT(errors,
+              testing::ElementsAre("rank 0 has had enough", "rank 0 left phase 'step' with an error"));
+}
+
 TEST(ThreadRanks, WhatCannotBeIsRefused) {
   EXPECT_THROW(ThreadRanks(0), Error);
   EXPECT_THROW(ThreadRanks(2, Seconds(0)), Error);

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -125,6 +126,81 @@ TEST(Exchange, SlicesAreThoseOfTheRanks) {
       EXPECT_THROW(context.reduce_scatter(a, wrong), Error);
     }
   });
+}
+
+// The first half is an exchange, the second a kernel on main. Rank 1 of 3 sends 80 elements and receives its
+// own 20 from both others.
+TEST(SumInFlight, IsAnExchangeAndAKernel) {
+  const std::array<std::int64_t, 3> counts = {50, 20, 30};
+  const Ledger ledger = exchanging([&](Context& context, const Tensor& a, const Tensor&) {
+    SumInFlight sum = context.start_reduce_scatter(a, counts);
+    EXPECT_EQ(sum.parts.view().elements(), 40);
+    context.finish_reduce_scatter(a, counts, std::move(sum));
+    const std::span<const WorkRecord> work = context.work(Phase::step);
+    ASSERT_EQ(work.size(), 2U);
+    EXPECT_EQ(work[0].work.kind, WorkKind::communication);
+    EXPECT_EQ(work[0].work.workspace_bytes, 0);
+    EXPECT_EQ(work[0].work.sent_bytes, 320);
+    EXPECT_EQ(work[0].work.received_bytes, 2 * 80);
+    EXPECT_EQ(work[1].work.kind, WorkKind::kernel);
+    EXPECT_EQ(work[1].work.bytes, 4 * 80);  // three parts are read, the sum is written
+    for (const auto& wrong : {std::vector<std::int64_t>{50, 50}, {50, 20, 31}, {-1, 51, 50}}) {
+      EXPECT_THROW(static_cast<void>(context.start_reduce_scatter(a, wrong)), Error);
+    }
+  });
+  std::vector<std::string> told;
+  for (const Event& event : ledger.phases()[0].events) told.push_back(ledger.describe(event));
+  EXPECT_THAT(told, testing::IsSupersetOf({"send 200 bytes of a to rank 0", "send 120 bytes of a to rank 2",
+                                           "receive 80 bytes of parts of a sum from rank 0",
+                                           "receive 80 bytes of parts of a sum from rank 2"}));
+  EXPECT_EQ(ledger.usage(Space::device).peak_bytes, 2 * 400 + 160);
+}
+
+TEST(SumInFlight, OfARankWithoutASliceHasNoParts) {
+  const Ledger ledger = exchanging([](Context& context, const Tensor& a, const Tensor&) {
+    const std::array<std::int64_t, 3> counts = {50, 0, 50};
+    context.finish_reduce_scatter(a, counts, context.start_reduce_scatter(a, counts));
+    const std::span<const WorkRecord> work = context.work(Phase::step);
+    ASSERT_EQ(work.size(), 1U);
+    EXPECT_EQ(work[0].work.sent_bytes, 400);
+    EXPECT_EQ(work[0].work.received_bytes, 0);
+  });
+  EXPECT_EQ(std::ranges::count(ledger.phases()[0].events, EventKind::receive, &Event::kind), 0);
+}
+
+TEST(SumInFlight, OfOneRankIsRecordedNowhere) {
+  run_rehearsed([](Context& context) {
+    context.phase(Phase::step, [&] {
+      const Tensor a = context.allocate({.name = "a", .shape = {10}});
+      const std::array<std::int64_t, 1> counts = {10};
+      context.finish_reduce_scatter(a, counts, context.start_reduce_scatter(a, counts));
+      EXPECT_TRUE(context.work(Phase::step).empty());
+    });
+    EXPECT_EQ(context.ledger().phases()[0].events.size(), 2U);
+  });
+}
+
+TEST(SumInFlight, HoldsItsBuffers) {
+  const std::array<std::int64_t, 3> counts = {50, 20, 30};
+  EXPECT_THAT(
+      [&] {
+        exchanging([&](Context& context, const Tensor&, const Tensor&) {
+          Tensor values = context.allocate({.name = "values", .shape = {100}});
+          SumInFlight sum = context.start_reduce_scatter(values, counts);
+          values.free();
+        });
+      },
+      testing::ThrowsMessage<Error>(
+          testing::HasSubstr("'values' is freed while a stream may still work on it")));
+  EXPECT_THAT(
+      [&] {
+        exchanging([&](Context& context, const Tensor& a, const Tensor&) {
+          SumInFlight sum = context.start_reduce_scatter(a, counts);
+          sum.parts.free();
+        });
+      },
+      testing::ThrowsMessage<Error>(
+          testing::HasSubstr("'parts of a sum' is freed while a stream may still work on it")));
 }
 
 // Exchanges under way are in no order, so none may need what another receives.

@@ -30,7 +30,9 @@ class Played : public testing::Test {
     const PlayedPhase played = play_phase(
         context.ledger(), Phase::step, context.work(Phase::step),
         [](const WorkRecord& record) { return record.work.bytes; },
-        [&](std::uint32_t stage, double moved) { moved_[context.ledger().stage_path(stage).text()] += moved; });
+        [&](std::uint32_t stage, double moved) {
+          moved_[context.ledger().stage_path(stage).text()] += moved;
+        });
     return played.seconds();
   }
   void compute(double seconds) const {

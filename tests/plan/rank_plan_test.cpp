@@ -117,8 +117,9 @@ TEST(RankPlan, AClassIsOfOneSizeOfSlices) {
   }
 }
 
-// The weights of a layer arrive while another computes; those of the embedding and of the loss are waited for.
-TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
+// The weights of a layer arrive beside the kernels, and its gradients are sent beside them; those of the
+// embedding and of the loss are waited for.
+TEST(RankPlan, MessagesOfALayerGoBesideKernels) {
   const Case c{"h200", "causal", 4096, 1, 0};
   const TrainingProblem problem = problem_of(c);
   Strategy strategy = strategy_of(problem, 1);
@@ -130,18 +131,19 @@ TEST(RankPlan, GatheringALayersWeightsGoesBesideKernels) {
   const RankedAttention attention{};
   const RecordSeconds seconds(costs, problem.config, rehearsal, attention);
   double of_main = 0;
-  std::vector<double> gathered;
+  std::vector<double> sent;
   for (const WorkRecord& record : rehearsal.micro_step) {
     if (record.stream == StreamId::main) of_main += seconds.of(record);
-    if (record.stream == StreamId::communication) gathered.push_back(seconds.of(record));
+    if (record.stream == StreamId::communication) sent.push_back(seconds.of(record));
   }
-  // The embedding, two layers, what follows them, the embedding as output weight, and the layers again.
-  ASSERT_EQ(gathered.size(), 7u);
+  // Weights of the embedding, of two layers, of what follows them, of the embedding as output weight, and of
+  // the layers again; gradients of the second layer and of the first.
+  ASSERT_EQ(sent.size(), 9u);
   const double played = seconds.of(Phase::micro_step, rehearsal.micro_step);
-  const double waited = gathered[0] + gathered[3] + gathered[4];
-  const double beside = gathered[2] + gathered[6];
+  const double waited = sent[0] + sent[3] + sent[4];
+  const double beside = sent[2] + sent[6] + sent[7];
   EXPECT_GT(played, of_main + waited);
-  EXPECT_LT(played, of_main + std::accumulate(gathered.begin(), gathered.end(), 0.0) - 0.99 * beside);
+  EXPECT_LT(played, of_main + std::accumulate(sent.begin(), sent.end(), 0.0) - 0.99 * beside);
 }
 
 TEST(RankPlan, AThousandRanksAreAFewClasses) {

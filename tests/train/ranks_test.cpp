@@ -128,6 +128,55 @@ TEST(TrainingRanks, HoldTheirWordsAlone) {
   EXPECT_LT(loss_peak(LossRanks::vocabulary), loss_peak(LossRanks::tokens) - 3 * weight_bytes / 2);
 }
 
+// An exchange of a rehearsed micro-step, by what this rank receives in it.
+struct RehearsedExchange {
+  std::string received;
+  std::string stage;  // that it was started in
+  // Kernels of the stage before it was started, and kernels that were started while it was under way.
+  std::vector<std::string_view> before;
+  std::vector<std::string_view> meanwhile;
+  std::size_t started = 0;  // events
+  std::size_t waited_for = 0;
+};
+
+std::vector<RehearsedExchange> exchanges_of(const RankCase& c, int ranks, std::string_view received) {
+  const TrainingRehearsal rehearsal =
+      rehearse(problem_of(c.training), strategy_of(c, ranks), CpuBackend(1).description());
+  const Ledger& ledger = rehearsal.ledger;
+  const std::vector<Event>& events = ledger.phases()[*ledger.find_phase(Phase::micro_step)].events;
+  std::vector<RehearsedExchange> found;
+  for (const WorkRecord& record : rehearsal.micro_step) {
+    if (record.work.kernel != "exchange") continue;
+    // Between what is sent and received and the record that is waited for.
+    const Event& last = events[record.events_before - 1];
+    const Event& arrives = events[record.events_before];
+    if (last.kind != EventKind::receive || ledger.text(last.name) != received) continue;
+    RehearsedExchange exchange{.received = std::string(ledger.text(last.name)),
+                               .stage = ledger.stage_path(record.stage).text(),
+                               .before = {},
+                               .meanwhile = {},
+                               .started = record.events_before};
+    const auto waits = std::ranges::find_if(events, [&](const Event& event) {
+      return event.kind == EventKind::wait && event.stream == StreamId::main && event.id == arrives.id;
+    });
+    EXPECT_EQ(arrives.kind, EventKind::record);
+    EXPECT_NE(waits, events.end());
+    exchange.waited_for = static_cast<std::size_t>(waits - events.begin());
+    for (const WorkRecord& other : rehearsal.micro_step) {
+      if (other.work.kind != WorkKind::kernel) continue;
+      const bool later = other.events_before > exchange.started;
+      if (!later && ledger.stage_path(other.stage).text().starts_with(exchange.stage + "/")) {
+        exchange.before.push_back(other.work.kernel);
+      }
+      if (later && other.events_before <= exchange.waited_for) {
+        exchange.meanwhile.push_back(other.work.kernel);
+      }
+    }
+    found.push_back(exchange);
+  }
+  return found;
+}
+
 // A layer's weights are asked for in the stage before its own: by the embedding for the first layer, in
 // backward by the layer after it. The embedding, the loss and backward's first layer ask for their own.
 TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
@@ -136,11 +185,9 @@ TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
   c.training.layers = {.keep_all = 1, .recompute = 3, .input_every = 3};
   c.sharding = Sharding::full;
   c.data_ranks = 2;
-  const TrainingRehearsal rehearsal =
-      rehearse(problem_of(c.training), strategy_of(c, 2), CpuBackend(1).description());
   std::vector<std::string> asked;
-  for (const WorkRecord& record : rehearsal.micro_step) {
-    if (record.work.kernel == "exchange") asked.push_back(rehearsal.ledger.stage_path(record.stage).text());
+  for (const RehearsedExchange& exchange : exchanges_of(c, 2, "gathered weights")) {
+    asked.push_back(exchange.stage);
   }
   const std::vector<std::string> expected = {
       "forward/embedding", "forward/embedding", "forward/layer 0", "forward/layer 1", "forward/layer 2",
@@ -149,6 +196,70 @@ TEST(TrainingRanks, GatherTheWeightsOfTheNextLayer) {
       "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3/again", "backward/layer 3",
       "backward/layer 2", "backward/layer 1"};
   EXPECT_EQ(asked, expected);
+}
+
+// A layer's gradients are sent when the backward of the layer before it begins, and waited for when that has
+// ended; those of the first layer while the embedding's are made. Where ranks exchange keys and values in
+// attention, they are sent between its forward, where that is run again, and the MLP's backward.
+TEST(TrainingRanks, AddGradientsUpWhileTheNextLayerComputes) {
+  RankCase c = rank_cases()[0];
+  c.training.config.layers = 4;
+  c.training.layers = {.keep_all = 1, .recompute = 3, .input_every = 3};
+  c.sharding = Sharding::full;
+  for (const std::int64_t groups : {2, 1}) {
+    const bool ring = groups == 1;
+    c.data_ranks = groups;
+    const std::vector<RehearsedExchange> sums = exchanges_of(c, 2, "parts of a sum");
+    std::vector<std::string> stages;
+    for (const RehearsedExchange& sum : sums) stages.push_back(sum.stage);
+    EXPECT_EQ(stages, (std::vector<std::string>{"backward/layer 2", "backward/layer 1", "backward/layer 0",
+                                                "backward"}));
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const auto has = [](const std::vector<std::string_view>& kernels, std::string_view kernel) {
+        return std::ranges::find(kernels, kernel) != kernels.end();
+      };
+      if (i > 0) {
+        EXPECT_GT(sums[i].started, sums[i - 1].waited_for) << i;  // one at a time
+      }
+      if (i + 1 == sums.size()) {
+        EXPECT_TRUE(has(sums[i].meanwhile, "embedding backward"));
+        continue;
+      }
+      EXPECT_TRUE(has(sums[i].meanwhile, "mlp backward")) << i;
+      EXPECT_TRUE(has(sums[i].meanwhile, "attention backward")) << i;
+      const bool again = i < 2;  // layer 0 has kept everything
+      EXPECT_EQ(has(sums[i].meanwhile, "attention"), again && !ring) << i;
+      EXPECT_EQ(has(sums[i].before, "attention"), again && ring) << i;
+      EXPECT_FALSE(has(sums[i].before, "mlp backward")) << i;
+    }
+  }
+}
+
+// What a layer's sum takes meanwhile: its gradients, and of the rank's slice the parts of all others.
+TEST(TrainingRanks, HoldTheGradientsOfTwoLayers) {
+  RankCase c = rank_cases()[0];
+  c.training.config.layers = 3;
+  c.training.layers = {.keep_all = 3};
+  c.sharding = Sharding::full;
+  c.data_ranks = 2;
+  const Layout layout =
+      rehearse_training(problem_of(c.training), strategy_of(c, 2), CpuBackend(1).description(), 1);
+  const auto held = [&](std::int64_t layer, Category category) {
+    const StagePath path{{StageKind::backward}, {StageKind::layer, layer}};
+    for (const StageUsage& row : usage_by_stage(layout.rehearsal, Space::device)) {
+      if (row.phase == Phase::micro_step && row.stage == path) {
+        return row.at_peak[static_cast<std::size_t>(category)];
+      }
+    }
+    return std::int64_t{-1};
+  };
+  const Shards shards(ParameterTable(c.training.config), Sharding::full, 2);
+  const std::size_t unit = 2;  // every layer's is as large
+  const std::int64_t unit_bytes = 4 * (shards.unit_begins()[unit + 1] - shards.unit_begins()[unit]);
+  EXPECT_EQ(held(1, Category::gradients) - held(2, Category::gradients), unit_bytes);
+  EXPECT_EQ(held(0, Category::gradients), held(1, Category::gradients));
+  EXPECT_EQ(held(2, Category::communication), 0);
+  EXPECT_EQ(held(1, Category::communication), 4 * shards.slices(1)[unit].elements);
 }
 
 TEST(TrainingRanks, DivideTheVocabularyInGroups) {

@@ -310,8 +310,7 @@ void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice
   const AttentionBackward& views = whole.views();
   const ParallelSchedule schedule(AttentionWay::ring, c.problem, views.forward,
                                   make_partition(PartitionKind::contiguous, 1, c.problem, views.forward));
-  const std::unique_ptr<Backend> backend =
-      open_backend(device.listed.device, single_threads(options));
+  const std::unique_ptr<Backend> backend = open_backend(device.listed.device, single_threads(options));
   const Layout layout = rehearse_ring(schedule, views, backend->description(), {});
   Context context(*backend, layout);
   RingRun run(context, schedule, views);

@@ -70,14 +70,15 @@ struct RingRow {
   std::optional<LinkedPasses> linked;
 };
 
-// Measures the case over its ranks. Where ranks are processes, each of them calls this with the same case, and
-// there is no link.
+// Measures the case over its ranks. Where ranks are processes, each of them calls this with the same case,
+// and there is no link.
 [[nodiscard]] RingRow measure_ring(const RingBenchCase& c, const BenchOptions& options, const RingLink& link,
                                    LaunchedRanks& launched, const std::vector<Device>& devices,
                                    const BenchDevice& device);
 
-// Adds what one rank alone takes with all threads, and with that what a plan says of the link. A pass may take
-// longer than ranks wait for each other: where they are processes, the others are done with each other then.
+// Adds what one rank alone takes with all threads, and with that what a plan says of the link. A pass may
+// take longer than ranks wait for each other: where they are processes, the others are done with each other
+// then.
 void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice& device);
 
 // The rates of a rank, from what one rank alone reached with the whole device.

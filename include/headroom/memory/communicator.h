@@ -102,6 +102,9 @@ class Communicator {
   void reduce_scatter(const TensorView& values, std::span<const std::int64_t> counts,
                       std::span<std::byte> workspace, const Stream& stream,
                       const StepLabel& step = {"reduce-scatter"});
+  // The adding of a reduce_scatter whose messages were started apart: own <- the parts of all ranks, added in
+  // their order. Those of the others follow each other in `others`, each as large as this rank's own.
+  void add_parts(const TensorView& own, std::span<const std::byte> others, const Stream& stream);
   // Slices as above. Each slice <- that of its rank.
   void all_gather(const TensorView& values, std::span<const std::int64_t> counts, const Stream& stream,
                   const StepLabel& step = {"all-gather"});
@@ -166,6 +169,7 @@ class Communicator {
   // The rank that `peer` itself waits for at last, where that is known.
   [[nodiscard]] virtual int blocked_by(int peer) const { return peer; }
 
+  void add_parts(DType dtype, std::span<std::byte> own, const std::byte* others, const Stream& stream);
   struct Slice {
     std::int64_t begin = 0;  // bytes
     std::int64_t bytes = 0;

@@ -59,6 +59,12 @@ struct Ticket {
   std::int64_t phase_run = 0;
 };
 
+// A reduce-scatter that was started.
+struct SumInFlight {
+  Tensor parts;  // of this rank's slice, from the other ranks in their order
+  Ticket arrived;
+};
+
 // Which messages of an exchange a rehearsal writes down. Of `sampled`, parts of one tensor that follow each
 // other are one message: bytes and work are those of all messages, and no run can follow the trace.
 enum class NotedMessages : std::uint8_t { all, sampled };
@@ -178,6 +184,12 @@ class Context {
   // Slice r of the values has counts[r] elements. This rank's slice <- its sum over all ranks, as all_reduce
   // adds; the other slices stay as they are.
   void reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts);
+  // The same sum, with the same bits, in two halves between which main goes on. The first starts an exchange:
+  // until the second, work may read the values and may not write them. In between there is memory for what
+  // all others send of this rank's slice; reduce_scatter gets by with 256 KiB for each of them.
+  [[nodiscard]] SumInFlight start_reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts,
+                                                 const StepLabel& step = {"reduce-scatter"});
+  void finish_reduce_scatter(const Tensor& values, std::span<const std::int64_t> counts, SumInFlight sum);
   // Returns the sum over all ranks of a number that the host has; it is no event of the ledger. A phantom
   // takes its own number for that of every rank.
   [[nodiscard]] double all_reduce(double value);
@@ -255,6 +267,7 @@ class Context {
   void note_parcel(EventKind kind, const Parcel& parcel);
   // Waits until the exchanges before a record of the stream communication are done.
   void finish_exchanges(std::uint32_t record);
+  void check_summable(const Tensor& values, std::string_view kernel);
   template <class Body>
   void sum_over_ranks(const Tensor& values, EventKind kind, std::string_view kernel, const Traffic& traffic,
                       const Body& body);
