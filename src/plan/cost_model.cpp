@@ -79,12 +79,13 @@ double CostModel::message_seconds(const Work& work) const {
     return bounded(alone ? work.bytes : static_cast<double>(work.sent_bytes), memory_.bytes_per_second);
   }
   const auto sent = static_cast<double>(work.sent_bytes);
+  const double seconds = sent / rank_rates().link.bytes_per_second;
+  if (work.rounds == 0 && work.workspace_bytes == 0) return seconds + latency;  // messages at once
   // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
   // round takes as long as its bytes or as its latency, whichever is longer.
-  const double rounds = work.rounds > 0            ? static_cast<double>(work.rounds)
-                        : work.workspace_bytes > 0 ? sent / static_cast<double>(work.workspace_bytes)
-                                                   : 1;
-  return std::max(sent / rank_rates().link.bytes_per_second, rounds * latency) + 2 * latency;
+  const double rounds = work.rounds > 0 ? static_cast<double>(work.rounds)
+                                        : sent / static_cast<double>(work.workspace_bytes);
+  return std::max(seconds, rounds * latency) + 2 * latency;
 }
 
 namespace {
