@@ -1,6 +1,11 @@
 # The Hopper kernels: a file per dtype and head size, generated into the build folder and compiled for sm_90a alone. A
 # kernel that spills registers fails the build.
-set(HEADROOM_HEAD_DIMS 64 96 128 192 256 CACHE STRING "Head sizes of the Hopper attention kernels")
+set(table src/attention/cuda/sm90/tiles.h)  # a row for each head size
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+file(STRINGS ${table} head_dims REGEX "^    {[0-9]+, {")
+list(TRANSFORM head_dims REPLACE "^    {([0-9]+), .*" "\\1")
+list(LENGTH head_dims HEAD_DIMS_FOUND)
+set(HEADROOM_HEAD_DIMS ${head_dims} CACHE STRING "Head sizes of the Hopper attention kernels")
 
 set(instances "")
 set(DECLARATIONS "")
