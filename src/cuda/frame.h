@@ -1,9 +1,9 @@
 // The frame of the Hopper kernels. A block's first warpgroup loads (the producer), the others compute (the
-// consumers), with registers that the first gives them; what is loaded passes through rings of shared memory
-// (pipeline.h). A persistent block takes its work from a TileQueue. A kernel supplies
+// consumers), with registers that the first gives them. What is loaded passes through rings of shared memory
+// (pipeline.h), and so do the descriptions of the tiles that a persistent block works on. A kernel supplies
 //   Shape    its Roles, and the sizes of its tiles;
 //   Shared   what a block has in shared memory, with init(): how many arrive at every ring;
-//   produce  what a tile makes it load;  consume  what is computed with it, and how it is finished.
+//   produce  what it loads for a tile;  consume  what it computes for a tile, and how it finishes it.
 #pragma once
 
 #include "cuda/pipeline.h"
@@ -16,21 +16,22 @@ __device__ __forceinline__ int warpgroup_index() {
   return __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
 }
 
-// Returns the block's shared memory, once its first thread has run init(shared), where rings are set up.
-template <class Shared, class Init>
-__device__ __forceinline__ Shared& begin_block(const Init& init) {
-  extern __shared__ std::uint8_t raw[];
-  auto& shared = *reinterpret_cast<Shared*>(raw);
+template <class Shared>
+__device__ __forceinline__ Shared& shared_memory() {
+  extern __shared__ float4 raw[];
+  return *reinterpret_cast<Shared*>(raw);
+}
+
+// Returns the block's shared memory with its rings set up.
+template <class Shared>
+__device__ __forceinline__ Shared& begin_block() {
+  auto& shared = shared_memory<Shared>();
   if (threadIdx.x == 0) {
-    init(shared);
+    shared.init();
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   return shared;
-}
-template <class Shared>
-__device__ __forceinline__ Shared& begin_block() {
-  return begin_block<Shared>([](Shared& shared) { shared.init(); });
 }
 
 // Who is in a block, and how its registers are split. A block of n threads begins with 64 Ki / n registers
@@ -67,7 +68,7 @@ __device__ __forceinline__ int next_tile(int* counter) {
   return static_cast<int>(gridDim.x) + atomicAdd(counter, 1);
 }
 
-// The producer: describe(), written for the others to read.
+// The producer writes describe() to shared memory, for the others to read.
 template <class Shared, class Describe>
 __device__ __forceinline__ auto& hand_out_tile(Shared& shared, RingPosition<2>& at,
                                                const Describe& describe) {
@@ -79,7 +80,7 @@ __device__ __forceinline__ auto& hand_out_tile(Shared& shared, RingPosition<2>& 
   return tile;
 }
 
-// Everybody else: whether there is a tile.
+// Everybody else waits for it. Returns false where no work is left.
 template <class Shared>
 __device__ __forceinline__ bool wait_for_tile(Shared& shared, RingPosition<2> at) {
   shared.tile_ring.wait_full(at);

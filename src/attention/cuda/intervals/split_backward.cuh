@@ -396,14 +396,17 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
     split_backward_kernel(const __grid_constant__ AttentionCall call,
                           const __grid_constant__ QueryTiling tiling) {
   using Shared = SplitBackward<D>;
-  auto& shared = begin_block<Shared>([&](Shared& to) {
-    to.share = KeyShare::of(call, take_number(call.next_share), 1);
-    to.key_ring.init(kWarpgroup, 1);
-    init_rings(kWarpgroup, 2 * kWarpgroup, to.query_ring, to.gradient_ring);
-    to.probability_ring.init(kWarpgroup, kWarpgroup);
-    to.score_gradient_ring.init(kWarpgroup, 1);
-    to.tile_ring.init(kWarpgroup, 3 * kWarpgroup);
-  });
+  auto& shared = shared_memory<Shared>();
+  if (threadIdx.x == 0) {
+    shared.share = KeyShare::of(call, take_number(call.next_share), 1);
+    shared.key_ring.init(kWarpgroup, 1);
+    init_rings(kWarpgroup, 2 * kWarpgroup, shared.query_ring, shared.gradient_ring);
+    shared.probability_ring.init(kWarpgroup, kWarpgroup);
+    shared.score_gradient_ring.init(kWarpgroup, 1);
+    shared.tile_ring.init(kWarpgroup, 3 * kWarpgroup);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
   const int group = warpgroup_index();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {

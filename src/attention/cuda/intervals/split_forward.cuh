@@ -217,24 +217,33 @@ template <int D>
 __global__ void __launch_bounds__(SplitForward<D>::Block::kThreads, 1)
     split_forward_kernel(const __grid_constant__ AttentionCall call,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
+  extern __shared__ float4 raw[];  // through shared_memory() the loops come out in another order
+  auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
   // The last tiles of a causal mask are the longest: they start first.
   const std::int64_t tile = tiles - 1 - static_cast<std::int64_t>(blockIdx.x) % tiles;
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) / tiles;
-  auto& shared = begin_block<SplitForward<D>>([&](SplitForward<D>& to) {
-    QueryBlock& block = to.block;
+  if (threadIdx.x == 0) {
+    QueryBlock& block = shared.block;
     block.head = ListHead::of(call, item / call.heads_q, item % call.heads_q);
     block.rows = tiling.tile(tile, block.head.count_q);
     block.intervals = TileIntervals::of(block.head.first, block.head.last, block.rows);
     block.list = call.block_list(block.head.b, block.head.head, tiling.block_of(tile));
     block.kv = block.head.head / call.group();
-    to.query_ring.init(kWarpgroup, 1);
-    init_rings(kWarpgroup, 2 * kWarpgroup, to.key_ring, to.value_ring);
-  });
+    shared.query_ring.init(kWarpgroup, 1);
+    init_rings(kWarpgroup, 2 * kWarpgroup, shared.key_ring, shared.value_ring);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
   if (shared.block.rows.empty()) return;
   const int group = warpgroup_index();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  SplitForward<D>::Block::run([&] { split_inputs(call, shared, thread); },
-                              [&] { consume(call, shared, group - 1, thread); });
+  if (group == 0) {
+    ptx::give_registers<SplitForward<D>::Block::kProducerRegisters>();
+    split_inputs(call, shared, thread);
+  } else {
+    ptx::take_registers<SplitForward<D>::Block::kConsumerRegisters>();
+    consume(call, shared, group - 1, thread);
+  }
 }
 
 template <int D>

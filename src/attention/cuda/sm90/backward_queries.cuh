@@ -41,9 +41,9 @@ struct alignas(1024) QueriesShared {
 template <class Shape>
 __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, int tiles) {
   RingPosition<1> query_at;
+  RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
-  RingPosition<2> tile_at;
   for (int index = first_tile();; index = next_tile(call.next_tile)) {
     const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
       return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
@@ -119,10 +119,11 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   const Element* output_gradient = shared.output_gradient + consumer * 64 * kTileColumns;
   const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> query_at;
+  RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
 
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
+  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.key_tiles > 0) {

@@ -127,9 +127,9 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 template <class Shape>
 __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
   RingPosition<Shape::kQueryStages> query_at;
+  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  RingPosition<2> tile_at;
   for (int index = first_tile();; index = next_tile(call.next_tile)) {
     const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
       return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
@@ -319,18 +319,21 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   const IssueOrder<Shape> issue{consumer};
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<Shape::kQueryStages> query_at;
+  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
   issue.begin();
 
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
+  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
 
     float output[Shape::kHeadDim / 2] = {};
     Softmax softmax;
 
     if (tile.key_tiles > 0) {
-      const Range seen[2] = {seen_keys(call, tile, row_in_block, 0), seen_keys(call, tile, row_in_block, 1)};
+      Range seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) seen[r] = seen_keys(call, tile, row_in_block, r);
       const Range every{__reduce_max_sync(0xFFFFFFFF, max(seen[0].begin, seen[1].begin)),
                         __reduce_min_sync(0xFFFFFFFF, min(seen[0].end, seen[1].end))};
       float scores[Shape::kKeys / 2];
