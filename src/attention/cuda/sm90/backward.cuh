@@ -109,25 +109,6 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& 
 
 // ---- consumers
 
-// D = A B^T over the head's columns: 64 rows of A with the rows of B.
-template <class Shape>
-__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
-                                              const typename Shape::Element* a_rows,
-                                              const typename Shape::Element* b_rows) {
-  ptx::wgmma_fence();
-  const auto a = ptx::MatrixDescriptor::of(a_rows);
-  const auto b = ptx::MatrixDescriptor::of(b_rows);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int tile = k / kTileColumns;
-    const int within = k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner, ptx::Major::inner>(
-        scores, a + (tile * kTileColumns * Shape::kKeys + within),
-        b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
-  }
-  ptx::wgmma_commit();
-}
-
 // 64 rows of shared memory as the left operand of products, over the head's columns.
 template <class Shape>
 __device__ __forceinline__ void load_rows_to_registers(std::uint32_t (&a)[Shape::kHeadDim / 4],
@@ -171,21 +152,6 @@ struct Half {
   static constexpr int kBegin = kHalf * Shape::kQueries / 2;
   static constexpr int kEnd = kBegin + Shape::kQueries / 2;
 };
-
-// Sums of 64 keys += A [64 keys x queries, in registers] B [queries x head_dim], of half the queries.
-template <class Shape, int kHalf>
-__device__ __forceinline__ void multiply_queries(float (&sums)[Shape::kHeadDim / 2],
-                                                 const std::uint32_t (&a)[Shape::kQueries / 4],
-                                                 const typename Shape::Element* b_rows) {
-  ptx::wgmma_fence();
-  const auto b = ptx::MatrixDescriptor::of(b_rows, Shape::kQueries * kTileColumns * 2);
-#pragma unroll
-  for (int k = Half<Shape, kHalf>::kBegin; k < Half<Shape, kHalf>::kEnd; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(sums, a + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-  ptx::wgmma_commit();
-}
 
 // dQ of 64 queries = dS K.
 template <class Shape>
@@ -358,12 +324,12 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         float scores[Shape::kQueries / 2];
         float gradients[Shape::kQueries / 2];
         shared.query_ring.wait_full(at);
-        multiply_rows<Shape>(scores, key, shared.query[at.stage()]);
+        multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);
         shared.gradient_ring.wait_full(at);
         if constexpr (Shape::kTile.value_in_registers) {
           multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
         } else {
-          multiply_rows<Shape>(gradients, value, shared.output_gradient[at.stage()]);
+          multiply_rows<Shape, Shape::kKeys>(gradients, value, shared.output_gradient[at.stage()]);
         }
         ptx::wgmma_wait<1>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
@@ -374,19 +340,19 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, lse, scale_log2, capped);
-        multiply_queries<Shape, 0>(value_sums, probabilities, output_gradient);
+        multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);
         make_probabilities<Shape, 1>(probabilities, weights, scores, lse, scale_log2, capped);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
         ptx::wgmma_wait<1>(gradients);
-        multiply_queries<Shape, 1>(value_sums, probabilities, output_gradient);
+        multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
 
         std::uint32_t score_gradients[Shape::kQueries / 4];
         make_score_gradients<Shape, 0>(score_gradients, weights, gradients, delta);
-        multiply_queries<Shape, 0>(key_sums, score_gradients, query);
+        multiply_columns<Shape, 0, 2>(key_sums, score_gradients, query);
         make_score_gradients<Shape, 1>(score_gradients, weights, gradients, delta);
         barriers.wait_read(at.stage());
         store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);
-        multiply_queries<Shape, 1>(key_sums, score_gradients, query);
+        multiply_columns<Shape, 1, 2>(key_sums, score_gradients, query);
         ptx::async_proxy_fence();
         barriers.pass_written(at.stage());
         ptx::wgmma_wait<2>(value_sums);

@@ -146,9 +146,9 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
         float scores[kScores];
         float gradients[kScores];
         shared.key_ring.wait_full(key_at);
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
+        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
         shared.value_ring.wait_full(value_at);
-        multiply_scores<Shape>(gradients, output_gradient, shared.value[value_at.stage()]);
+        multiply_rows<Shape, Shape::kRows>(gradients, output_gradient, shared.value[value_at.stage()]);
         ptx::wgmma_wait<0>(scores, gradients);
         shared.value_ring.pass_warp(value_at);
 
@@ -165,7 +165,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
 #pragma unroll
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
-        multiply_values<Shape>(sums, score_gradients, shared.key[key_at.stage()]);
+        multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);
         ptx::wgmma_wait<0>(sums);
         shared.key_ring.pass_warp(key_at);
       }

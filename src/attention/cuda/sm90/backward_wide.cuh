@@ -44,37 +44,6 @@ struct alignas(1024) WideShared {
 
 // ---- consumers
 
-// D = A B^T over the head's columns: 64 keys with 64 queries.
-template <class Shape>
-__device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const typename Shape::Element* a_rows,
-                                                   const typename Shape::Element* b_rows) {
-  ptx::wgmma_fence();
-  const auto a = ptx::MatrixDescriptor::of(a_rows);
-  const auto b = ptx::MatrixDescriptor::of(b_rows);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int at = k / kTileColumns * kTileColumns * 64 + k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(scores, a + at, b + at,
-                                                                                  k != 0);
-  }
-  ptx::wgmma_commit();
-}
-
-// Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim], A in registers.
-template <class Shape>
-__device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2],
-                                                      const std::uint32_t (&a)[16],
-                                                      const typename Shape::Element* b_rows) {
-  ptx::wgmma_fence();
-  const auto b = ptx::MatrixDescriptor::of(b_rows, 64 * kTileColumns * 2);
-#pragma unroll
-  for (int k = 0; k < 64; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(sums, a + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-  ptx::wgmma_commit();
-}
-
 // Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces
 // swapped by the row's last bits. Tiles of 16 queries are 2 pieces apart.
 struct MatrixRow {
@@ -173,7 +142,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
       for_each_step<Shape>(call, tile, [&](auto is_first, int head, int visit) {
         float scores[32];
         shared.query_ring.wait_full(at);
-        multiply_wide_rows<Shape>(scores, shared.key, shared.query[at.stage()]);
+        multiply_rows<Shape, Shape::kKeys>(scores, shared.key, shared.query[at.stage()]);
         if constexpr (!is_first.value) {
           ptx::wgmma_wait<1>(sums);
           shared.gradient_ring.pass_warp(before);
@@ -189,7 +158,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
         shared.probability_ring.publish_warp(pass_at);
         pass_at.advance();
         shared.gradient_ring.wait_full(at);
-        multiply_wide_queries<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);
+        multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);
@@ -218,7 +187,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
       for_each_step<Shape>(call, tile, [&](auto is_first, int, int) {
         float gradients[32];
         shared.gradient_ring.wait_full(at);
-        multiply_wide_rows<Shape>(gradients, shared.value, shared.output_gradient[at.stage()]);
+        multiply_rows<Shape, Shape::kKeys>(gradients, shared.value, shared.output_gradient[at.stage()]);
         if constexpr (!is_first.value) {
           ptx::wgmma_wait<1>(sums);
           shared.query_ring.pass_warp(before);
@@ -232,7 +201,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
         shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[16];
         pack_pairs<typename Shape::Element>(score_gradients, gradients);
-        multiply_wide_queries<Shape>(sums, score_gradients, shared.query[at.stage()]);
+        multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);

@@ -76,6 +76,41 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
+// A group of products, D = A B^T over the head's columns: 64 of A's kRows rows with all rows of B, two for
+// each register of D.
+template <class Shape, int kRows, int kCount>
+__device__ __forceinline__ void multiply_rows(float (&d)[kCount], const typename Shape::Element* a_rows,
+                                              const typename Shape::Element* b_rows) {
+  ptx::wgmma_fence();
+  const auto a = ptx::MatrixDescriptor::of(a_rows);
+  const auto b = ptx::MatrixDescriptor::of(b_rows);
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, 2 * kCount, ptx::Major::inner, ptx::Major::inner>(
+        d, a + (tile * kTileColumns * kRows + within), b + (tile * kTileColumns * 2 * kCount + within),
+        k != 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Likewise D += A B, A in registers, a column for each row of B: all of them, or one of kParts parts.
+template <class Shape, int kPart = 0, int kParts = 1, int kPairs>
+__device__ __forceinline__ void multiply_columns(float (&d)[Shape::kHeadDim / 2],
+                                                 const std::uint32_t (&a)[kPairs],
+                                                 const typename Shape::Element* b_rows) {
+  constexpr int kRows = 4 * kPairs;
+  ptx::wgmma_fence();
+  const auto b = ptx::MatrixDescriptor::of(b_rows, kRows * kTileColumns * 2);
+#pragma unroll
+  for (int k = kPart * kRows / kParts; k < (kPart + 1) * kRows / kParts; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(d, a + k / 4,
+                                                                            b + k * kTileColumns, true);
+  }
+  ptx::wgmma_commit();
+}
+
 // tanh of scores in units of the softcap.
 template <int kScores>
 __device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {

@@ -183,40 +183,6 @@ struct IssueOrder {
   }
 };
 
-// S = Q K^T of 64 rows.
-template <class Shape>
-__device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2],
-                                                const typename Shape::Element* query,
-                                                const typename Shape::Element* key) {
-  ptx::wgmma_fence();
-  const auto a = ptx::MatrixDescriptor::of(query);
-  const auto b = ptx::MatrixDescriptor::of(key);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int tile = k / kTileColumns;
-    const int within = k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, Shape::kKeys, ptx::Major::inner, ptx::Major::inner>(
-        scores, a + (tile * kTileColumns * Shape::kRows + within),
-        b + (tile * kTileColumns * Shape::kKeys + within), k != 0);
-  }
-  ptx::wgmma_commit();
-}
-
-// O += P V of 64 rows, P in registers.
-template <class Shape>
-__device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim / 2],
-                                                const std::uint32_t (&probabilities)[Shape::kKeys / 4],
-                                                const typename Shape::Element* value) {
-  ptx::wgmma_fence();
-  const auto b = ptx::MatrixDescriptor::of(value, Shape::kKeys * kTileColumns * 2);
-#pragma unroll
-  for (int k = 0; k < Shape::kKeys; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(output, probabilities + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-  ptx::wgmma_commit();
-}
-
 // Finish: the rows' sums, the share of a sink or of what they resume from, then out.
 template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
@@ -356,7 +322,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       const Element* query = shared.query[query_at.stage()] + consumer * 64 * kTileColumns;
       shared.query_ring.wait_full(query_at);
       shared.key_ring.wait_full(key_at);
-      multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
+      multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
       ptx::wgmma_wait<0>(scores);
       shared.key_ring.pass_warp(key_at);
       shape_scores<Shape>(scores, call, tile, key_entry<Shape>(call, tile, n), seen, every, row_in_block);
@@ -367,9 +333,9 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         const int entry = key_entry<Shape>(call, tile, n);
         shared.key_ring.wait_full(key_at);
         issue.wait();
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
+        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
         shared.value_ring.wait_full(value_at);
-        multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
+        multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
         issue.pass();
         ptx::wgmma_wait<1>(scores);
         shared.key_ring.pass_warp(key_at);
@@ -388,7 +354,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
 
       shared.query_ring.pass_warp(query_at);
       shared.value_ring.wait_full(value_at);
-      multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
+      multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
       ptx::wgmma_wait<0>(output);
       shared.value_ring.pass_warp(value_at);
     }
