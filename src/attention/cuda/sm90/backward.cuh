@@ -29,6 +29,7 @@ template <class ElementType, int kHead, bool kOfGeneral>
 struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static constexpr int kKeys = kTile.keys;
+  static_assert(kKeys == 64 * BackwardShape::kConsumers);
   static constexpr int kQueries = kTile.queries;
   static constexpr int kStages = 2;
   static constexpr bool kTakeTurns = kQueries == 64;
@@ -99,7 +100,7 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& 
         shared.sums_ring.release(sums_at);
         if (call.turns != nullptr) {
           ptx::bulk_wait<0>();
-          ptx::release_increment(call.turns + query_tile);
+          ptx::release_increment(call.turns + query_tile);  // the next turn
         }
       }
       sums_at.advance();
@@ -324,7 +325,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         float scores[Shape::kQueries / 2];
         float gradients[Shape::kQueries / 2];
         shared.query_ring.wait_full(at);
-        multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);
+        multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         shared.gradient_ring.wait_full(at);
         if constexpr (Shape::kTile.value_in_registers) {
           multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
@@ -340,7 +341,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, lse, scale_log2, capped);
-        multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);
+        multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, lse, scale_log2, capped);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
         ptx::wgmma_wait<1>(gradients);
@@ -348,7 +349,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
 
         std::uint32_t score_gradients[Shape::kQueries / 4];
         make_score_gradients<Shape, 0>(score_gradients, weights, gradients, delta);
-        multiply_columns<Shape, 0, 2>(key_sums, score_gradients, query);
+        multiply_columns<Shape, 0, 2>(key_sums, score_gradients, query);  // dK += dS^T Q
         make_score_gradients<Shape, 1>(score_gradients, weights, gradients, delta);
         barriers.wait_read(at.stage());
         store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);

@@ -13,6 +13,7 @@ struct QueriesShape
     : KernelShape<ElementType, kHead, true, 2, head_tiles(kHead, true).queries.consumer_registers> {
   static constexpr QueriesTile kTile = head_tiles(kHead, true).queries;
   static constexpr int kRows = kTile.queries;
+  static_assert(kRows == 64 * QueriesShape::kConsumers);
   static constexpr int kKeys = kTile.keys;
   static constexpr int kKeyStages = 2;
   static constexpr int kValueStages = kTile.value_stages;
@@ -165,7 +166,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
 #pragma unroll
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
-        multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);
+        multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);  // dQ += dS K
         ptx::wgmma_wait<0>(sums);
         shared.key_ring.pass_warp(key_at);
       }

@@ -142,7 +142,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
       for_each_step<Shape>(call, tile, [&](auto is_first, int head, int visit) {
         float scores[32];
         shared.query_ring.wait_full(at);
-        multiply_rows<Shape, Shape::kKeys>(scores, shared.key, shared.query[at.stage()]);
+        multiply_rows<Shape, Shape::kKeys>(scores, shared.key, shared.query[at.stage()]);  // S^T = K Q^T
         if constexpr (!is_first.value) {
           ptx::wgmma_wait<1>(sums);
           shared.gradient_ring.pass_warp(before);
@@ -158,7 +158,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
         shared.probability_ring.publish_warp(pass_at);
         pass_at.advance();
         shared.gradient_ring.wait_full(at);
-        multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);
+        multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);  // dV += P^T dO
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);
@@ -201,7 +201,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
         shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[16];
         pack_pairs<typename Shape::Element>(score_gradients, gradients);
-        multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);
+        multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);  // dK += dS^T Q
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);

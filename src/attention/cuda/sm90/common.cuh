@@ -20,7 +20,6 @@ struct KernelShape : Roles<kConsumers, kRegisters> {
   static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
   static constexpr int kColumns = (kHead + kTileColumns - 1) / kTileColumns * kTileColumns;
-  static constexpr HeadTiles kTiles = head_tiles(kHead, kOfGeneral);
 };
 
 // A thread's two rows of its warpgroup's 64, eight apart, and its two columns of every eight: the first of

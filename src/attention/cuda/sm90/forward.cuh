@@ -333,9 +333,9 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         const int entry = key_entry<Shape>(call, tile, n);
         shared.key_ring.wait_full(key_at);
         issue.wait();
-        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
+        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);  // S = Q K^T
         shared.value_ring.wait_full(value_at);
-        multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
+        multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);  // O += P V
         issue.pass();
         ptx::wgmma_wait<1>(scores);
         shared.key_ring.pass_warp(key_at);

@@ -50,8 +50,6 @@ void launch_after(const AfterCall& call, const Stream& stream) {
 
 template <class Element, int kHeadDim>
 constexpr Kernels make_kernels(DType dtype) {
-  static_assert(head_tiles(kHeadDim, false).head_dim == kHeadDim,
-                "HEADROOM_HEAD_DIMS: a size that tiles.h has");
   Kernels kernels{
       .dtype = dtype,
       .head_dim = kHeadDim,
