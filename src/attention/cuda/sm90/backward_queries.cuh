@@ -110,6 +110,19 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Que
   }
 }
 
+// Of a thread's two rows. Those past the end have what the last one has.
+__device__ __forceinline__ void read_statistics(float (&lse)[2], float (&delta)[2], const QueriesCall& call,
+                                                const QueryTile& tile, int row_in_block) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
+    const std::int64_t statistics =
+        (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.padded_places + place;
+    lse[r] = call.lse[statistics];
+    delta[r] = call.delta[statistics];
+  }
+}
+
 template <class Shape>
 __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   using Element = typename Shape::Element;
@@ -133,14 +146,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
       const Range every{every_key_from, __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end))};
       float lse[2];
       float delta[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const std::int64_t statistics =
-            (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.padded_places + place;
-        lse[r] = call.lse[statistics];
-        delta[r] = call.delta[statistics];
-      }
+      read_statistics(lse, delta, call, tile, row_in_block);
       shared.query_ring.wait_full(query_at);
       for (int n = tile.key_tiles - 1; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
