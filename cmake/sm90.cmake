@@ -1,11 +1,19 @@
 # The Hopper kernels: a file per dtype and head size, generated into the build folder and compiled for sm_90a alone. A
 # kernel that spills registers fails the build.
-set(HEADROOM_HEAD_DIMS 64 96 128 192 256 CACHE STRING "Head sizes of the Hopper attention kernels")
+set(table src/attention/cuda/sm90/tiles.h)  # a row for each head size
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+file(STRINGS ${table} head_dims REGEX "^    {[0-9]+, {")
+list(TRANSFORM head_dims REPLACE "^    {([0-9]+), .*" "\\1")
+list(LENGTH head_dims HEAD_DIMS_FOUND)
+set(HEADROOM_HEAD_DIMS ${head_dims} CACHE STRING "Head sizes of the Hopper attention kernels")
 
 set(instances "")
 set(DECLARATIONS "")
 set(INSTANCES "")
 foreach(HEAD_DIM ${HEADROOM_HEAD_DIMS})
+  if(NOT HEAD_DIM IN_LIST head_dims)
+    message(FATAL_ERROR "HEADROOM_HEAD_DIMS has ${HEAD_DIM}; ${table} has the head sizes ${head_dims}")
+  endif()
   foreach(NAME bf16 f16)
     set(ELEMENT __nv_bfloat16)
     if(NAME STREQUAL f16)

@@ -9,6 +9,9 @@
 
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
+
+#include "cuda/ptx/arithmetic.h"
+#include "cuda/ptx/global.h"
 #endif
 
 namespace headroom::cuda {
@@ -80,9 +83,7 @@ __device__ __forceinline__ float4 load_four(const void* data, DType dtype, std::
 // does.
 __device__ __forceinline__ void copy_sixteen(float* shared, const float* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  const int bytes = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  ptx::copy_sixteen(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)), from, there ? 16 : 0);
 #else
   *reinterpret_cast<float4*>(shared) =
       there ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
@@ -94,8 +95,7 @@ template <class Word>
 __device__ __forceinline__ void copy_word(Word* shared, const Word* from) {
   static_assert(sizeof(Word) == 4);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+  ptx::copy_four(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)), from);
 #else
   *shared = *from;
 #endif
@@ -104,7 +104,7 @@ __device__ __forceinline__ void copy_word(Word* shared, const Word* from) {
 // Until this thread's copies have arrived.
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;\n" ::: "memory");
+  ptx::wait_for_copies();
 #endif
 }
 
@@ -116,13 +116,9 @@ __device__ __forceinline__ void add_vector(float* to, const float* values, float
   static_assert(Width == 2 || Width == 4);
   if (aligned) {
     if constexpr (Width == 4) {
-      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0] * factor),
-                   "f"(values[1] * factor), "f"(values[2] * factor), "f"(values[3] * factor)
-                   : "memory");
+      ptx::add_four(to, values[0] * factor, values[1] * factor, values[2] * factor, values[3] * factor);
     } else {
-      asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(values[0] * factor),
-                   "f"(values[1] * factor)
-                   : "memory");
+      ptx::add_two(to, values[0] * factor, values[1] * factor);
     }
     return;
   }
@@ -139,7 +135,7 @@ __device__ __forceinline__ int take_number(int* counter) {
 // What this thread wrote is seen on the device before what it writes next; so for reads.
 __device__ __forceinline__ void fence_device() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  ptx::fence_device();
 #elif defined(__CUDACC__)
   __threadfence();
 #endif
@@ -158,9 +154,7 @@ __device__ __forceinline__ void give_turn(int* turn, int own) {
 // 2^x within two units in the last place; 0 below 2^-126.
 __device__ __forceinline__ float power_of_two(float x) {
 #if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  return ptx::exp2_approximate(x);
 #else
   return exp2f(x);
 #endif

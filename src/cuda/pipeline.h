@@ -32,6 +32,12 @@ struct Ring {
   __device__ __forceinline__ void wait_empty(RingPosition<kStages> at) {
     ptx::mbarrier_wait(empty[at.stage()], at.parity() ^ 1);
   }
+  // Likewise, with `bytes` that the copy engine will bring. Returns the barrier that counts them.
+  __device__ __forceinline__ std::uint64_t& wait_to_load(RingPosition<kStages> at, std::uint32_t bytes) {
+    wait_empty(at);
+    ptx::mbarrier_arrive_expect(full[at.stage()], bytes);
+    return full[at.stage()];
+  }
   __device__ __forceinline__ void wait_full(RingPosition<kStages> at) {
     ptx::mbarrier_wait(full[at.stage()], at.parity());
   }
@@ -49,6 +55,21 @@ struct Ring {
     __syncwarp();
     if (threadIdx.x % 32 == 0) release(at);
   }
+  // Releases a stage and goes on to the next.
+  __device__ __forceinline__ void pass(RingPosition<kStages>& at) {
+    release(at);
+    at.advance();
+  }
+  __device__ __forceinline__ void pass_warp(RingPosition<kStages>& at) {
+    release_warp(at);
+    at.advance();
+  }
 };
+
+template <class... Rings>
+__device__ __forceinline__ void init_rings(std::uint32_t producers, std::uint32_t consumers,
+                                           Rings&... rings) {
+  (rings.init(producers, consumers), ...);
+}
 
 }  // namespace headroom

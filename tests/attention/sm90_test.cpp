@@ -62,16 +62,17 @@ TEST(Sm90, WorkspaceIsForTheTilesOfThePlannedKernels) {
         EXPECT_EQ(forward.plan.general, softcap > 0 || block_rows > 0);
         general += forward.plan.general ? 1 : 0;
         // One row is padded to a tile.
-        EXPECT_EQ(backward.padded_places, backward.plan.backward.queries) << head_dim;
+        EXPECT_EQ(backward.padded_places, backward.plan.tiles.backward.queries) << head_dim;
         EXPECT_EQ(backward.padded_places, head_dim <= 64 && !backward.plan.general ? 128 : 64) << head_dim;
-        EXPECT_EQ(backward.query_sums_bytes,
-                  backward.plan.apart ? 0 : 4 * backward.padded_places * backward.plan.backward.head_dim);
+        EXPECT_EQ(backward.query_sums_bytes, backward.plan.tiles.queries_apart()
+                                                 ? 0
+                                                 : 4 * backward.padded_places * backward.plan.tiles.head_dim);
         if (block_rows == 0) continue;
-        EXPECT_EQ(forward.visits.tile_rows, forward.plan.forward.rows());
+        EXPECT_EQ(forward.visits.tile_rows, forward.plan.tiles.forward.rows());
         EXPECT_EQ(forward.visits.tile_rows, 128) << "of two consumers";
-        EXPECT_EQ(forward.visits.tile_keys, forward.plan.forward.keys);
-        EXPECT_EQ(backward.visits.tile_rows, backward.plan.backward.queries);
-        EXPECT_EQ(backward.visits.tile_keys, backward.plan.backward.keys);
+        EXPECT_EQ(forward.visits.tile_keys, forward.plan.tiles.forward.keys);
+        EXPECT_EQ(backward.visits.tile_rows, backward.plan.tiles.backward.queries);
+        EXPECT_EQ(backward.visits.tile_keys, backward.plan.tiles.backward.keys);
       }
     }
   }

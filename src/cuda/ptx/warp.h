@@ -1,9 +1,10 @@
-// Small instructions of a warp: registers handed over, exponentials, 16-bit pairs, matrix stores.
+// Small instructions of a warp: registers handed over, 16-bit pairs, matrix stores.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/ptx/arithmetic.h"
 #include "cuda/ptx/mbarrier.h"
 
 namespace headroom::ptx {
@@ -18,26 +19,15 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// 2^x; zero for -inf.
-__device__ __forceinline__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 template <class Element>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 template <>
 __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
-  std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return pack_bf16(low, high);
 }
 template <>
 __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
-  std::uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return pack_f16(low, high);
 }
 
 // Four 8 x 8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.

@@ -45,15 +45,17 @@ __device__ __forceinline__ void wgmma_fence() {
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
 // Sums that products in flight write are touched after this point, not before.
 template <int kCount>
 __device__ __forceinline__ void wgmma_pin(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+// Until all but kPending groups of products are done; `sums` are what these write.
+template <int kPending, int... kCounts>
+__device__ __forceinline__ void wgmma_wait(float (&... sums)[kCounts]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+  (wgmma_pin(sums), ...);
 }
 
 // Arithmetic that `bits` come from is done before what follows, a wait for products. The assembler moves such

@@ -38,13 +38,7 @@ __device__ __forceinline__ Stored<kType> narrow(float value) {
 template <DType kType>
 __device__ __forceinline__ std::uint32_t narrow_two(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  std::uint32_t word;
-  if constexpr (kType == DType::bf16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  }
-  return word;
+  return kType == DType::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
 #else
   return narrow<kType>(first) | static_cast<std::uint32_t>(narrow<kType>(second)) << 16;
 #endif

@@ -174,8 +174,7 @@ __device__ __forceinline__ void add_rows(float (&sums)[D / kPanel][32], const Sp
     ptx::wgmma_fence();
     multiply_rows<64>(part, a, b, panel);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_pin(part);
+    ptx::wgmma_wait<0>(part);
 #pragma unroll
     for (int i = 0; i < 32; ++i) sums[panel][i] += part[i];
   }
@@ -371,8 +370,7 @@ __device__ void add_query_gradients(const AttentionCall& call, SplitBackward<D>&
       ptx::wgmma_fence();
       multiply_transposed(sums, shared.exchange[exchange_at.stage()].score_gradient, shared.key, panel);
       ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(sums);
+      ptx::wgmma_wait<0>(sums);
       if (panel == D / kPanel - 1) shared.probability_ring.release(exchange_at);
       if (panel == 0 && turn != nullptr) {
         if (thread == 0) wait_for_turn_after(queries.previous, turn);
@@ -398,20 +396,18 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
     split_backward_kernel(const __grid_constant__ AttentionCall call,
                           const __grid_constant__ QueryTiling tiling) {
   using Shared = SplitBackward<D>;
-  extern __shared__ float4 raw[];
-  auto& shared = *reinterpret_cast<Shared*>(raw);
+  auto& shared = shared_memory<Shared>();
   if (threadIdx.x == 0) {
     shared.share = KeyShare::of(call, take_number(call.next_share), 1);
     shared.key_ring.init(kWarpgroup, 1);
-    shared.query_ring.init(kWarpgroup, 2 * kWarpgroup);
-    shared.gradient_ring.init(kWarpgroup, 2 * kWarpgroup);
+    init_rings(kWarpgroup, 2 * kWarpgroup, shared.query_ring, shared.gradient_ring);
     shared.probability_ring.init(kWarpgroup, kWarpgroup);
     shared.score_gradient_ring.init(kWarpgroup, 1);
     shared.tile_ring.init(kWarpgroup, 3 * kWarpgroup);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int group = warpgroup_index();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
     ptx::give_registers<Shared::kReaderRegisters>();

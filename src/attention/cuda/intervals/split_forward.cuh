@@ -28,10 +28,7 @@ template <int D>
 struct SplitForward {
   static constexpr int kRows = 128;
   static constexpr int kStages = D <= 64 ? 3 : 1;  // tiles of 192 KiB either way
-  static constexpr int kThreads = 3 * kWarpgroup;
-  static constexpr int kReaderRegisters = 104;
-  static constexpr int kConsumerRegisters = 200;
-  static_assert(kReaderRegisters + 2 * kConsumerRegisters <= 3 * 168);
+  using Block = Roles<2, 200>;
 
   SplitTile<kRows, D> query;
   SplitTile<64, D> key[kStages];
@@ -165,8 +162,7 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
     ptx::wgmma_fence();
     multiply_rows<D>(sums, probabilities, shared.value[at.stage()], 0);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_pin(sums);
+    ptx::wgmma_wait<0>(sums);
     shared.value_ring.release(at);
     at.advance();
 #pragma unroll
@@ -218,10 +214,10 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
 }
 
 template <int D>
-__global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
+__global__ void __launch_bounds__(SplitForward<D>::Block::kThreads, 1)
     split_forward_kernel(const __grid_constant__ AttentionCall call,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
-  extern __shared__ float4 raw[];
+  extern __shared__ float4 raw[];  // through shared_memory() the loops come out in another order
   auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
   // The last tiles of a causal mask are the longest: they start first.
   const std::int64_t tile = tiles - 1 - static_cast<std::int64_t>(blockIdx.x) % tiles;
@@ -234,19 +230,18 @@ __global__ void __launch_bounds__(SplitForward<D>::kThreads, 1)
     block.list = call.block_list(block.head.b, block.head.head, tiling.block_of(tile));
     block.kv = block.head.head / call.group();
     shared.query_ring.init(kWarpgroup, 1);
-    shared.key_ring.init(kWarpgroup, 2 * kWarpgroup);
-    shared.value_ring.init(kWarpgroup, 2 * kWarpgroup);
+    init_rings(kWarpgroup, 2 * kWarpgroup, shared.key_ring, shared.value_ring);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (shared.block.rows.empty()) return;
-  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int group = warpgroup_index();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   if (group == 0) {
-    ptx::give_registers<SplitForward<D>::kReaderRegisters>();
+    ptx::give_registers<SplitForward<D>::Block::kProducerRegisters>();
     split_inputs(call, shared, thread);
   } else {
-    ptx::take_registers<SplitForward<D>::kConsumerRegisters>();
+    ptx::take_registers<SplitForward<D>::Block::kConsumerRegisters>();
     consume(call, shared, group - 1, thread);
   }
 }
@@ -257,7 +252,7 @@ void launch_split_forward(const AttentionCall& call, const Stream& stream) {
   const QueryTiling tiling = QueryTiling::of(call.blocks.rows, call.seq_q, SplitForward<D>::kRows);
   const std::int64_t tiles = tiling.count(call.lists.capacity);
   launch("split_forward_kernel", split_forward_kernel<D>, call.batch * call.heads_q * tiles,
-         SplitForward<D>::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);
+         SplitForward<D>::Block::kThreads, sizeof(SplitForward<D>), stream, call, tiling, tiles);
 }
 
 }  // namespace headroom::cuda

@@ -6,8 +6,7 @@
 #pragma once
 
 #include "attention/cuda/intervals/tiles-inl.h"
-#include "cuda/pipeline.h"
-#include "cuda/ptx/wgmma.h"
+#include "cuda/frame.h"
 
 namespace headroom::cuda {
 

@@ -19,22 +19,25 @@
 
 namespace headroom::cuda::sm90 {
 
-template <class ElementType, int kHead, bool kOfGeneral>
-struct BackwardShape {
-  using Element = ElementType;
-  static constexpr bool kGeneral = kOfGeneral;
-  static constexpr int kHeadDim = kHead;
-  static constexpr int kColumns = pad_columns(kHead);
-  static constexpr int kConsumers = 2;
-  static constexpr int kKeys = 64 * kConsumers;
-  static constexpr int kQueries = backward_tile(kHead, kOfGeneral).queries;
-  static constexpr int kStages = 2;
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr bool kTakeTurns = kQueries == 64;
-  static constexpr bool kValueInRegisters = !kOfGeneral && kHead == 96;  // where there is room
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kProducerRegisters = 40;
+// Named barriers between the two consumers; 0 is that of the whole block.
+enum BackwardBarrier : int {
+  kWritten = 1,  // dS of a stage: one for each stage
+  kRead = 3,     // one for each stage and consumer that waits
 };
+
+template <class ElementType, int kHead, bool kOfGeneral>
+struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
+  static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
+  static constexpr int kKeys = kTile.keys;
+  static_assert(kKeys == 64 * BackwardShape::kConsumers);
+  static constexpr int kQueries = kTile.queries;
+  static constexpr int kStages = 2;
+  static constexpr bool kTakeTurns = kQueries == 64;
+};
+
+// Two warps add dQ, each with every other tile: while one waits for its turn and for its bytes to arrive, the
+// other goes on.
+inline constexpr int kAdders = 2;
 
 template <class Shape>
 struct alignas(1024) BackwardShared {
@@ -55,23 +58,23 @@ struct alignas(1024) BackwardShared {
   Ring<2> tile_ring;
   KeyTile tile[2];
   std::uint32_t never_written;
+
+  __device__ __forceinline__ void init() {
+    constexpr std::uint32_t kWarps = Shape::kConsumerWarps;
+    init_rings(1, kWarps, key_ring, query_ring, gradient_ring);
+    sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
+    tile_ring.init(1, kWarps + kAdders);
+  }
 };
 
 // ---- the warps that add dQ
 
-// Two, each with every other tile: while one waits for its turn and for its bytes to arrive, the other goes
-// on.
-inline constexpr int kAdders = 2;
-
 template <class Shape>
 __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& shared, int adder) {
   RingPosition<2> sums_at;
-  RingPosition<2> tile_at;
   const int query_tiles = call.padded_places / Shape::kQueries;
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
-    if (tile.none) return;
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage() == adder) {
         const std::int64_t query_tile =
@@ -97,34 +100,15 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& 
         shared.sums_ring.release(sums_at);
         if (call.turns != nullptr) {
           ptx::bulk_wait<0>();
-          next_turn(call.turns + query_tile);
+          ptx::release_increment(call.turns + query_tile);  // the next turn
         }
       }
       sums_at.advance();
     });
-    shared.tile_ring.release(tile_at);
-    tile_at.advance();
   }
 }
 
 // ---- consumers
-
-// D = A B^T over the head's columns: 64 rows of A with the rows of B.
-template <class Shape>
-__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
-                                              const typename Shape::Element* a_rows,
-                                              const typename Shape::Element* b_rows) {
-  const auto a = ptx::MatrixDescriptor::of(a_rows);
-  const auto b = ptx::MatrixDescriptor::of(b_rows);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int tile = k / kTileColumns;
-    const int within = k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner, ptx::Major::inner>(
-        scores, a + (tile * kTileColumns * Shape::kKeys + within),
-        b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
-  }
-}
 
 // 64 rows of shared memory as the left operand of products, over the head's columns.
 template <class Shape>
@@ -151,6 +135,7 @@ template <class Shape>
 __device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
                                               const std::uint32_t (&a)[Shape::kHeadDim / 4],
                                               const typename Shape::Element* b_rows) {
+  ptx::wgmma_fence();
   const auto b = ptx::MatrixDescriptor::of(b_rows);
 #pragma unroll
   for (int k = 0; k < Shape::kHeadDim; k += 16) {
@@ -159,6 +144,7 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 
     ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner>(
         scores, a + k / 4, b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
   }
+  ptx::wgmma_commit();
 }
 
 // The queries of a tile's half.
@@ -168,24 +154,12 @@ struct Half {
   static constexpr int kEnd = kBegin + Shape::kQueries / 2;
 };
 
-// Sums of 64 keys += A [64 keys x queries, in registers] B [queries x head_dim], of half the queries.
-template <class Shape, int kHalf>
-__device__ __forceinline__ void multiply_queries(float (&sums)[Shape::kHeadDim / 2],
-                                                 const std::uint32_t (&a)[Shape::kQueries / 4],
-                                                 const typename Shape::Element* b_rows) {
-  const auto b = ptx::MatrixDescriptor::of(b_rows, Shape::kQueries * kTileColumns * 2);
-#pragma unroll
-  for (int k = Half<Shape, kHalf>::kBegin; k < Half<Shape, kHalf>::kEnd; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(sums, a + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-}
-
 // dQ of 64 queries = dS K.
 template <class Shape>
 __device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kHeadDim / 2],
                                               const typename Shape::Element* score_gradient,
                                               const typename Shape::Element* key) {
+  ptx::wgmma_fence();
   const auto a = ptx::MatrixDescriptor::of(score_gradient);
   const auto b = ptx::MatrixDescriptor::of(key, Shape::kKeys * kTileColumns * 2);
 #pragma unroll
@@ -195,13 +169,12 @@ __device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kHeadDim / 2]
     ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::inner, ptx::Major::outer>(
         sums, a + (tile * 64 * Shape::kQueries + within), b + k * kTileColumns, k != 0);
   }
+  ptx::wgmma_commit();
 }
 
 // What two consumers tell each other: dS of a stage is there, and it has been read.
 template <bool kTakeTurns>
 struct ScoreGradientBarriers {
-  static constexpr int kWritten = 1;  // one for each stage
-  static constexpr int kRead = 3;     // one for each stage and consumer that waits
   int consumer;
 
   // Whether this consumer multiplies dS of a stage into dQ.
@@ -300,10 +273,15 @@ __device__ __forceinline__ void store_score_gradients(
   }
 }
 
-// dQ of a consumer's 64 queries to the warps that add.
+// dQ of a consumer's 64 queries, from dS of a stage, to the warps that add.
 template <class Shape>
 __device__ __forceinline__ void hand_over(BackwardShared<Shape>& shared, RingPosition<2> at, int first_query,
-                                          const float (&query_sums)[Shape::kHeadDim / 2]) {
+                                          const ScoreGradientBarriers<Shape::kTakeTurns>& barriers) {
+  float query_sums[Shape::kHeadDim / 2];
+  multiply_keys<Shape>(query_sums, shared.score_gradient[at.stage()] + first_query * kTileColumns,
+                       shared.key);
+  ptx::wgmma_wait<0>(query_sums);
+  barriers.pass_read(at.stage());
   shared.sums_ring.wait_empty(at);
   auto* sums = reinterpret_cast<float4*>(shared.query_sums[at.stage()] + first_query * Shape::kHeadDim) +
                threadIdx.x % kWarpgroup;
@@ -319,11 +297,9 @@ __device__ __forceinline__ void hand_over(BackwardShared<Shape>& shared, RingPos
 template <class Shape>
 __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared) {
   using Element = typename Shape::Element;
-  const int consumer =
-      __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-  const int first_column = thread % 4 * 2;
+  const int consumer = warpgroup_index() - 1;
+  const int row_in_block = row_of_thread(consumer * 64);
+  const int first_column = column_of_thread();
   const Element* key = shared.key + consumer * 64 * kTileColumns;
   const Element* value = shared.value + consumer * 64 * kTileColumns;
   const bool capped = Shape::kGeneral && call.softcap > 0;
@@ -331,14 +307,11 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
   const ScoreGradientBarriers<Shape::kTakeTurns> barriers{consumer};
   const int first_query = Shape::kTakeTurns ? 0 : consumer * 64;  // of those whose dQ is made here
   RingPosition<1> key_at;
-  RingPosition<2> tile_at;
   RingPosition<2> at;  // of queries, gradients and sums of dQ
   barriers.begin();
 
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
-    if (tile.none) break;
     float key_sums[Shape::kHeadDim / 2] = {};
     float value_sums[Shape::kHeadDim / 2] = {};
 
@@ -346,25 +319,20 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
       const SeenBy seen_by = Shape::kGeneral ? SeenBy{} : SeenBy(call, tile, Shape::kKeys, row_in_block);
       shared.key_ring.wait_full(key_at);
       std::uint32_t value_rows[Shape::kHeadDim / 4];
-      if constexpr (Shape::kValueInRegisters) load_rows_to_registers<Shape>(value_rows, value);
+      if constexpr (Shape::kTile.value_in_registers) load_rows_to_registers<Shape>(value_rows, value);
 
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[Shape::kQueries / 2];
         float gradients[Shape::kQueries / 2];
         shared.query_ring.wait_full(at);
-        ptx::wgmma_fence();
-        multiply_rows<Shape>(scores, key, shared.query[at.stage()]);
-        ptx::wgmma_commit();
+        multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         shared.gradient_ring.wait_full(at);
-        ptx::wgmma_fence();
-        if constexpr (Shape::kValueInRegisters) {
+        if constexpr (Shape::kTile.value_in_registers) {
           multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
         } else {
-          multiply_rows<Shape>(gradients, value, shared.output_gradient[at.stage()]);
+          multiply_rows<Shape, Shape::kKeys>(gradients, value, shared.output_gradient[at.stage()]);
         }
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(scores);
+        ptx::wgmma_wait<1>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         const float* lse = shared.lse[at.stage()] + first_column;
         const float* delta = shared.delta[at.stage()] + first_column;
@@ -373,58 +341,34 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, lse, scale_log2, capped);
-        ptx::wgmma_fence();
-        multiply_queries<Shape, 0>(value_sums, probabilities, output_gradient);
-        ptx::wgmma_commit();
+        multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, lse, scale_log2, capped);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(gradients);
-        ptx::wgmma_fence();
-        multiply_queries<Shape, 1>(value_sums, probabilities, output_gradient);
-        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>(gradients);
+        multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
 
         std::uint32_t score_gradients[Shape::kQueries / 4];
         make_score_gradients<Shape, 0>(score_gradients, weights, gradients, delta);
-        ptx::wgmma_fence();
-        multiply_queries<Shape, 0>(key_sums, score_gradients, query);
-        ptx::wgmma_commit();
+        multiply_columns<Shape, 0, 2>(key_sums, score_gradients, query);  // dK += dS^T Q
         make_score_gradients<Shape, 1>(score_gradients, weights, gradients, delta);
-        Element* shared_gradients = shared.score_gradient[at.stage()];
         barriers.wait_read(at.stage());
-        store_score_gradients<Shape>(shared_gradients, score_gradients, consumer);
-        ptx::wgmma_fence();
-        multiply_queries<Shape, 1>(key_sums, score_gradients, query);
-        ptx::wgmma_commit();
+        store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);
+        multiply_columns<Shape, 1, 2>(key_sums, score_gradients, query);
         ptx::async_proxy_fence();
         barriers.pass_written(at.stage());
-        ptx::wgmma_wait<2>();
-        ptx::wgmma_pin(value_sums);
+        ptx::wgmma_wait<2>(value_sums);
         shared.gradient_ring.release_warp(at);
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(key_sums);
+        ptx::wgmma_wait<0>(key_sums);
         shared.query_ring.release_warp(at);
 
-        if (barriers.reads(at.stage())) {
-          float query_sums[Shape::kHeadDim / 2];
-          ptx::wgmma_fence();
-          multiply_keys<Shape>(query_sums, shared_gradients + first_query * kTileColumns, shared.key);
-          ptx::wgmma_commit();
-          ptx::wgmma_wait<0>();
-          ptx::wgmma_pin(query_sums);
-          barriers.pass_read(at.stage());
-          hand_over<Shape>(shared, at, first_query, query_sums);
-        }
+        if (barriers.reads(at.stage())) hand_over<Shape>(shared, at, first_query, barriers);
         at.advance();
       });
-      shared.key_ring.release_warp(key_at);
-      key_at.advance();
+      shared.key_ring.pass_warp(key_at);
     }
 
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, key_sums);
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, value_sums);
-    shared.tile_ring.release_warp(tile_at);
-    tile_at.advance();
   }
   barriers.end();
 }
@@ -432,28 +376,16 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
-  extern __shared__ std::uint8_t raw[];
-  auto& shared = *reinterpret_cast<BackwardShared<Shape>*>(raw);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  if (threadIdx.x == 0) {
-    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
-    shared.key_ring.init(1, kWarps);
-    shared.query_ring.init(1, kWarps);
-    shared.gradient_ring.init(1, kWarps);
-    shared.sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
-    shared.tile_ring.init(1, kWarps + kAdders);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
-    const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
-    if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders) add_query_sums<Shape>(call, shared, adder);
-  } else {
-    ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, shared);
-  }
+  auto& shared = begin_block<BackwardShared<Shape>>();
+  const int tiles = call.order.tiles();
+  Shape::run(
+      [&] {
+        if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
+        const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
+        if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders)
+          add_query_sums<Shape>(call, shared, adder);
+      },
+      [&] { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

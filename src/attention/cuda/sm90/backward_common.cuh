@@ -3,8 +3,6 @@
 #pragma once
 
 #include "attention/cuda/sm90/common.cuh"
-#include "attention/cuda/sm90/tiles.h"
-#include "cuda/pipeline.h"
 
 namespace headroom::cuda::sm90 {
 
@@ -218,9 +216,8 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
                  ? call.keys.row(tile.batch, tile.query_head, tile.index * Shape::kKeys + place)
                  : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(rows, call.key_rows,
-                                                       tile.part * call.batch + tile.batch, tile.head, row, 0,
-                                                       scale, sums, call.head_dim);
+  write_rows<typename Shape::Element, Shape::kHeadDim>(
+      rows, call.key_rows, tile.part * call.batch + tile.batch, tile.head, row, scale, sums, call.head_dim);
 }
 
 // ---- the thread that loads
@@ -229,45 +226,36 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
 template <class Shape, class Shared>
 __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) {
   RingPosition<1> key_at;
-  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> query_at;
   RingPosition<Shape::kStages> gradient_at;
-  for (int index = static_cast<int>(blockIdx.x);;
-       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    shared.tile_ring.wait_empty(tile_at);
-    KeyTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
-    tile = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
-    shared.tile_ring.publish(tile_at);
-    tile_at.advance();
+  RingPosition<2> tile_at;
+  for (int index = first_tile();; index = next_tile(call.next_tile)) {
+    const KeyTile& tile = hand_out_tile(shared, tile_at, [&] {
+      return index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    });
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
-    shared.key_ring.wait_empty(key_at);
-    std::uint64_t& full = shared.key_ring.full[0];
-    ptx::mbarrier_arrive_expect(full, sizeof(shared.key) + sizeof(shared.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, tile.query_head,
+    std::uint64_t& key_full = shared.key_ring.wait_to_load(key_at, sizeof(shared.key) + sizeof(shared.value));
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, key_full, call.keys, tile.query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, tile.query_head,
+    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, key_full, call.keys, tile.query_head,
                                              tile.index * Shape::kKeys, tile.head, tile.batch);
     key_at.advance();
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
-      constexpr std::uint32_t kBytes = sizeof(shared.query[0]) + sizeof(shared.lse[0]);
-      shared.query_ring.wait_empty(query_at);
-      std::uint64_t& query_full = shared.query_ring.full[query_at.stage()];
-      ptx::mbarrier_arrive_expect(query_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(shared.query[query_at.stage()], call.query, query_full,
-                                                  call.queries, head, place, head, tile.batch);
-      ptx::bulk_load(shared.lse[query_at.stage()], call.lse + statistics, sizeof(shared.lse[0]), query_full);
-      shared.gradient_ring.wait_empty(gradient_at);
-      std::uint64_t& gradient_full = shared.gradient_ring.full[gradient_at.stage()];
-      ptx::mbarrier_arrive_expect(gradient_full, kBytes);
-      load_rows<Shape::kQueries, Shape::kColumns>(shared.output_gradient[gradient_at.stage()],
-                                                  call.output_gradient, gradient_full, call.queries, head,
-                                                  place, head, tile.batch);
-      ptx::bulk_load(shared.delta[gradient_at.stage()], call.delta + statistics, sizeof(shared.delta[0]),
-                     gradient_full);
+      // Rows, and a number for each.
+      const auto load_queries = [&](auto& ring, auto at, auto& to, const CUtensorMap& map, auto& numbers,
+                                    const float* from) {
+        std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]) + sizeof(numbers[0]));
+        load_rows<Shape::kQueries, Shape::kColumns>(to[at.stage()], map, full, call.queries, head, place,
+                                                    head, tile.batch);
+        ptx::bulk_load(numbers[at.stage()], from + statistics, sizeof(numbers[0]), full);
+      };
+      load_queries(shared.query_ring, query_at, shared.query, call.query, shared.lse, call.lse);
+      load_queries(shared.gradient_ring, gradient_at, shared.output_gradient, call.output_gradient,
+                   shared.delta, call.delta);
       query_at.advance();
       gradient_at.advance();
     });

@@ -8,21 +8,15 @@
 
 namespace headroom::cuda::sm90 {
 
-template <class ElementType, int kHead>
-struct QueriesShape {
-  using Element = ElementType;
-  static constexpr bool kGeneral = true;  // there are registers for it
-  static constexpr int kHeadDim = kHead;
-  static constexpr int kColumns = pad_columns(kHead);
-  static constexpr int kConsumers = 2;
-  static constexpr int kRows = kApartTile.queries;
-  static constexpr int kKeys = kApartTile.keys;
-  static_assert(kRows == 64 * kConsumers);
+template <class ElementType, int kHead>  // general: there are registers for it
+struct QueriesShape
+    : KernelShape<ElementType, kHead, true, 2, head_tiles(kHead, true).queries.consumer_registers> {
+  static constexpr QueriesTile kTile = head_tiles(kHead, true).queries;
+  static constexpr int kRows = kTile.queries;
+  static_assert(kRows == 64 * QueriesShape::kConsumers);
+  static constexpr int kKeys = kTile.keys;
   static constexpr int kKeyStages = 2;
-  static constexpr int kValueStages = kHead > 192 ? 1 : 2;  // 224 KiB of shared memory
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = kHead > 192 ? 240 : 232;
-  static constexpr int kProducerRegisters = kHead > 192 ? 24 : 40;
+  static constexpr int kValueStages = kTile.value_stages;
 };
 
 template <class Shape>
@@ -37,29 +31,28 @@ struct alignas(1024) QueriesShared {
   Ring<Shape::kValueStages> value_ring;
   Ring<2> tile_ring;
   QueryTile tile[2];
+
+  __device__ __forceinline__ void init() {
+    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring, tile_ring);
+  }
 };
 
 // ---- producer
 
 template <class Shape>
 __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, int tiles) {
-  constexpr std::uint32_t kTileBytes = sizeof(shared.key[0]);
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
-  for (int index = static_cast<int>(blockIdx.x);;
-       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    shared.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
-    tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-    shared.tile_ring.publish(tile_at);
-    tile_at.advance();
+  for (int index = first_tile();; index = next_tile(call.next_tile)) {
+    const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
+      return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+    });
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
-    shared.query_ring.wait_empty(query_at);
-    std::uint64_t& query_full = shared.query_ring.full[0];
-    ptx::mbarrier_arrive_expect(query_full, sizeof(shared.query) + sizeof(shared.output_gradient));
+    std::uint64_t& query_full =
+        shared.query_ring.wait_to_load(query_at, sizeof(shared.query) + sizeof(shared.output_gradient));
     load_rows<Shape::kRows, Shape::kColumns>(shared.query, call.query, query_full, call.queries, tile.head,
                                              tile.first_place, tile.head, tile.batch);
     load_rows<Shape::kRows, Shape::kColumns>(shared.output_gradient, call.output_gradient, query_full,
@@ -68,19 +61,14 @@ __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, i
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
-      shared.key_ring.wait_empty(key_at);
-      std::uint64_t& key_full = shared.key_ring.full[key_at.stage()];
-      ptx::mbarrier_arrive_expect(key_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.key[key_at.stage()], call.key, key_full, call.keys,
-                                               tile.head, place, tile.head / call.group, tile.batch);
-      key_at.advance();
-      shared.value_ring.wait_empty(value_at);
-      std::uint64_t& value_full = shared.value_ring.full[value_at.stage()];
-      ptx::mbarrier_arrive_expect(value_full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.value[value_at.stage()], call.value, value_full,
-                                               call.keys, tile.head, place, tile.head / call.group,
-                                               tile.batch);
-      value_at.advance();
+      const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map) {
+        std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
+        load_rows<Shape::kKeys, Shape::kColumns>(to[at.stage()], map, full, call.keys, tile.head, place,
+                                                 tile.head / call.group, tile.batch);
+        at.advance();
+      };
+      load_keys(shared.key_ring, key_at, shared.key, call.key);
+      load_keys(shared.value_ring, value_at, shared.value, call.value);
     }
   }
 }
@@ -98,16 +86,49 @@ __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const 
     row[r] = place < tile.places ? call.queries.row(tile.batch, tile.head, tile.first_place + place) : -1;
   }
   write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, tile.batch, tile.head,
-                                                       row, 0, call.scale, sums, call.head_dim);
+                                                       row, call.scale, sums, call.head_dim);
+}
+
+// Scores as they go into the exponential: capped, and -inf where a query does not see or list a key.
+template <class Shape, int kScores>
+__device__ __forceinline__ void shape_scores(float (&scores)[kScores], const QueriesCall& call,
+                                             const QueryTile& tile, int entry, bool capped,
+                                             const Range& every, int row_in_block) {
+  const int tile_begin = key_begin<Shape>(entry);
+  if (capped) cap_scores(scores, call.scale, call.softcap);
+  if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
+  if (tile_begin >= every.begin && tile_begin + Shape::kKeys <= every.end) return;
+  const int column = tile_begin + column_of_thread();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Range keys = seen_keys(call, tile, row_in_block, r);  // made anew: no registers to keep it in
+#pragma unroll
+    for (int i = 2 * r; i < kScores; i += i % 2 == 0 ? 1 : 3) {
+      const int key = column + i / 4 * 8 + i % 2;
+      if (key < keys.begin || key >= keys.end) scores[i] = -INFINITY;
+    }
+  }
+}
+
+// Of a thread's two rows. Those past the end have what the last one has.
+__device__ __forceinline__ void read_statistics(float (&lse)[2], float (&delta)[2], const QueriesCall& call,
+                                                const QueryTile& tile, int row_in_block) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
+    const std::int64_t statistics =
+        (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.padded_places + place;
+    lse[r] = call.lse[statistics];
+    delta[r] = call.delta[statistics];
+  }
 }
 
 template <class Shape>
 __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   using Element = typename Shape::Element;
   constexpr int kScores = Shape::kKeys / 2;
-  const int consumer = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+  const int consumer = warpgroup_index() - 1;
+  const int row_in_block = row_of_thread(consumer * 64);
   const Element* query = shared.query + consumer * 64 * kTileColumns;
   const Element* output_gradient = shared.output_gradient + consumer * 64 * kTileColumns;
   const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
@@ -116,65 +137,30 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
 
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];
-    if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.key_tiles > 0) {
-      // Keys a query sees, counted from the first key of the first tile.
-      const auto seen = [&](int r) {
-        const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const Range range = call.seen.of(tile.batch, tile.head, place);
-        return Range{range.begin - tile.first_key, range.end - tile.first_key};
-      };
+      const auto seen = [&](int r) { return seen_keys(call, tile, row_in_block, r); };
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(seen(0).begin, seen(1).begin));
-      const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end));
+      const Range every{every_key_from, __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end))};
       float lse[2];
       float delta[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const std::int64_t statistics =
-            (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.padded_places + place;
-        lse[r] = call.lse[statistics];
-        delta[r] = call.delta[statistics];
-      }
+      read_statistics(lse, delta, call, tile, row_in_block);
       shared.query_ring.wait_full(query_at);
       for (int n = tile.key_tiles - 1; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
         float scores[kScores];
         float gradients[kScores];
         shared.key_ring.wait_full(key_at);
-        ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
-        ptx::wgmma_commit();
+        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
         shared.value_ring.wait_full(value_at);
-        ptx::wgmma_fence();
-        multiply_scores<Shape>(gradients, output_gradient, shared.value[value_at.stage()]);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(scores);
-        ptx::wgmma_pin(gradients);
-        shared.value_ring.release_warp(value_at);
-        value_at.advance();
+        multiply_rows<Shape, Shape::kRows>(gradients, output_gradient, shared.value[value_at.stage()]);
+        ptx::wgmma_wait<0>(scores, gradients);
+        shared.value_ring.pass_warp(value_at);
 
-        const int tile_begin = key_begin<Shape>(entry);
         const bool capped = call.softcap > 0;
-        if (capped) cap_scores(scores, call.scale, call.softcap);
-        if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
-        if (tile_begin < every_key_from || tile_begin + Shape::kKeys > every_key_to) {
-          const int column = tile_begin + thread % 4 * 2;
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const Range keys = seen(r);  // made anew: there are no registers to keep it in
-#pragma unroll
-            for (int i = 2 * r; i < kScores; i += i % 2 == 0 ? 1 : 3) {
-              const int key = column + i / 4 * 8 + i % 2;
-              if (key < keys.begin || key >= keys.end) scores[i] = -INFINITY;
-            }
-          }
-        }
+        shape_scores<Shape>(scores, call, tile, entry, capped, every, row_in_block);
         // dS = P (dP - delta), times the softcap's slope.
         const auto score_gradient = [&](int i) {
           const int r = i % 4 / 2;
@@ -186,45 +172,26 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
 #pragma unroll
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
-        ptx::wgmma_fence();
-        multiply_values<Shape>(sums, score_gradients, shared.key[key_at.stage()]);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(sums);
-        shared.key_ring.release_warp(key_at);
-        key_at.advance();
+        multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);  // dQ += dS K
+        ptx::wgmma_wait<0>(sums);
+        shared.key_ring.pass_warp(key_at);
       }
-      shared.query_ring.release_warp(query_at);
-      query_at.advance();
+      shared.query_ring.pass_warp(query_at);
     }
     store_query_rows<Shape>(call, tile, row_in_block, sums);
-    shared.tile_ring.release_warp(tile_at);
-    tile_at.advance();
   }
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     queries_backward_kernel(const __grid_constant__ QueriesCall call) {
-  extern __shared__ std::uint8_t raw[];
-  auto& shared = *reinterpret_cast<QueriesShared<Shape>*>(raw);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  if (threadIdx.x == 0) {
-    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
-    shared.query_ring.init(1, kWarps);
-    shared.key_ring.init(1, kWarps);
-    shared.value_ring.init(1, kWarps);
-    shared.tile_ring.init(1, kWarps);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
-  } else {
-    ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, shared);
-  }
+  auto& shared = begin_block<QueriesShared<Shape>>();
+  const int tiles = call.order.tiles();
+  Shape::run(
+      [&] {
+        if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
+      },
+      [&] { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

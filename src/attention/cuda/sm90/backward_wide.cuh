@@ -11,18 +11,11 @@
 namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
-struct WideShape {
-  using Element = ElementType;
-  static constexpr bool kGeneral = kOfGeneral;
-  static constexpr int kHeadDim = kHead;
-  static constexpr int kColumns = pad_columns(kHead);
-  static constexpr int kConsumers = 2;
+struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kKeys = 64;
   static constexpr int kQueries = 64;
+  static_assert(head_tiles(kHead, kOfGeneral).backward == BackwardTile{kQueries, kKeys});
   static constexpr int kStages = 2;
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kProducerRegisters = 40;
 };
 
 template <class Shape>
@@ -41,36 +34,15 @@ struct alignas(1024) WideShared {
   Ring<2> probability_ring;
   Ring<2> tile_ring;
   KeyTile tile[2];
+
+  __device__ __forceinline__ void init() {
+    init_rings(1, Shape::kConsumerWarps, key_ring, query_ring, gradient_ring);
+    probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
+    tile_ring.init(1, Shape::kConsumerWarps);
+  }
 };
 
 // ---- consumers
-
-// D = A B^T over the head's columns: 64 keys with 64 queries.
-template <class Shape>
-__device__ __forceinline__ void multiply_wide_rows(float (&scores)[32], const typename Shape::Element* a_rows,
-                                                   const typename Shape::Element* b_rows) {
-  const auto a = ptx::MatrixDescriptor::of(a_rows);
-  const auto b = ptx::MatrixDescriptor::of(b_rows);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int at = k / kTileColumns * kTileColumns * 64 + k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, 64, ptx::Major::inner, ptx::Major::inner>(scores, a + at, b + at,
-                                                                                  k != 0);
-  }
-}
-
-// Sums of 64 keys += A [64 keys x 64 queries] B [64 queries x head_dim], A in registers.
-template <class Shape>
-__device__ __forceinline__ void multiply_wide_queries(float (&sums)[Shape::kHeadDim / 2],
-                                                      const std::uint32_t (&a)[16],
-                                                      const typename Shape::Element* b_rows) {
-  const auto b = ptx::MatrixDescriptor::of(b_rows, 64 * kTileColumns * 2);
-#pragma unroll
-  for (int k = 0; k < 64; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(sums, a + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-}
 
 // Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces
 // swapped by the row's last bits. Tiles of 16 queries are 2 pieces apart.
@@ -90,201 +62,172 @@ struct MatrixRow {
   }
 };
 
+// P of 64 keys and 64 queries, for dV; and to shared memory for the other consumer, there with a softcap
+// times its slope, 1 - tanh^2.
+template <class Shape>
+__device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabilities)[16],
+                                                        typename Shape::Element* shared_probability,
+                                                        const float (&scores)[32], const float* lse,
+                                                        float scale_log2, bool capped,
+                                                        const MatrixRow& matrix) {
+  using Element = typename Shape::Element;
+#pragma unroll
+  for (int k = 0; k < 64; k += 16) {
+    std::uint32_t passed[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = k / 2 + 2 * j;
+      const float2 column = *reinterpret_cast<const float2*>(lse + i / 4 * 8);
+      const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
+      const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
+      probabilities[i / 2] = ptx::pack<Element>(p, q);
+      passed[j] = probabilities[i / 2];
+      if (capped) {
+        passed[j] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
+                                       q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
+      }
+    }
+    ptx::store_matrix(matrix.address(shared_probability, k), passed[0], passed[1], passed[2], passed[3]);
+  }
+}
+
+// dS = P (dP - delta), in the place of dP.
+template <class Shape>
+__device__ __forceinline__ void make_wide_score_gradients(float (&gradients)[32],
+                                                          const typename Shape::Element* shared_probability,
+                                                          const float* delta, const MatrixRow& matrix) {
+#pragma unroll
+  for (int k = 0; k < 64; k += 16) {
+    std::uint32_t pairs[4];
+    ptx::load_matrix(matrix.address(shared_probability, k), pairs);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = k + j / 2 * 8;
+      const int i = k / 2 + 2 * j;
+      const float2 shift = *reinterpret_cast<const float2*>(delta + column);
+      const float2 p = ptx::unpack<typename Shape::Element>(pairs[j]);
+      gradients[i] = p.x * (gradients[i] - shift.x);
+      gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
+    }
+  }
+}
+
+// step(whether it is the first, head, visit) for every query tile.
+template <class Shape, class Step>
+__device__ __forceinline__ void for_each_step(const BackwardCall& call, const KeyTile& tile,
+                                              const Step& step) {
+  QuerySteps<Shape> steps(call, tile);
+  step(std::true_type{}, steps.head, steps.visit);
+  for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
+    step(std::false_type{}, steps.head, steps.visit);
+}
+
 template <class Shape>
 __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shared) {
-  using Element = typename Shape::Element;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int row_in_block = thread / 32 * 16 + thread % 32 / 4;
-  const int first_column = thread % 4 * 2;
+  const int row_in_block = row_of_thread();
+  const int first_column = column_of_thread();
   const MatrixRow matrix;
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
-  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
-    if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       const SeenBy seen_by = Shape::kGeneral ? SeenBy{} : SeenBy(call, tile, Shape::kKeys, row_in_block);
-      const auto step = [&](auto is_first, int head, int visit) {
-        constexpr bool kFirst = is_first.value;
+      shared.key_ring.wait_full(key_at);
+      for_each_step<Shape>(call, tile, [&](auto is_first, int head, int visit) {
         float scores[32];
         shared.query_ring.wait_full(at);
-        ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(scores, shared.key, shared.query[at.stage()]);
-        ptx::wgmma_commit();
-        if constexpr (!kFirst) {
-          ptx::wgmma_wait<1>();
-          ptx::wgmma_pin(sums);
-          shared.gradient_ring.release_warp(before);
-          before.advance();
+        multiply_rows<Shape, Shape::kKeys>(scores, shared.key, shared.query[at.stage()]);  // S^T = K Q^T
+        if constexpr (!is_first.value) {
+          ptx::wgmma_wait<1>(sums);
+          shared.gradient_ring.pass_warp(before);
         }
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(scores);
+        ptx::wgmma_wait<0>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
-        // P for dV; for the other consumer too, with a softcap times its slope, 1 - tanh^2.
-        const float* lse = shared.lse[at.stage()] + first_column;
         std::uint32_t probabilities[16];
         shared.probability_ring.wait_empty(pass_at);
-#pragma unroll
-        for (int k = 0; k < 64; k += 16) {
-          std::uint32_t passed[4];
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int i = k / 2 + 2 * j;
-            const float2 column = *reinterpret_cast<const float2*>(lse + i / 4 * 8);
-            const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
-            const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
-            probabilities[i / 2] = ptx::pack<Element>(p, q);
-            passed[j] = probabilities[i / 2];
-            if (Shape::kGeneral && call.softcap > 0) {
-              passed[j] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
-                                             q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
-            }
-          }
-          ptx::store_matrix(matrix.address(shared.probability[pass_at.stage()], k), passed[0], passed[1],
-                            passed[2], passed[3]);
-        }
+        make_wide_probabilities<Shape>(probabilities, shared.probability[pass_at.stage()], scores,
+                                       shared.lse[at.stage()] + first_column, scale_log2,
+                                       Shape::kGeneral && call.softcap > 0, matrix);
         shared.query_ring.release_warp(at);
         shared.probability_ring.publish_warp(pass_at);
         pass_at.advance();
         shared.gradient_ring.wait_full(at);
-        ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);
-        ptx::wgmma_commit();
+        multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);  // dV += P^T dO
         at.advance();
-      };
-      shared.key_ring.wait_full(key_at);
-      QuerySteps<Shape> steps(call, tile);
-      step(std::true_type{}, steps.head, steps.visit);
-      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile))
-        step(std::false_type{}, steps.head, steps.visit);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(sums);
-      shared.gradient_ring.release_warp(before);
-      before.advance();
-      shared.key_ring.release_warp(key_at);
-      key_at.advance();
+      });
+      ptx::wgmma_wait<0>(sums);
+      shared.gradient_ring.pass_warp(before);
+      shared.key_ring.pass_warp(key_at);
     }
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, sums);
-    shared.tile_ring.release_warp(tile_at);
-    tile_at.advance();
   }
 }
 
 template <class Shape>
 __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared) {
-  using Element = typename Shape::Element;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int lane = thread % 32;
-  const int row_in_block = thread / 32 * 16 + lane / 4;
-  const int first_column = thread % 4 * 2;
+  const int row_in_block = row_of_thread();
+  const int first_column = column_of_thread();
   const MatrixRow matrix;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;
-  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
 
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
-    if (tile.none) break;
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
-      const auto step = [&](auto is_first) {
-        constexpr bool kFirst = is_first.value;
+      shared.key_ring.wait_full(key_at);
+      for_each_step<Shape>(call, tile, [&](auto is_first, int, int) {
         float gradients[32];
         shared.gradient_ring.wait_full(at);
-        ptx::wgmma_fence();
-        multiply_wide_rows<Shape>(gradients, shared.value, shared.output_gradient[at.stage()]);
-        ptx::wgmma_commit();
-        if constexpr (!kFirst) {
-          ptx::wgmma_wait<1>();
-          ptx::wgmma_pin(sums);
-          shared.query_ring.release_warp(before);
-          before.advance();
+        multiply_rows<Shape, Shape::kKeys>(gradients, shared.value, shared.output_gradient[at.stage()]);
+        if constexpr (!is_first.value) {
+          ptx::wgmma_wait<1>(sums);
+          shared.query_ring.pass_warp(before);
         }
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(gradients);
-        const float* delta = shared.delta[at.stage()] + first_column;
+        ptx::wgmma_wait<0>(gradients);
         shared.query_ring.wait_full(at);
         shared.probability_ring.wait_full(pass_at);
-#pragma unroll
-        for (int k = 0; k < 64; k += 16) {
-          std::uint32_t pairs[4];
-          ptx::load_matrix(matrix.address(shared.probability[pass_at.stage()], k), pairs);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int column = k + j / 2 * 8;
-            const int i = k / 2 + 2 * j;
-            const float2 shift = *reinterpret_cast<const float2*>(delta + column);
-            const float2 p = ptx::unpack<Element>(pairs[j]);
-            gradients[i] = p.x * (gradients[i] - shift.x);
-            gradients[i + 1] = p.y * (gradients[i + 1] - shift.y);
-          }
-        }
-        shared.probability_ring.release_warp(pass_at);
-        pass_at.advance();
+        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()],
+                                         shared.delta[at.stage()] + first_column, matrix);
+        shared.probability_ring.pass_warp(pass_at);
         shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i)
-          score_gradients[i] = ptx::pack<Element>(gradients[2 * i], gradients[2 * i + 1]);
-        ptx::wgmma_fence();
-        multiply_wide_queries<Shape>(sums, score_gradients, shared.query[at.stage()]);
-        ptx::wgmma_commit();
+        pack_pairs<typename Shape::Element>(score_gradients, gradients);
+        multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);  // dK += dS^T Q
         at.advance();
-      };
-      shared.key_ring.wait_full(key_at);
-      QuerySteps<Shape> steps(call, tile);
-      step(std::true_type{});
-      for (steps.advance(call, tile); steps.more(); steps.advance(call, tile)) step(std::false_type{});
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(sums);
-      shared.query_ring.release_warp(before);
-      before.advance();
-      shared.key_ring.release_warp(key_at);
-      key_at.advance();
+      });
+      ptx::wgmma_wait<0>(sums);
+      shared.query_ring.pass_warp(before);
+      shared.key_ring.pass_warp(key_at);
     }
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, sums);
-    shared.tile_ring.release_warp(tile_at);
-    tile_at.advance();
   }
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_backward_kernel(const __grid_constant__ BackwardCall call) {
-  extern __shared__ std::uint8_t raw[];
-  auto& shared = *reinterpret_cast<WideShared<Shape>*>(raw);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  if (threadIdx.x == 0) {
-    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
-    shared.key_ring.init(1, kWarps);
-    shared.query_ring.init(1, kWarps);
-    shared.gradient_ring.init(1, kWarps);
-    shared.probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
-    shared.tile_ring.init(1, kWarps);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
-  } else {
-    ptx::take_registers<Shape::kConsumerRegisters>();
-    if (threadIdx.x < 2 * kWarpgroup) {
-      consume_values<Shape>(call, shared);
-    } else {
-      consume_keys<Shape>(call, shared);
-    }
-  }
+  auto& shared = begin_block<WideShared<Shape>>();
+  const int tiles = call.order.tiles();
+  Shape::run(
+      [&] {
+        if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
+      },
+      [&] {
+        if (threadIdx.x < 2 * kWarpgroup) {
+          consume_values<Shape>(call, shared);
+        } else {
+          consume_keys<Shape>(call, shared);
+        }
+      });
 }
 
 }  // namespace headroom::cuda::sm90

@@ -40,6 +40,8 @@ struct TileOrder {
   int tiles_per_head = 0;
   int heads = 0;  // of all sequences
   int sections = 1;
+
+  [[nodiscard]] __device__ int tiles() const { return tiles_per_head * heads; }
 };
 
 // How rows of a gradient are written: in 16 bits; in f32; in f32, added to what is there.

@@ -4,16 +4,32 @@
 #include <cmath>
 
 #include "attention/cuda/sm90/calls.h"
+#include "attention/cuda/sm90/tiles.h"
+#include "cuda/frame.h"
 #include "cuda/ptx/tma.h"
-#include "cuda/ptx/warp.h"
-#include "cuda/ptx/wgmma.h"
 
 namespace headroom::cuda::sm90 {
 
 inline constexpr int kTileColumns = 64;  // of 16-bit elements in a 128-byte row of shared memory
 
-constexpr int pad_columns(int head_dim) {
-  return (head_dim + kTileColumns - 1) / kTileColumns * kTileColumns;
+// What every kernel's shape has; `general` kernels are those with a softcap and block lists.
+template <class ElementType, int kHead, bool kOfGeneral, int kConsumers = 2,
+          int kRegisters = kConsumers == 2 ? 232 : 160>
+struct KernelShape : Roles<kConsumers, kRegisters> {
+  using Element = ElementType;
+  static constexpr bool kGeneral = kOfGeneral;
+  static constexpr int kHeadDim = kHead;
+  static constexpr int kColumns = (kHead + kTileColumns - 1) / kTileColumns * kTileColumns;
+};
+
+// A thread's two rows of its warpgroup's 64, eight apart, and its two columns of every eight: the first of
+// each.
+__device__ __forceinline__ int row_of_thread(int first_row = 0) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  return first_row + thread / 32 * 16 + thread % 32 / 4;
+}
+__device__ __forceinline__ int column_of_thread() {
+  return static_cast<int>(threadIdx.x) % kWarpgroup % 4 * 2;
 }
 
 // The index-th piece of work: heads of a section side by side, their tiles one after the other.
@@ -59,6 +75,41 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
+// A group of products, D = A B^T over the head's columns: 64 of A's kRows rows with all rows of B, two for
+// each register of D.
+template <class Shape, int kRows, int kCount>
+__device__ __forceinline__ void multiply_rows(float (&d)[kCount], const typename Shape::Element* a_rows,
+                                              const typename Shape::Element* b_rows) {
+  ptx::wgmma_fence();
+  const auto a = ptx::MatrixDescriptor::of(a_rows);
+  const auto b = ptx::MatrixDescriptor::of(b_rows);
+#pragma unroll
+  for (int k = 0; k < Shape::kHeadDim; k += 16) {
+    const int tile = k / kTileColumns;
+    const int within = k % kTileColumns;
+    ptx::wgmma<typename Shape::Element, 2 * kCount, ptx::Major::inner, ptx::Major::inner>(
+        d, a + (tile * kTileColumns * kRows + within), b + (tile * kTileColumns * 2 * kCount + within),
+        k != 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Likewise D += A B, A in registers, a column for each row of B: all of them, or one of kParts parts.
+template <class Shape, int kPart = 0, int kParts = 1, int kPairs>
+__device__ __forceinline__ void multiply_columns(float (&d)[Shape::kHeadDim / 2],
+                                                 const std::uint32_t (&a)[kPairs],
+                                                 const typename Shape::Element* b_rows) {
+  constexpr int kRows = 4 * kPairs;
+  ptx::wgmma_fence();
+  const auto b = ptx::MatrixDescriptor::of(b_rows, kRows * kTileColumns * 2);
+#pragma unroll
+  for (int k = kPart * kRows / kParts; k < (kPart + 1) * kRows / kParts; k += 16) {
+    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(d, a + k / 4,
+                                                                            b + k * kTileColumns, true);
+  }
+  ptx::wgmma_commit();
+}
+
 // tanh of scores in units of the softcap.
 template <int kScores>
 __device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale, float softcap) {
@@ -76,6 +127,14 @@ __device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, s
   for (int i = 0; i < kScores / 2; ++i) {
     if ((listed >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
   }
+}
+
+// Two neighbours in a register, as products read them.
+template <class Element, int kPairs>
+__device__ __forceinline__ void pack_pairs(std::uint32_t (&pairs)[kPairs],
+                                           const float (&values)[2 * kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) pairs[i] = ptx::pack<Element>(values[2 * i], values[2 * i + 1]);
 }
 
 // Transposes 4 x 4 registers across the four threads that share a row: each gets 16 bytes side by side.
@@ -147,27 +206,29 @@ __device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2
   }
 }
 
-// A thread's two rows of a gradient, `row` of a head or -1, from `first_column` on.
+// Where two rows of a head lie; null for -1.
+template <class Stored>
+__device__ __forceinline__ void point_to_rows(Stored* (&to)[2], const HeadsView& rows, int batch, int head,
+                                              const int (&row)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) to[r] = row[r] < 0 ? nullptr : rows.template row<Stored>(batch, head, row[r]);
+}
+
+// A thread's two rows of a gradient, `row` of a head or -1.
 template <class Element, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadsView& rows, Write write, int batch, int head,
-                                           const int (&row)[2], int first_column, float scale,
+                                           const int (&row)[2], float scale,
                                            const float (&sums)[kColumns / 2], int head_dim) {
   const float factor[2] = {scale, scale};
   if (write != Write::rounded) {
     float* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : rows.template row<float>(batch, head, row[r]) + first_column;
-    }
+    point_to_rows(to, rows, batch, head, row);
     const float keep = write == Write::added ? 1 : 0;
-    store_wide_rows<kColumns>(sums, factor, to, {keep, keep}, head_dim - first_column);
+    store_wide_rows<kColumns>(sums, factor, to, {keep, keep}, head_dim);
   } else {
     Element* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : rows.template row<Element>(batch, head, row[r]) + first_column;
-    }
-    store_rows<Element, kColumns>(sums, factor, to, head_dim - first_column);
+    point_to_rows(to, rows, batch, head, row);
+    store_rows<Element, kColumns>(sums, factor, to, head_dim);
   }
 }
 

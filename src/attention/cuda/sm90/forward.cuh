@@ -6,28 +6,21 @@
 
 #include "attention/cuda/row_softmax.h"
 #include "attention/cuda/sm90/common.cuh"
-#include "attention/cuda/sm90/tiles.h"
 #include "attention/cuda/softmax.cuh"
-#include "cuda/pipeline.h"
 
 namespace headroom::cuda::sm90 {
 
+// Named barriers; 0 is that of the whole block.
+enum ForwardBarrier : int { kIssue = 1 };  // one for each consumer
+
 template <class ElementType, int kHead, bool kOfGeneral>
-struct ForwardShape {
-  using Element = ElementType;
-  static constexpr ForwardTile kTile = forward_tile(kHead, kOfGeneral);
-  static constexpr bool kGeneral = kOfGeneral;
-  static constexpr int kHeadDim = kHead;
-  static constexpr int kColumns = pad_columns(kHead);
-  static constexpr int kConsumers = kTile.consumers;
-  static constexpr int kRows = 64 * kConsumers;
+struct ForwardShape
+    : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
+  static constexpr ForwardTile kTile = head_tiles(kHead, kOfGeneral).forward;
+  static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
   static constexpr int kStages = kTile.stages;
-  // The next tile's queries arrive before this one's are done with, where shared memory has the room.
-  static constexpr int kQueryStages = kHead <= 128 ? 2 : 1;
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kQueryStages = kTile.query_stages;
 };
 
 // A block's share of queries and the key tiles it passes over, last to first.
@@ -53,6 +46,10 @@ struct alignas(1024) ForwardShared {
   Ring<2> tile_ring;
   QueryTile tile[2];
   std::uint32_t never_written;
+
+  __device__ __forceinline__ void init() {
+    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring, tile_ring);
+  }
 };
 
 // The n-th key tile of a query tile: n; in the general kernel an entry of visits, twice the tile and whether
@@ -129,47 +126,31 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 
 template <class Shape>
 __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
-  constexpr std::uint32_t kTileBytes = sizeof(shared.key[0]);
   RingPosition<Shape::kQueryStages> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  for (int index = static_cast<int>(blockIdx.x);;
-       index = static_cast<int>(gridDim.x) + atomicAdd(call.next_tile, 1)) {
-    shared.tile_ring.wait_empty(tile_at);
-    QueryTile& tile = shared.tile[tile_at.stage()];  // read from there: registers are short
-    tile = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-    shared.tile_ring.publish(tile_at);
-    tile_at.advance();
+  for (int index = first_tile();; index = next_tile(call.next_tile)) {
+    const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
+      return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+    });
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
-    const auto load_key = [&](int n) {
-      shared.key_ring.wait_empty(key_at);
-      std::uint64_t& full = shared.key_ring.full[key_at.stage()];
-      ptx::mbarrier_arrive_expect(full, kTileBytes);
+    const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map, int n) {
+      std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
       load_rows<Shape::kKeys, Shape::kColumns>(
-          shared.key[key_at.stage()], call.key, full, call.keys, tile.head,
+          to[at.stage()], map, full, call.keys, tile.head,
           tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
           tile.batch);
-      key_at.advance();
+      at.advance();
     };
+    const auto load_key = [&](int n) { load_keys(shared.key_ring, key_at, shared.key, call.key, n); };
     const auto load_value = [&](int n) {
-      shared.value_ring.wait_empty(value_at);
-      std::uint64_t& full = shared.value_ring.full[value_at.stage()];
-      ptx::mbarrier_arrive_expect(full, kTileBytes);
-      load_rows<Shape::kKeys, Shape::kColumns>(
-          shared.value[value_at.stage()], call.value, full, call.keys, tile.head,
-          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
-          tile.batch);
-      value_at.advance();
+      load_keys(shared.value_ring, value_at, shared.value, call.value, n);
     };
-
-    shared.query_ring.wait_empty(query_at);
-    std::uint64_t& query_full = shared.query_ring.full[query_at.stage()];
-    ptx::mbarrier_arrive_expect(query_full, sizeof(shared.query[0]));
-    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage()], call.query, query_full,
-                                             call.queries, tile.head, tile.first_place, tile.head,
-                                             tile.batch);
+    std::uint64_t& full = shared.query_ring.wait_to_load(query_at, sizeof(shared.query[0]));
+    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage()], call.query, full, call.queries,
+                                             tile.head, tile.first_place, tile.head, tile.batch);
     query_at.advance();
     load_key(tile.key_tiles - 1);
     for (int n = tile.key_tiles - 2; n >= 0; --n) {
@@ -185,51 +166,22 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
 // Consumers issue their products one after the other, so that one multiplies while another exponentiates.
 template <class Shape>
 struct IssueOrder {
-  static constexpr int kFirstBarrier = 1;
   int consumer;
 
   __device__ __forceinline__ void begin() const {
     // The first consumer is the first to issue: the last one lets it.
-    if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kFirstBarrier, 2 * kWarpgroup);
+    if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kIssue, 2 * kWarpgroup);
   }
-  __device__ __forceinline__ void wait() const {
-    ptx::named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroup);
-  }
+  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(kIssue + consumer, 2 * kWarpgroup); }
   __device__ __forceinline__ void pass() const {
     const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
-    ptx::named_barrier_arrive(kFirstBarrier + next, 2 * kWarpgroup);
+    ptx::named_barrier_arrive(kIssue + next, 2 * kWarpgroup);
+  }
+  // What was passed last is waited for, so that barriers end as they began.
+  __device__ __forceinline__ void end() const {
+    if (consumer == 0) wait();
   }
 };
-
-// S = Q K^T of 64 rows.
-template <class Shape>
-__device__ __forceinline__ void multiply_scores(float (&scores)[Shape::kKeys / 2],
-                                                const typename Shape::Element* query,
-                                                const typename Shape::Element* key) {
-  const auto a = ptx::MatrixDescriptor::of(query);
-  const auto b = ptx::MatrixDescriptor::of(key);
-#pragma unroll
-  for (int k = 0; k < Shape::kHeadDim; k += 16) {
-    const int tile = k / kTileColumns;
-    const int within = k % kTileColumns;
-    ptx::wgmma<typename Shape::Element, Shape::kKeys, ptx::Major::inner, ptx::Major::inner>(
-        scores, a + (tile * kTileColumns * Shape::kRows + within),
-        b + (tile * kTileColumns * Shape::kKeys + within), k != 0);
-  }
-}
-
-// O += P V of 64 rows, P in registers.
-template <class Shape>
-__device__ __forceinline__ void multiply_values(float (&output)[Shape::kHeadDim / 2],
-                                                const std::uint32_t (&probabilities)[Shape::kKeys / 4],
-                                                const typename Shape::Element* value) {
-  const auto b = ptx::MatrixDescriptor::of(value, Shape::kKeys * kTileColumns * 2);
-#pragma unroll
-  for (int k = 0; k < Shape::kKeys; k += 16) {
-    ptx::wgmma<typename Shape::Element, Shape::kHeadDim, ptx::Major::outer>(output, probabilities + k / 4,
-                                                                            b + k * kTileColumns, true);
-  }
-}
 
 // Finish: the rows' sums, the share of a sink or of what they resume from, then out.
 template <class Shape>
@@ -296,13 +248,40 @@ __device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const Quer
   return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
 }
 
+// Keys that a thread's row r of two sees, counted from the first key of the tile's first. Rows past the end
+// see what the last one sees.
+template <class Call>
+__device__ __forceinline__ Range seen_keys(const Call& call, const QueryTile& tile, int row_in_block, int r) {
+  const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
+  const Range range = call.seen.of(tile.batch, tile.head, place);
+  return Range{range.begin - tile.first_key, range.end - tile.first_key};
+}
+
+// Scores as they go into the exponential: capped, and -inf where a query does not see or list a key.
+template <class Shape>
+__device__ __forceinline__ void shape_scores(float (&scores)[Shape::kKeys / 2], const ForwardCall& call,
+                                             const QueryTile& tile, int entry, const Range (&seen)[2],
+                                             const Range& every, int row_in_block) {
+  const int tile_begin = key_begin<Shape>(entry);
+  if constexpr (Shape::kGeneral) {
+    if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
+    if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
+  }
+  if (tile_begin >= every.begin && tile_begin + Shape::kKeys <= every.end) return;
+  const int column = tile_begin + column_of_thread();
+#pragma unroll
+  for (int i = 0; i < Shape::kKeys / 2; ++i) {
+    const int key = column + i / 4 * 8 + i % 2;
+    const int r = i % 4 / 2;
+    if (key < seen[r].begin || key >= seen[r].end) scores[i] = -INFINITY;
+  }
+}
+
 template <class Shape>
 __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   using Element = typename Shape::Element;
-  const int consumer =
-      __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;  // uniform, and known so
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int row_in_block = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+  const int consumer = warpgroup_index() - 1;
+  const int row_in_block = row_of_thread(consumer * 64);
   const IssueOrder<Shape> issue{consumer};
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<Shape::kQueryStages> query_at;
@@ -311,155 +290,90 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   RingPosition<Shape::kStages> value_at;
   issue.begin();
 
-  while (true) {
-    shared.tile_ring.wait_full(tile_at);
+  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
-    if (tile.none) break;
 
     float output[Shape::kHeadDim / 2] = {};
     Softmax softmax;
 
     if (tile.key_tiles > 0) {
-      // Keys a query sees, counted from the first key of the first tile. Those past the end see what the last
-      // one sees.
-      int first_key[2];
-      int last_key[2];
+      Range seen[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-        const Range range = call.seen.of(tile.batch, tile.head, place);
-        first_key[r] = range.begin - tile.first_key;
-        last_key[r] = range.end - tile.first_key;
-      }
-      const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(first_key[0], first_key[1]));
-      const int every_key_to = __reduce_min_sync(0xFFFFFFFF, min(last_key[0], last_key[1]));
-      const auto shape_scores = [&](float(&scores)[Shape::kKeys / 2], int entry) {
-        const int tile_begin = key_begin<Shape>(entry);
-        if constexpr (Shape::kGeneral) {
-          if (call.softcap > 0) cap_scores(scores, call.scale, call.softcap);
-          if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
-        }
-        if (tile_begin >= every_key_from && tile_begin + Shape::kKeys <= every_key_to) return;
-        const int column = tile_begin + thread % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < Shape::kKeys / 2; ++i) {
-          const int key = column + i / 4 * 8 + i % 2;
-          const int r = i % 4 / 2;
-          if (key < first_key[r] || key >= last_key[r]) scores[i] = -INFINITY;
-        }
-      };
-
+      for (int r = 0; r < 2; ++r) seen[r] = seen_keys(call, tile, row_in_block, r);
+      const Range every{__reduce_max_sync(0xFFFFFFFF, max(seen[0].begin, seen[1].begin)),
+                        __reduce_min_sync(0xFFFFFFFF, min(seen[0].end, seen[1].end))};
       float scores[Shape::kKeys / 2];
       float factor[2];
       std::uint32_t probabilities[Shape::kKeys / 4];
-      const auto pack_probabilities = [&] {
-#pragma unroll
-        for (int i = 0; i < Shape::kKeys / 4; ++i)
-          probabilities[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
-      };
 
       int n = tile.key_tiles - 1;
       if constexpr (!Shape::kGeneral) {
         // Tiles past the end of what this consumer's rows see are for the others.
         for (const int own = own_key_tiles<Shape>(call, tile, consumer); n >= own; --n) {
           shared.key_ring.wait_full(key_at);
-          shared.key_ring.release_warp(key_at);
-          key_at.advance();
+          shared.key_ring.pass_warp(key_at);
           issue.wait();
           issue.pass();
           shared.value_ring.wait_full(value_at);
-          shared.value_ring.release_warp(value_at);
-          value_at.advance();
+          shared.value_ring.pass_warp(value_at);
         }
       }
 
       const Element* query = shared.query[query_at.stage()] + consumer * 64 * kTileColumns;
       shared.query_ring.wait_full(query_at);
       shared.key_ring.wait_full(key_at);
-      ptx::wgmma_fence();
-      multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(scores);
-      shared.key_ring.release_warp(key_at);
-      key_at.advance();
-      shape_scores(scores, key_entry<Shape>(call, tile, n));
+      multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
+      ptx::wgmma_wait<0>(scores);
+      shared.key_ring.pass_warp(key_at);
+      shape_scores<Shape>(scores, call, tile, key_entry<Shape>(call, tile, n), seen, every, row_in_block);
       softmax.add(scores, scale_log2, factor);
-      pack_probabilities();
+      pack_pairs<Element>(probabilities, scores);
 
       for (--n; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
         shared.key_ring.wait_full(key_at);
         issue.wait();
-        ptx::wgmma_fence();
-        multiply_scores<Shape>(scores, query, shared.key[key_at.stage()]);
-        ptx::wgmma_commit();
+        multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);  // S = Q K^T
         shared.value_ring.wait_full(value_at);
-        ptx::wgmma_fence();
-        multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
-        ptx::wgmma_commit();
+        multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);  // O += P V
         issue.pass();
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_pin(scores);
-        shared.key_ring.release_warp(key_at);
-        key_at.advance();
-        shape_scores(scores, entry);
+        ptx::wgmma_wait<1>(scores);
+        shared.key_ring.pass_warp(key_at);
+        shape_scores<Shape>(scores, call, tile, entry, seen, every, row_in_block);
         const bool rescale = softmax.add(scores, scale_log2, factor);
         ptx::finish_first((__float_as_uint(softmax.sum[0]) | __float_as_uint(softmax.sum[1])) >> 31,
                           &shared.never_written);
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_pin(output);
-        shared.value_ring.release_warp(value_at);
-        value_at.advance();
-        pack_probabilities();
+        ptx::wgmma_wait<0>(output);
+        shared.value_ring.pass_warp(value_at);
+        pack_pairs<Element>(probabilities, scores);
         if (rescale) {
 #pragma unroll
           for (int i = 0; i < Shape::kHeadDim / 2; ++i) output[i] *= factor[i % 4 / 2];
         }
       }
 
-      shared.query_ring.release_warp(query_at);
-      query_at.advance();
+      shared.query_ring.pass_warp(query_at);
       shared.value_ring.wait_full(value_at);
-      ptx::wgmma_fence();
-      multiply_values<Shape>(output, probabilities, shared.value[value_at.stage()]);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_pin(output);
-      shared.value_ring.release_warp(value_at);
-      value_at.advance();
+      multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
+      ptx::wgmma_wait<0>(output);
+      shared.value_ring.pass_warp(value_at);
     }
 
     finish<Shape>(call, tile, row_in_block, softmax, output);
-    shared.tile_ring.release_warp(tile_at);
-    tile_at.advance();
   }
-  // What was passed last is waited for, so that barriers end as they began.
-  if (consumer == 0) issue.wait();
+  issue.end();
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
-  extern __shared__ std::uint8_t raw[];
-  auto& shared = *reinterpret_cast<ForwardShared<Shape>*>(raw);
-  const int tiles = call.order.tiles_per_head * call.order.heads;
-  if (threadIdx.x == 0) {
-    constexpr std::uint32_t kWarps = Shape::kConsumers * kWarpgroup / 32;
-    shared.query_ring.init(1, kWarps);
-    shared.key_ring.init(1, kWarps);
-    shared.value_ring.init(1, kWarps);
-    shared.tile_ring.init(1, kWarps);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    ptx::give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
-  } else {
-    ptx::take_registers<Shape::kConsumerRegisters>();
-    consume<Shape>(call, shared);
-  }
+  auto& shared = begin_block<ForwardShared<Shape>>();
+  const int tiles = call.order.tiles();
+  Shape::run(
+      [&] {
+        if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
+      },
+      [&] { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

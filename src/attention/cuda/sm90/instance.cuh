@@ -25,7 +25,7 @@ void launch_before(const BeforeCall& call, const Stream& stream) {
 
 template <class Element, int kHeadDim, bool kGeneral>
 void launch_backward(const BackwardCall& call, int blocks, const Stream& stream) {
-  if constexpr (queries_apart(kHeadDim)) {
+  if constexpr (head_tiles(kHeadDim, kGeneral).queries_apart()) {
     using Shape = WideShape<Element, kHeadDim, kGeneral>;
     launch("wide_backward_kernel", wide_backward_kernel<Shape>, blocks, Shape::kThreads,
            sizeof(WideShared<Shape>), stream, call);
@@ -50,24 +50,20 @@ void launch_after(const AfterCall& call, const Stream& stream) {
 
 template <class Element, int kHeadDim>
 constexpr Kernels make_kernels(DType dtype) {
-  Kernels kernels{.dtype = dtype,
-                  .head_dim = kHeadDim,
-                  .forward = {launch_forward<ForwardShape<Element, kHeadDim, false>>,
-                              launch_forward<ForwardShape<Element, kHeadDim, true>>},
-                  .before_backward = nullptr,
-                  .backward = {},
-                  .backward_queries = nullptr,
-                  .after_backward = {}};
-  if constexpr (has_backward(kHeadDim)) {
-    kernels.before_backward = launch_before<Element>;
-    kernels.backward[0] = launch_backward<Element, kHeadDim, false>;
-    kernels.backward[1] = launch_backward<Element, kHeadDim, true>;
-    if constexpr (queries_apart(kHeadDim)) {
-      kernels.backward_queries = launch_queries<QueriesShape<Element, kHeadDim>>;
-    } else {
-      kernels.after_backward[0] = launch_after<BackwardShape<Element, kHeadDim, false>>;
-      kernels.after_backward[1] = launch_after<BackwardShape<Element, kHeadDim, true>>;
-    }
+  Kernels kernels{
+      .dtype = dtype,
+      .head_dim = kHeadDim,
+      .forward = {launch_forward<ForwardShape<Element, kHeadDim, false>>,
+                  launch_forward<ForwardShape<Element, kHeadDim, true>>},
+      .before_backward = launch_before<Element>,
+      .backward = {launch_backward<Element, kHeadDim, false>, launch_backward<Element, kHeadDim, true>},
+      .backward_queries = nullptr,
+      .after_backward = {}};
+  if constexpr (head_tiles(kHeadDim, false).queries_apart()) {
+    kernels.backward_queries = launch_queries<QueriesShape<Element, kHeadDim>>;
+  } else {
+    kernels.after_backward[0] = launch_after<BackwardShape<Element, kHeadDim, false>>;
+    kernels.after_backward[1] = launch_after<BackwardShape<Element, kHeadDim, true>>;
   }
   return kernels;
 }

@@ -12,7 +12,6 @@ struct Kernels {
   DType dtype;
   int head_dim;
   void (*forward[2])(const ForwardCall&, int blocks, const Stream&);
-  // Null where a larger head's are used.
   void (*before_backward)(const BeforeCall&, const Stream&);
   void (*backward[2])(const BackwardCall&, int blocks, const Stream&);
   // dQ: where it is apart, by a kernel of its own; elsewhere from the sums that backward leaves.

@@ -165,7 +165,7 @@ struct Launches {
 
   void forward(const AttentionCall& call) const {
     const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
-    const ForwardTile& tile = workspace.plan.forward;
+    const ForwardTile& tile = workspace.plan.tiles.forward;
     auto to = described<ForwardCall>(call, pattern, tile.rows(), tile.keys);
     to.order = order(pattern.queries, tile.rows(), problem.heads_q);
     to.order.sections = forward_sections(problem, *stream.device);
@@ -179,7 +179,7 @@ struct Launches {
     if (problem.dtype_of_output() == DType::f32) to.row_sum = call.row_sum;
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
-    kernels(problem.dtype, tile.head_dim).forward[workspace.plan.general](to, blocks(to.order), stream);
+    compiled().forward[workspace.plan.general](to, blocks(to.order), stream);
   }
 
   void pattern_statistics(const AttentionCall& call) const {
@@ -201,12 +201,12 @@ struct Launches {
     to.rows = call.seq_q;
     to.padded_places = static_cast<int>(workspace.padded_places);
     to.head_dim = call.head_dim;
-    backward_kernels().before_backward(to, stream);
+    compiled().before_backward(to, stream);
   }
 
   void backward(const AttentionCall& call) const {
     const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
-    const BackwardTile& tile = workspace.plan.backward;
+    const BackwardTile& tile = workspace.plan.tiles.backward;
     auto to = described<BackwardCall>(call, pattern, tile.queries, tile.keys);
     to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
     to.seen_by = pattern.seen_by;
@@ -231,11 +231,11 @@ struct Launches {
     to.key_rows = write(call.key_gradient, call.add_key_gradients);
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, workspace.counter_bytes, stream);
-    if (!workspace.plan.turns && !workspace.plan.apart) {
+    if (!workspace.plan.turns && !workspace.plan.tiles.queries_apart()) {
       set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
     }
-    backward_kernels().backward[workspace.plan.general](to, blocks(to.order), stream);
-    if (!workspace.plan.apart) return round_query_sums(call, to);
+    compiled().backward[workspace.plan.general](to, blocks(to.order), stream);
+    if (!workspace.plan.tiles.queries_apart()) return round_query_sums(call, to);
     if (call.group_end == call.group()) backward_queries(call, pattern);
   }
 
@@ -268,10 +268,10 @@ struct Launches {
 
   // dQ of every head, apart.
   void backward_queries(const AttentionCall& call, const Pattern& pattern) const {
-    const auto [queries, keys] = kApartTile;
-    auto to = described<QueriesCall>(call, pattern, queries, keys);
-    to.output_gradient = query_map(output_gradient(call), pattern, queries);
-    to.order = order(pattern.queries, queries, problem.heads_q);
+    const QueriesTile& tile = workspace.plan.tiles.queries;
+    auto to = described<QueriesCall>(call, pattern, tile.queries, tile.keys);
+    to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
+    to.order = order(pattern.queries, tile.queries, problem.heads_q);
     to.order.sections = forward_sections(problem, *stream.device);
     to.lse = workspace.lse_log2;
     to.delta = workspace.delta;
@@ -280,7 +280,7 @@ struct Launches {
     to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
-    backward_kernels().backward_queries(to, blocks(to.order), stream);
+    compiled().backward_queries(to, blocks(to.order), stream);
   }
 
   // dQ from the sums that backward leaves.
@@ -296,15 +296,15 @@ struct Launches {
     to.group_begin = from.group_begin;
     to.group_heads = from.part_heads * from.parts;
     to.group = from.group;
-    to.query_tiles = static_cast<int>(workspace.padded_places / workspace.plan.backward.queries);
+    to.query_tiles = static_cast<int>(workspace.padded_places / workspace.plan.tiles.backward.queries);
     to.head_dim = from.head_dim;
     to.scale = from.scale;
     to.visits = from.visits;
-    backward_kernels().after_backward[workspace.plan.general](to, stream);
+    compiled().after_backward[workspace.plan.general](to, stream);
   }
 
-  [[nodiscard]] const Kernels& backward_kernels() const {
-    return kernels(problem.dtype, workspace.plan.backward.head_dim);
+  [[nodiscard]] const Kernels& compiled() const {
+    return kernels(problem.dtype, workspace.plan.tiles.head_dim);
   }
   // Listed rows are copied one by one.
   [[nodiscard]] CUtensorMap query_map(const TypedHeadsView& view, const Pattern& pattern, int rows) const {

@@ -108,7 +108,6 @@ IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const D
 }
 
 Plan Plan::of(const AttentionProblem& problem) {
-  const auto head_dim = static_cast<int>(problem.head_dim);
   Plan plan;
   if (dilated(problem) && !divides_evenly(problem)) {
     plan.source = Source::lists;
@@ -116,11 +115,10 @@ Plan Plan::of(const AttentionProblem& problem) {
     plan.source = Source::tables;
   }
   plan.general = problem.softcap > 0 || problem.mask.block_rows > 0;
-  plan.forward = forward_tile(head_dim, plan.general);
-  plan.backward = backward_tile(head_dim, plan.general);
-  plan.apart = queries_apart(plan.backward.head_dim);
-  plan.turns = !plan.apart && (problem.deterministic || few_add_to_queries(problem, plan.backward.keys));
-  plan.key_parts = parts_of_group(problem, plan.backward.keys);
+  plan.tiles = head_tiles(static_cast<int>(problem.head_dim), plan.general);
+  const int keys = plan.tiles.backward.keys;
+  plan.turns = !plan.tiles.queries_apart() && (problem.deterministic || few_add_to_queries(problem, keys));
+  plan.key_parts = parts_of_group(problem, keys);
   return plan;
 }
 
@@ -142,38 +140,41 @@ Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base
   counter_bytes = kNextTileBytes;
   if (pass == Pass::forward) {
     if (blocks) {
-      visits = take_visits(problem, plan.forward.rows(), plan.forward.keys, block_lists, false, pieces);
+      const ForwardTile& tile = plan.tiles.forward;
+      visits = take_visits(problem, tile.rows(), tile.keys, block_lists, false, pieces);
     }
     counters = pieces.take<std::int32_t>(counter_bytes / 4);
     bytes = pieces.bytes();
     return;
   }
 
+  const BackwardTile& tile = plan.tiles.backward;
   const std::int64_t places =
       dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;
-  padded_places = round_up(places, plan.backward.queries);
+  padded_places = round_up(places, tile.queries);
   if (plan.source != Source::formula) {
     const std::int64_t count = problem.batch * (lists.per_head ? problem.heads_q : 1);
     seen_by_first = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
     seen_by_last = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
   }
   if (blocks) {
-    visits = take_visits(problem, plan.backward.queries, plan.backward.keys, block_lists, true, pieces);
+    visits = take_visits(problem, tile.queries, tile.keys, block_lists, true, pieces);
   }
-  if (blocks && plan.apart) {
-    query_visits = take_visits(problem, kApartTile.queries, kApartTile.keys, block_lists, false, pieces);
+  if (blocks && plan.tiles.queries_apart()) {
+    const QueriesTile& apart = plan.tiles.queries;
+    query_visits = take_visits(problem, apart.queries, apart.keys, block_lists, false, pieces);
   }
   if (problem.dtype_of_output() != problem.dtype) {
     output_gradient = pieces.take<std::uint16_t>(
         checked_multiply(checked_multiply(problem.batch * problem.heads_q, problem.seq_q), problem.head_dim));
   }
   const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
-  if (plan.turns) counter_bytes += 4 * (padded / plan.backward.queries);
+  if (plan.turns) counter_bytes += 4 * (padded / tile.queries);
   counters = pieces.take<std::int32_t>(counter_bytes / 4);
   lse_log2 = pieces.take<float>(padded);
   delta = pieces.take<float>(padded);
-  if (!plan.apart) {
-    query_sums_bytes = checked_multiply(checked_multiply(padded, plan.backward.head_dim), 4);
+  if (!plan.tiles.queries_apart()) {
+    query_sums_bytes = checked_multiply(checked_multiply(padded, plan.tiles.head_dim), 4);
     query_sums = pieces.take<float>(query_sums_bytes / 4);
   }
   bytes = pieces.bytes();
@@ -201,7 +202,7 @@ Support supports(const AttentionProblem& problem, const DeviceDescription& devic
         fmt::format("seq_q {} or seq_k {} is over {}", problem.seq_q, problem.seq_k, kMaxRows));
   }
   if (problem.mask.block_rows > 0) {
-    const cuda::sm90::BackwardTile tile = cuda::sm90::Plan::of(problem).backward;
+    const cuda::sm90::BackwardTile tile = cuda::sm90::Plan::of(problem).tiles.backward;
     const cuda::sm90::Visits visits = cuda::sm90::plan_visits(problem, tile.queries, tile.keys);
     constexpr std::int64_t kMaxVisits = std::int64_t{1} << 31;
     if (std::int64_t{visits.query_tiles} * visits.capacity > kMaxVisits) {

@@ -25,9 +25,7 @@ struct Plan {
 
   Source source = Source::formula;
   bool general = false;  // the kernels with a softcap and block lists, which have tiles of their own
-  ForwardTile forward{};
-  BackwardTile backward{};
-  bool apart = false;          // dQ has a kernel of its own
+  HeadTiles tiles{};
   bool turns = false;          // blocks add to dQ in the order of their keys
   std::int64_t key_parts = 1;  // blocks that divide the heads of a group, each with its own dK and dV
 

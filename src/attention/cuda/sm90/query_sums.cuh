@@ -2,20 +2,15 @@
 #pragma once
 
 #include "attention/cuda/sm90/backward_common.cuh"
+#include "cuda/ptx/global.h"
 
 namespace headroom::cuda::sm90 {
 
 // ---- turns: who adds to the dQ of a query tile
 
 __device__ __forceinline__ void wait_for_turn(const int* turns, int mine) {
-  int turn;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(turn) : "l"(turns) : "memory");
-  } while (turn != mine);
-}
-
-__device__ __forceinline__ void next_turn(int* turns) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turns) : "memory");
+  while (ptx::load_acquire(turns) != mine) {
+  }
 }
 
 // Which turn this key tile has with a query tile: in the order of keys, from the first that the query tile
@@ -74,10 +69,10 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
   int row[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int place = m * Shape::kQueries + first_query + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+    const int place = row_of_thread(m * Shape::kQueries + first_query) + 8 * r;
     row[r] = place < count ? call.queries.row(batch, head, place) : -1;
   }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, batch, head, row, 0,
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, batch, head, row,
                                                        call.scale, sums, call.head_dim);
 }
 

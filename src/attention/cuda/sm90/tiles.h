@@ -1,5 +1,5 @@
-// Tile shapes of the Hopper kernels, one row per head size, with reasons. Head sizes between are padded to
-// the next.
+// The head sizes that the Hopper kernels are compiled for, with the tile shapes of each and their reasons.
+// Head sizes between are padded to the next. cmake/sm90.cmake reads the sizes from the table's rows.
 #pragma once
 
 #include <array>
@@ -11,75 +11,74 @@ namespace headroom::cuda::sm90 {
 // holds keys / 2 scores, head_dim / 2 outputs and keys / 4 packed probabilities: at most about 200 of its
 // registers.
 struct ForwardTile {
-  int head_dim;
   int consumers;  // warpgroups of 64 query rows
   int keys;
-  int stages;  // of keys and of values, in shared memory
+  int stages;        // of keys and of values, in shared memory
+  int query_stages;  // 2: the next tile's queries arrive before this one's are done with
 
   [[nodiscard]] constexpr int rows() const { return 64 * consumers; }
   bool operator==(const ForwardTile&) const = default;
 };
-inline constexpr std::array<ForwardTile, 5> kForwardTiles = {{
-    {64, 3, 128, 2},   // exponentials take as long as products: they hide behind another consumer
-    {96, 3, 96, 2},    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities
-    {128, 2, 128, 2},  // 160 registers of scores, outputs and probabilities; as wide as a causal block
-    {192, 2, 96, 2},   // 192 KiB of shared memory
-    {256, 2, 80, 2},   // 224 KiB of shared memory
-}};
-
-// General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
-// hyperbolic tangents need registers that a third consumer, or 80 keys with a head of 256, do not leave.
-constexpr ForwardTile forward_tile(int head_dim, bool general) {
-  for (ForwardTile tile : kForwardTiles) {
-    if (head_dim > tile.head_dim) continue;
-    if (general) tile.consumers = 2;
-    if (general && tile.keys < 96) tile.keys = 64;
-    return tile;
-  }
-  return {};
-}
 
 // Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over
 // query tiles. A thread holds head_dim registers of sums, queries / 2 scores and as many gradients of them.
 // Larger heads have a kernel of their own, 64 keys by 64 queries, where one consumer holds dV and the other
 // dK.
 struct BackwardTile {
-  int head_dim;
   int queries;
   int keys;
+  bool value_in_registers = false;  // as the left operand of dP, where there is room
 
   bool operator==(const BackwardTile&) const = default;
 };
-inline constexpr std::array<BackwardTile, 5> kBackwardTiles = {{
-    {64, 128, 128},
-    {96, 64, 128},
-    {128, 64, 128},
-    {192, 64, 64},
-    {256, 64, 64},
-}};
-
-constexpr BackwardTile backward_tile(int head_dim, bool general) {
-  for (BackwardTile tile : kBackwardTiles) {
-    if (head_dim > tile.head_dim) continue;
-    if (general) tile.queries = 64;
-    return tile;
-  }
-  return {};
-}
-
-// Whether a head size has backward kernels; columns past a problem's own are zeros.
-constexpr bool has_backward(int head_dim) {
-  return backward_tile(head_dim, false).head_dim == head_dim;
-}
 
 // Those larger heads have dQ from a kernel of its own, whose blocks keep queries and pass over keys.
-struct ApartTile {
+struct QueriesTile {
   int queries;
   int keys;
+  int value_stages;
+  int consumer_registers;
+
+  bool operator==(const QueriesTile&) const = default;
 };
-inline constexpr ApartTile kApartTile = {128, 64};
-constexpr bool queries_apart(int head_dim) {
-  return head_dim > 128;
+
+struct HeadTiles {
+  int head_dim;
+  ForwardTile forward;
+  BackwardTile backward;
+  QueriesTile queries{};  // zeros: dQ comes from backward
+
+  [[nodiscard]] constexpr bool queries_apart() const { return queries.queries > 0; }
+  bool operator==(const HeadTiles&) const = default;
+};
+
+inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
+    // Exponentials take as long as products: they hide behind another consumer.
+    {64, {3, 128, 2, 2}, {128, 128}},
+    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities.
+    {96, {3, 96, 2, 2}, {64, 128, true}},
+    // 160 registers of scores, outputs and probabilities; as wide as a causal block.
+    {128, {2, 128, 2, 2}, {64, 128}},
+    // 192 KiB of shared memory.
+    {192, {2, 96, 2, 1}, {64, 64}, {128, 64, 2, 232}},
+    // 224 KiB of shared memory.
+    {256, {2, 80, 2, 1}, {64, 64}, {128, 64, 1, 240}},
+}};
+
+// General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
+// hyperbolic tangents need registers that a third consumer, 80 keys with a head of 256, 128 queries or V do
+// not leave.
+constexpr HeadTiles head_tiles(int head_dim, bool general) {
+  for (HeadTiles tiles : kHeadTiles) {
+    if (head_dim > tiles.head_dim) continue;
+    if (general) {
+      tiles.forward.consumers = 2;
+      if (tiles.forward.keys < 96) tiles.forward.keys = 64;
+      tiles.backward = {64, tiles.backward.keys};
+    }
+    return tiles;
+  }
+  return {};
 }
 
 }  // namespace headroom::cuda::sm90
