@@ -83,8 +83,8 @@ double CostModel::message_seconds(const Work& work) const {
   if (work.rounds == 0 && work.workspace_bytes == 0) return seconds + latency;  // messages at once
   // A sum goes in rounds that fill its workspace; the next one is under way while a round is added up. So a
   // round takes as long as its bytes or as its latency, whichever is longer.
-  const double rounds = work.rounds > 0 ? static_cast<double>(work.rounds)
-                                        : sent / static_cast<double>(work.workspace_bytes);
+  const double rounds =
+      work.rounds > 0 ? static_cast<double>(work.rounds) : sent / static_cast<double>(work.workspace_bytes);
   return std::max(seconds, rounds * latency) + 2 * latency;
 }
 

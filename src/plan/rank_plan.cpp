@@ -49,16 +49,37 @@ RankPlan::Key RankPlan::key_of(const TrainingProblem& micro_step, const Strategy
           static_cast<std::int64_t>(strategy.loss_ranks)};
 }
 
-const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
+RankPlan::Key RankPlan::attention_key_of(const TrainingProblem& micro_step, const Strategy& strategy) {
   Key key = key_of(micro_step, strategy);
-  key[kStateKey] = key[kLossKey] = 0;  // it is the same however the state and the loss are divided
-  const auto [place, is_new] = attention_.try_emplace(key);
+  key[kStateKey] = key[kLossKey] = 0;
+  return key;
+}
+
+const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, const Strategy& strategy) {
+  const auto [place, is_new] = attention_.try_emplace(attention_key_of(micro_step, strategy));
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
   for_each_attention(micro_step, decoder, [&](std::size_t kind, AttentionProblem problem) {
     problem.mask.max_documents = micro_step.sizes.max_documents;
     place->second[kind] = play_attention(problem, {}, decoder.partition(),
                                          static_cast<int>(strategy.head_group), costs_.rank_rates());
+  });
+  return place->second;
+}
+
+const std::vector<RankMemoryKey>& RankPlan::attention_memory(const TrainingProblem& micro_step,
+                                                             const Strategy& strategy) {
+  const auto [place, is_new] = attention_memory_.try_emplace(attention_key_of(micro_step, strategy));
+  if (!is_new || strategy.ring_ranks == 1) return place->second;
+  const Decoder decoder = partitioned(micro_step, strategy);
+  place->second.resize(static_cast<std::size_t>(strategy.ring_ranks));
+  for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
+    problem.mask.max_documents = micro_step.sizes.max_documents;
+    const std::vector<RankMemoryKey> of_kind =
+        rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
+    for (std::size_t rank = 0; rank < of_kind.size(); ++rank) {
+      place->second[rank].insert(place->second[rank].end(), of_kind[rank].begin(), of_kind[rank].end());
+    }
   });
   return place->second;
 }
@@ -75,16 +96,11 @@ const RankClasses& RankPlan::classes(const TrainingProblem& micro_step, const St
         vocabulary_slice(decoder.parameters(), static_cast<int>(rank), static_cast<int>(strategy.ranks()));
     keys[rank].push_back(static_cast<std::uint64_t>(slice.words));
   }
-  if (strategy.ring_ranks > 1) {
-    for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
-      problem.mask.max_documents = micro_step.sizes.max_documents;
-      const std::vector<RankMemoryKey> of_kind =
-          rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
-      for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-        const RankMemoryKey& of_place = of_kind[rank % of_kind.size()];
-        keys[rank].insert(keys[rank].end(), of_place.begin(), of_place.end());
-      }
-    });
+  if (const std::vector<RankMemoryKey>& places = attention_memory(micro_step, strategy); !places.empty()) {
+    for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+      const RankMemoryKey& of_place = places[rank % places.size()];
+      keys[rank].insert(keys[rank].end(), of_place.begin(), of_place.end());
+    }
   }
   place->second = rank_classes(keys);
   return place->second;

@@ -27,9 +27,15 @@ class RankPlan {
   static constexpr std::size_t kStateKey = 5;
   static constexpr std::size_t kLossKey = 6;
   [[nodiscard]] static Key key_of(const TrainingProblem& micro_step, const Strategy& strategy);
+  // Attention is the same however the state and the loss are divided.
+  [[nodiscard]] static Key attention_key_of(const TrainingProblem& micro_step, const Strategy& strategy);
+  // What decides the memory of attention, by the place of a rank in its ring; empty without one.
+  [[nodiscard]] const std::vector<RankMemoryKey>& attention_memory(const TrainingProblem& micro_step,
+                                                                   const Strategy& strategy);
 
   const CostModel& costs_;
   std::map<Key, RankedAttention> attention_;
+  std::map<Key, std::vector<RankMemoryKey>> attention_memory_;
   std::map<Key, RankClasses> classes_;
 };
 
