@@ -157,6 +157,9 @@ void validate(const AttentionProblem& problem);
 // and blocks leave fewer, depending on the batch.
 [[nodiscard]] std::int64_t visible_pairs(const AttentionProblem& problem);
 
+// Pairs of all heads of one sequence that causal, window and dilation leave, exactly up to 2^53.
+[[nodiscard]] double pairs_of_all_heads(const AttentionProblem& problem);
+
 // Arithmetic of the pass: 4 d per pair forward, 10 d backward, over the pairs that causal, window and
 // dilation leave.
 [[nodiscard]] double flops(const AttentionProblem& problem, Pass pass);

@@ -145,22 +145,25 @@ std::int64_t visible_pairs(const AttentionProblem& problem) {
                         mask.window_left, mask.causal ? 0 : mask.window_right);
 }
 
-double flops(const AttentionProblem& problem, Pass pass) {
+double pairs_of_all_heads(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
-  double pairs = 0;  // of all heads
   if (mask.dilation_count == 0) {
-    pairs = static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.heads_q);
-  } else {
-    const std::int64_t group = divide_up(problem.heads_q, mask.dilation_count);
-    for (std::int64_t head = 0; head < problem.heads_q; ++head) {
-      for (int i = 0; i < mask.patterns_per_head(); ++i) {
-        const std::int64_t pattern = mask.mix_dilations ? i : head / group;
-        pairs += dilated_pairs(problem, mask.dilations[static_cast<std::size_t>(pattern)], head);
-      }
+    return static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.heads_q);
+  }
+  const std::int64_t group = divide_up(problem.heads_q, mask.dilation_count);
+  double pairs = 0;
+  for (std::int64_t head = 0; head < problem.heads_q; ++head) {
+    for (int i = 0; i < mask.patterns_per_head(); ++i) {
+      const std::int64_t pattern = mask.mix_dilations ? i : head / group;
+      pairs += dilated_pairs(problem, mask.dilations[static_cast<std::size_t>(pattern)], head);
     }
   }
+  return pairs;
+}
+
+double flops(const AttentionProblem& problem, Pass pass) {
   const double per_pair = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(problem.head_dim);
-  return per_pair * pairs * static_cast<double>(problem.batch);
+  return per_pair * pairs_of_all_heads(problem) * static_cast<double>(problem.batch);
 }
 
 std::int64_t minimum_bytes(const AttentionProblem& problem, Pass pass) {

@@ -164,12 +164,15 @@ std::int64_t count_pairs(const AttentionProblem& whole, const AttentionForward& 
                          Piece keys) {
   if (queries.empty() || keys.empty()) return 0;
   const Mask& mask = whole.mask;
-  if (mask.max_documents == 0 && mask.dilation_count == 0 && mask.block_rows == 0) {
+  if (mask.max_documents == 0 && mask.block_rows == 0) {
     AttentionProblem chunk = whole;
     chunk.seq_q = queries.size();
     chunk.seq_k = keys.size();
     chunk.chunk = {.query_start = queries.begin, .key_start = keys.begin};
-    return checked_multiply(visible_pairs(chunk), whole.batch * whole.heads_q);
+    if (mask.dilation_count == 0) {
+      return checked_multiply(visible_pairs(chunk), whole.batch * whole.heads_q);
+    }
+    return checked_multiply(static_cast<std::int64_t>(pairs_of_all_heads(chunk)), whole.batch);
   }
   // Heads with the same mask are counted once: all of them, those of a K/V group, or none.
   const std::int64_t same = mask.dilation_count > 0 ? 1

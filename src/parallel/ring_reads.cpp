@@ -64,12 +64,17 @@ RingReads::RingReads(const AttentionProblem& whole, const AttentionForward& list
   }
   const Mask& mask = problem_.mask;
   one_interval_ = mask.max_documents == 0 && mask.dilation_count == 0 && mask.block_rows == 0;
-  if (!one_interval_) return;
-  const MaskView view = mask_view(problem_, lists, 0, 0);
+  const auto seen_by = [&](const Piece& piece) -> Seen {
+    if (!one_interval_) {
+      const std::vector<Piece> read = intervals_read(problem_, lists, piece, {0, whole.seq_k});
+      return read.empty() ? Seen{} : Seen{read.front(), read.back()};
+    }
+    const MaskView view = mask_view(problem_, lists, 0, 0);
+    return {view.interval(piece.begin), view.interval(piece.end - 1)};
+  };
   for (const std::vector<Piece>& pieces : partition.pieces) {
     std::vector<Seen>& seen = seen_.emplace_back();
-    for (const Piece& piece : pieces)
-      seen.push_back({view.interval(piece.begin), view.interval(piece.end - 1)});
+    for (const Piece& piece : pieces) seen.push_back(seen_by(piece));
   }
 }
 
@@ -79,15 +84,15 @@ void RingReads::add_pairs(int reader, std::size_t query_piece, Piece keys) {
     if (pairs == 0) return;
     found_.push_back({static_cast<std::int64_t>(query_piece), queries, interval, pairs, false});
   };
+  const auto& [first, last] = seen_[static_cast<std::size_t>(reader)][query_piece];
+  const Piece seen{std::max(first.begin, keys.begin), std::min(last.end, keys.end)};
+  if (seen.empty()) return;
   if (!one_interval_) {
     for (const Piece& interval : intervals_read(problem_, lists_, queries, keys)) {
       add(interval, count_pairs(problem_, lists_, queries, interval));
     }
     return;
   }
-  const auto& [first, last] = seen_[static_cast<std::size_t>(reader)][query_piece];
-  const Piece seen{std::max(first.begin, keys.begin), std::min(last.end, keys.end)};
-  if (seen.empty()) return;
   // Both ends of what a query sees rise with the query.
   const bool all = last.begin <= seen.begin && first.end >= seen.end;
   add(seen,

@@ -60,7 +60,8 @@ class RingReads {
   const Partition& partition_;
   std::vector<std::vector<Piece>> parts_;  // [owner]
   bool one_interval_;                      // whatever the head and the sequence: causal and window alone
-  // Of such a mask: the keys that the first and the last query of a piece see.
+  // The keys that the first and the last query of a piece see; of other masks, those that some query does see
+  // lie between.
   struct Seen {
     KeyRange first;
     KeyRange last;

@@ -104,7 +104,8 @@ std::vector<Piece> intervals_read(const AttentionProblem& whole, const Attention
   if (queries.empty() || keys.empty()) return {};
   const Mask& mask = whole.mask;
   std::vector<Piece> read;
-  for (std::int64_t b = 0; b < whole.batch; ++b) {
+  const bool same_sequences = mask.max_documents == 0 && mask.block_rows == 0;
+  for (std::int64_t b = 0; b < (same_sequences ? 1 : whole.batch); ++b) {
     if (mask.block_rows > 0) {
       for (std::int64_t kv = 0; kv < whole.heads_kv; ++kv) {
         const std::int64_t head = kv * (whole.heads_q / whole.heads_kv);
@@ -114,8 +115,10 @@ std::vector<Piece> intervals_read(const AttentionProblem& whole, const Attention
       }
       continue;
     }
-    // The dilated rows of an interval differ from head to head, and so do segments of several patterns.
-    for (std::int64_t h = 0; h < (mask.dilation_count > 0 ? whole.heads_q : 1); ++h) {
+    // Segments differ from pattern to pattern. The first head of each pattern stands for the others.
+    const bool dealt = mask.dilation_count > 0 && !mask.mix_dilations;
+    const std::int64_t heads = dealt ? divide_up(whole.heads_q, mask.dilation_count) : whole.heads_q;
+    for (std::int64_t h = 0; h < whole.heads_q; h += heads) {
       for (int pattern = 0; pattern < mask.patterns_per_head(); ++pattern) {
         read.push_back(seen(mask_view(whole, lists, b, h, pattern), queries, keys));
       }
