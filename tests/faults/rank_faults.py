@@ -25,6 +25,9 @@ from faults import FILES, make_model
 STEPS = 60
 SAVE_EVERY = 10
 TIMEOUT = 4  # seconds, of --rank-timeout where a rank stays stopped
+# Around the line of a rank that was left while all save.
+SAVING = r"(?:step \d+: )?"
+SAVED = r"(?:; there is no checkpoint yet|; the last checkpoint is \S+)?"
 PATIENCE = 60  # seconds after which a run counts as one that hangs; machines of tests are busy
 
 
@@ -218,7 +221,7 @@ class RankFaults:
             killed += 1
             what = f"kill {killed}, of rank {rank} of {ranks} with {' '.join(division)}"
             lines, error = self.finish(process, what, None) if met else self.finish_early(process, what, ranks)
-            named = [line for line in lines if re.match(f"headroom: rank {rank} died while rank \\d waited in ", line)]
+            named = [line for line in lines if re.match(f"headroom: {SAVING}rank {rank} died while rank \\d waited in ", line)]
             said += len(named) > 0
             # A rank that was killed while the others computed is named by mpirun alone. Where another rank ended first, with a
             # line of its own, mpirun may end before it has passed that line on.
@@ -265,7 +268,7 @@ class RankFaults:
             begin = time.monotonic()
             lines, error = self.finish(process, what, None)
             took = time.monotonic() - begin
-            line = f"headroom: rank \\d waited {TIMEOUT} s in [a-z0-9 -]+ for rank {rank}, which did not answer"
+            line = f"headroom: {SAVING}rank \\d waited {TIMEOUT} s in [a-z0-9 -]+ for rank {rank}, which did not answer{SAVED}"
             if process.returncode == 0 or not lines or not all(re.fullmatch(line, one) for one in lines):
                 self.fail(what, f"exit {process.returncode} with {lines or error!r}")
             if took > 10 * TIMEOUT:
