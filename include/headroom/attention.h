@@ -143,8 +143,10 @@ struct AttentionPartial {
 // gets an output of 0.
 void merge_attention(Context& context, const AttentionPartial& into, const AttentionPartial& from);
 
-// Of every row that is open: output <- output / row_sum, lse <- ln(2) * lse + ln(row_sum).
-void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum);
+// output <- partial.output, divided by row_sum in every row that is open; there lse <- ln(2) * lse +
+// ln(row_sum). `output` has the shape of partial.output, is f32, bf16 or f16, and may be partial.output.
+void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum,
+                     const TensorView& output);
 
 // The mask of one head of one sequence; with mixed dilation, of one of its patterns.
 [[nodiscard]] MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views,

@@ -20,10 +20,10 @@ void check_partial(const AttentionPartial& partial, const Shape& rows, std::stri
         "the output merged {} has stride {} in head_dim, which has to be 1", what, output.stride(3));
 }
 
-void check_written(const TensorView& view) {
+void check_written(const TensorView& view, std::string_view what) {
   for (int i = 0; i < view.rank(); ++i) {
-    check(view.extent(i) <= 1 || view.stride(i) != 0,
-          "a partial result that is merged into has stride 0 in dimension {}", i);
+    check(view.extent(i) <= 1 || view.stride(i) != 0, "{} is written and has stride 0 in dimension {}", what,
+          i);
   }
 }
 
@@ -46,20 +46,20 @@ void merge_on_cpu(const AttentionPartial& into, const AttentionPartial& from, co
   });
 }
 
-void close_on_cpu(const AttentionPartial& partial, const TensorView& row_sum, const Stream& stream) {
-  const TensorView& output = partial.output;
+template <class Element>
+void close_on_cpu(const AttentionPartial& partial, const TensorView& row_sum, const TensorView& output,
+                  const Stream& stream) {
   const Shape& rows = output.shape();
   parallel_for(stream, rows[0] * rows[1], [&](std::int64_t item) {
     const std::int64_t b = item / rows[1];
     const std::int64_t q = item % rows[1];
     for (std::int64_t h = 0; h < rows[2]; ++h) {
-      const double sum = row_sum.data<double>()[row_sum.offset(b, h, q)];
-      if (sum == 0) continue;
       float& lse = partial.lse.data<float>()[partial.lse.offset(b, h, q)];
-      const ClosedRow row = ClosedRow::of(lse, sum);
+      const ClosedRow row = ClosedRow::of(lse, row_sum.data<double>()[row_sum.offset(b, h, q)]);
       lse = row.lse;
-      float* to = output.data<float>() + output.offset(b, q, h);
-      for (std::int64_t c = 0; c < rows[3]; ++c) to[c] = row.divided(to[c]);
+      const float* from = partial.output.data<float>() + partial.output.offset(b, q, h);
+      Element* to = output.data<Element>() + output.offset(b, q, h);
+      for (std::int64_t c = 0; c < rows[3]; ++c) to[c] = Element(row.divided(from[c]));
     }
   });
 }
@@ -71,8 +71,8 @@ void merge_attention(Context& context, const AttentionPartial& into, const Atten
   check(rows.rank() == 4, "a partial output has shape {}, not [batch, seq_q, heads_q, head_dim]", rows);
   check_partial(into, rows, "into");
   check_partial(from, rows, "from");
-  check_written(into.output);
-  check_written(into.lse);
+  check_written(into.output, "the output merged into");
+  check_written(into.lse, "the lse merged into");
   const bool on_cpu = context.description().kind == DeviceKind::cpu;
   const auto elements = static_cast<double>(into.output.elements());
   const auto lses = static_cast<double>(into.lse.elements());
@@ -83,20 +83,37 @@ void merge_attention(Context& context, const AttentionPartial& into, const Atten
               });
 }
 
-void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum) {
-  const TensorView& output = partial.output;
-  const Shape& rows = output.shape();
+void close_attention(Context& context, const AttentionPartial& partial, const TensorView& row_sum,
+                     const TensorView& output) {
+  const Shape& rows = partial.output.shape();
   check(rows.rank() == 4, "a partial output has shape {}, not [batch, seq_q, heads_q, head_dim]", rows);
   check_partial(partial, rows, "last");
   check(row_sum.shape() == partial.lse.shape() && row_sum.dtype() == DType::f64,
         "the row sums of {} are {} of {}; they have to be f64 of the same shape", partial.lse.shape(),
         row_sum.shape(), name(row_sum.dtype()));
+  const DType dtype = output.dtype();
+  check(output.shape() == rows && (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16),
+        "the closed output is {} of {}; it has to be {} of f32, bf16 or f16", output.shape(), name(dtype),
+        rows);
+  check(rows[3] % 8 == 0, "the closed output has head_dim {}, which has to be a multiple of 8", rows[3]);
+  check(output.stride(3) == 1, "the closed output has stride {} in head_dim, which has to be 1",
+        output.stride(3));
+  check_written(output, "the closed output");
+  check_written(partial.lse, "the closed lse");
   const bool on_cpu = context.description().kind == DeviceKind::cpu;
   const auto elements = static_cast<double>(output.elements());
-  context.run({.kernel = "attention close", .flops = elements, .bytes = 4 * 2 * elements},
+  const auto element_bytes = static_cast<double>(size_bytes(DType::f32) + size_bytes(dtype));
+  context.run({.kernel = "attention close", .flops = elements, .bytes = element_bytes * elements},
               [&](const Stream& stream) {
-                on_cpu ? close_on_cpu(partial, row_sum, stream)
-                       : cuda::close_partial(cuda::close_call(partial, row_sum), stream);
+                if (!on_cpu) {
+                  cuda::close_partial(cuda::close_call(partial, row_sum, output), stream);
+                } else if (dtype == DType::f32) {
+                  close_on_cpu<float>(partial, row_sum, output, stream);
+                } else if (dtype == DType::bf16) {
+                  close_on_cpu<BFloat16>(partial, row_sum, output, stream);
+                } else {
+                  close_on_cpu<Float16>(partial, row_sum, output, stream);
+                }
               });
 }
 

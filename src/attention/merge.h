@@ -31,7 +31,7 @@ struct MergeWeights {
   }
 };
 
-// A row that was open (headroom/attention.h), with its sum above 0.
+// A row as close_attention leaves it; one that was not open (its sum is 0) stays what it was.
 struct ClosedRow {
   double inverse = 1;
   float lse = 0;
@@ -39,6 +39,7 @@ struct ClosedRow {
   [[nodiscard]] HEADROOM_HOST_DEVICE
   static ClosedRow of(float base, double row_sum) {
     constexpr double kLn2 = 0.6931471805599453;
+    if (row_sum == 0) return {1, base};
     return {1 / row_sum, static_cast<float>(kLn2 * double{base} + std::log(row_sum))};
   }
   [[nodiscard]] HEADROOM_HOST_DEVICE

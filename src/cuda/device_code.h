@@ -79,6 +79,27 @@ __device__ __forceinline__ float4 load_four(const void* data, DType dtype, std::
                      half_to_float(static_cast<std::uint16_t>(words.y >> 16)));
 }
 
+__device__ __forceinline__ void store_four(void* data, DType dtype, std::int64_t i, bool aligned,
+                                           float4 four) {
+  if (!aligned) {
+    store_element(data, dtype, i, four.x);
+    store_element(data, dtype, i + 1, four.y);
+    store_element(data, dtype, i + 2, four.z);
+    store_element(data, dtype, i + 3, four.w);
+    return;
+  }
+  if (dtype == DType::f32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + i) = four;
+    return;
+  }
+  const auto pair = [&](float low, float high) -> std::uint32_t {
+    if (dtype == DType::bf16) return float_to_bfloat(low) | std::uint32_t{float_to_bfloat(high)} << 16;
+    return float_to_half(low) | std::uint32_t{float_to_half(high)} << 16;
+  };
+  *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(data) + i) =
+      uint2{pair(four.x, four.y), pair(four.z, four.w)};
+}
+
 // Sixteen bytes to shared memory, or zeros. From compute capability 8.0 the copy goes on while the thread
 // does.
 __device__ __forceinline__ void copy_sixteen(float* shared, const float* from, bool there) {

@@ -208,7 +208,6 @@ class RingForwardRank : private RingRank {
       }
     }
     if (stays_open()) close(output);
-    if (narrows) convert(context_, output, views_.output);
     keys.finish();
   }
 
@@ -225,10 +224,11 @@ class RingForwardRank : private RingRank {
   [[nodiscard]] bool stays_open() const { return !alone() && problem_.dtype_of_sums() == DType::f32; }
   void close(const TensorView& output) {
     for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
-      close_attention(context_,
-                      {.output = own_rows(output, pieces_[static_cast<std::size_t>(piece)]),
-                       .lse = lse_of_piece(schedule_, rank_, views_.lse, piece)},
-                      lse_of_piece(schedule_, rank_, row_sum_, piece));
+      const Piece& rows = pieces_[static_cast<std::size_t>(piece)];
+      close_attention(
+          context_,
+          {.output = own_rows(output, rows), .lse = lse_of_piece(schedule_, rank_, views_.lse, piece)},
+          lse_of_piece(schedule_, rank_, row_sum_, piece), own_rows(views_.output, rows));
     }
   }
 

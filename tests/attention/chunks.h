@@ -26,7 +26,8 @@ struct ChunkRunner {
   std::function<void(const AttentionProblem&, const AttentionForward&)> forward;
   std::function<void(const AttentionProblem&, const AttentionBackward&)> backward;
   std::function<void(const AttentionPartial& into, const AttentionPartial& from)> merge;
-  std::function<void(const AttentionPartial& partial, const TensorView& row_sum)> close;
+  std::function<void(const AttentionPartial& partial, const TensorView& row_sum, const TensorView& output)>
+      close;
 };
 
 // Each call in a context of its own, rehearsed and run.
@@ -56,8 +57,8 @@ inline ChunkRunner on_cpu(std::string_view name) {
                 in_context([&](Context& context) { merge_attention(context, into, from); });
               },
           .close =
-              [](const AttentionPartial& partial, const TensorView& row_sum) {
-                in_context([&](Context& context) { close_attention(context, partial, row_sum); });
+              [](const AttentionPartial& partial, const TensorView& row_sum, const TensorView& output) {
+                in_context([&](Context& context) { close_attention(context, partial, row_sum, output); });
               }};
 }
 
@@ -251,6 +252,23 @@ inline Guarded zeros(const TensorView& like) {
   return result;
 }
 
+// Closes the rows in place, after it has closed them into the inputs' dtype: the same values, rounded.
+inline void close_rows(const ChunkRunner& runner, const Guarded& output, const Guarded& lse,
+                       const Guarded& row_sum, DType dtype, bool strided) {
+  const Guarded narrow(dtype, output.view().shape(), strided);
+  const Guarded narrow_lse(DType::f32, lse.view().shape(), false);
+  narrow_lse.for_each([&](std::int64_t offset) { write_element(narrow_lse.view(), offset, 0); });
+  add_rows(narrow_lse, lse.view(), 2, 0);
+  runner.close({output.view(), narrow_lse.view()}, row_sum.view(), narrow.view());
+  runner.close({output.view(), lse.view()}, row_sum.view(), output.view());
+  const Guarded rounded(dtype, output.view().shape(), false);
+  rounded.for_each([&](std::int64_t offset) { write_element(rounded.view(), offset, 0); });
+  add_rows(rounded, output.view(), 1, 0);
+  EXPECT_EQ(narrow.values(), rounded.values()) << "closed into " << name(dtype);
+  EXPECT_EQ(narrow_lse.values(), lse.values());
+  EXPECT_TRUE(narrow.canaries_alive() && narrow_lse.canaries_alive());
+}
+
 // One draw on a runner: forward of every chunk, merged, resumed or left open in a drawn order, then backward
 // of every chunk with the output and lse of the whole. Whether the runner serves it.
 inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeSequence& whole, Draw& draw) {
@@ -310,7 +328,7 @@ inline bool expect_chunks_make_the_whole(const ChunkRunner& runner, const WholeS
       runner.merge({merged.view(), merged_lse.view()}, {own.view(), own_lse.view()});
       alive(own);
     }
-    if (open) runner.close({merged.view(), merged_lse.view()}, row_sum.view());
+    if (open) close_rows(runner, merged, merged_lse, row_sum, problem.dtype, whole.strided());
     alive(merged);
     alive(row_sum);
     add_rows(output, merged.view(), 1, queries.begin);

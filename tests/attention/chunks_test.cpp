@@ -99,6 +99,68 @@ TEST(MergeAttention, TakesAnyStridesAndRefusesOtherShapes) {
   EXPECT_THAT(refused({into_lse.view(), into_lse.view()}, good), HasSubstr("not [batch, seq_q"));
 }
 
+TEST(CloseAttention, DividesOpenRowsAndKeepsTheOthers) {
+  const Shape rows{1, 3, 1, 8};
+  const Shape statistics{1, 1, 3};
+  const Guarded sums(DType::f32, rows, true);
+  const Guarded lse(DType::f32, statistics, false);
+  const Guarded row_sum(DType::f64, statistics, false);
+  const Guarded output(DType::bf16, rows, true);
+  // Open; closed before; nothing seen.
+  const std::array<float, 3> values = {6, 5, 0}, lses = {2, 0.5F, -INFINITY};
+  for (std::int64_t q = 0; q < 3; ++q) {
+    const auto i = static_cast<std::size_t>(q);
+    for (std::int64_t c = 0; c < 8; ++c) {
+      write_element(sums.view(), sums.view().offset(0, q, 0, c), values[i] * static_cast<float>(c));
+    }
+    lse.view().data<float>()[q] = lses[i];
+    row_sum.view().data<double>()[q] = q == 0 ? 3 : 0;
+  }
+  const auto close = [&](const TensorView& to) {
+    in_context([&](Context& context) {
+      close_attention(context, {sums.view(), lse.view()}, row_sum.view(), to);
+    });
+  };
+  close(output.view());
+  std::vector<double> expected;
+  for (const double value : {2, 5, 0}) {
+    for (int c = 0; c < 8; ++c) expected.push_back(value * c);
+  }
+  EXPECT_EQ(output.values(), expected);
+  EXPECT_FLOAT_EQ(lse.view().data<float>()[0], 2 * std::log(2.0F) + std::log(3.0F));
+  EXPECT_EQ(lse.view().data<float>()[1], 0.5F);
+  EXPECT_EQ(lse.view().data<float>()[2], -INFINITY);
+  EXPECT_EQ(sums.view().data<float>()[sums.view().offset(0, 0, 0, 1)], 6) << "the sums are left alone";
+  EXPECT_TRUE(output.canaries_alive() && lse.canaries_alive() && sums.canaries_alive());
+
+  const auto refused = [&](const TensorView& to) -> std::string {
+    try {
+      close(to);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_THAT(refused(output.view().slice(1, 0, 2)), HasSubstr("the closed output is [1, 2, 1, 8] of bf16"));
+  EXPECT_THAT(refused(TensorView(output.view().raw(), DType::f64, rows)), HasSubstr("of f64; it has to be"));
+  const std::array<std::int64_t, 4> shared = {0, 0, 0, 1};
+  EXPECT_THAT(refused(TensorView(output.view().raw(), DType::bf16, rows, shared)),
+              HasSubstr("stride 0 in dimension 1"));
+}
+
+// What a plan counts of it.
+TEST(CloseAttention, SaysWhatItDoes) {
+  const TensorView sums(nullptr, DType::f32, {2, 5, 4, 16});
+  const TensorView lse(nullptr, DType::f32, {2, 4, 5});
+  const TensorView row_sum(nullptr, DType::f64, {2, 4, 5});
+  const TensorView output(nullptr, DType::f16, {2, 5, 4, 16});
+  Context context(describe_cpu());
+  context.phase(Phase::step, [&] { close_attention(context, {sums, lse}, row_sum, output); });
+  ASSERT_EQ(context.work(Phase::step).size(), 1U);
+  EXPECT_EQ(context.work(Phase::step)[0].work.kernel, "attention close");
+  EXPECT_EQ(context.work(Phase::step)[0].work.bytes, 640 * (4 + 2));
+}
+
 // What a plan counts of it.
 TEST(MergeAttention, SaysWhatItDoes) {
   const TensorView rows(nullptr, DType::f32, {2, 5, 4, 16});

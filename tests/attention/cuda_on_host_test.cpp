@@ -106,8 +106,8 @@ TEST(CudaOnHost, ChunksMakeTheWhole) {
           },
       .merge = [&](const AttentionPartial& into,
                    const AttentionPartial& from) { launch_merge(merge_call(into, from), stream); },
-      .close = [&](const AttentionPartial& partial,
-                   const TensorView& row_sum) { launch_close(close_call(partial, row_sum), stream); }};
+      .close = [&](const AttentionPartial& partial, const TensorView& row_sum,
+                   const TensorView& output) { launch_close(close_call(partial, row_sum, output), stream); }};
   EXPECT_EQ(run_chunk_draws(runner, 1, 20), 20);
 }
 

@@ -4,6 +4,7 @@
 
 #include "attention/cuda/merge.h"
 #include "attention/merge.h"
+#include "cuda/device_code.h"
 #if defined(__CUDACC__)
 #include "cuda/launch.h"
 #endif
@@ -29,23 +30,30 @@ static __global__ void merge_kernel(MergeCall call) {
   for (int c = lane; c < call.head_dim; c += kWarp) to[c] = weights.merged(to[c], other[c]);
 }
 
-// One warp per row.
+// One warp per row, four columns a thread.
 static __global__ void close_kernel(CloseCall call) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
   if (item >= call.batch * call.rows * call.heads) return;
   const std::int64_t b = item / (call.rows * call.heads);
   const std::int64_t q = item / call.heads % call.rows;
   const std::int64_t head = item % call.heads;
-  const double sum = call.row_sum[b * call.batch_stride + head * call.head_stride + q * call.row_stride];
-  if (sum == 0) return;
   float* lse = call.partial.lse + b * call.partial.batch_stride + head * call.partial.head_stride +
                q * call.partial.row_stride;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const ClosedRow row = ClosedRow::of(*lse, sum);
-  __syncwarp();  // before it is written
+  const auto row = ClosedRow::of(
+      *lse, call.row_sum[b * call.batch_stride + head * call.head_stride + q * call.row_stride]);
+  const TypedHeadsView& from = call.partial.output;
+  const TypedHeadsView& to = call.output;
+  const std::int64_t source = b * from.batch_stride + q * from.row_stride + head * from.head_stride;
+  const std::int64_t target = b * to.batch_stride + q * to.row_stride + head * to.head_stride;
+  for (int c = 4 * lane; c < call.head_dim; c += 4 * kWarp) {
+    const float4 sums = load_four(from.data, from.dtype, source + c, from.aligned);
+    store_four(
+        to.data, to.dtype, target + c, to.aligned,
+        make_float4(row.divided(sums.x), row.divided(sums.y), row.divided(sums.z), row.divided(sums.w)));
+  }
+  __syncwarp();  // all have read it
   if (lane == 0) *lse = row.lse;
-  float* to = call.partial.output.row<float>(b, head, q);
-  for (int c = lane; c < call.head_dim; c += kWarp) to[c] = row.divided(to[c]);
 }
 
 inline void launch_merge(const MergeCall& call, const Stream& stream) {

@@ -23,9 +23,10 @@ struct MergeCall {
   std::int32_t head_dim = 0;
 };
 
-// Rows that are open (headroom/attention.h).
+// Rows of which some are open (headroom/attention.h), and where their output goes.
 struct CloseCall {
   MergeSide partial;
+  TypedHeadsView output;
   const double* row_sum = nullptr;
   std::int64_t batch_stride = 0;  // of row_sum
   std::int64_t head_stride = 0;

@@ -107,9 +107,10 @@ MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from)
           .head_dim = static_cast<std::int32_t>(rows.extent(3))};
 }
 
-CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum) {
+CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum, const TensorView& output) {
   const TensorView& rows = partial.output;
   return {.partial = merge_side(partial),
+          .output = heads_view(output),
           .row_sum = row_sum.data<double>(),
           .batch_stride = row_sum.stride(0),
           .head_stride = row_sum.stride(1),

@@ -28,7 +28,8 @@ namespace headroom::cuda {
 [[nodiscard]] AttentionCall attention_call(const AttentionProblem& problem, const AttentionForward& views);
 
 [[nodiscard]] MergeCall merge_call(const AttentionPartial& into, const AttentionPartial& from);
-[[nodiscard]] CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum);
+[[nodiscard]] CloseCall close_call(const AttentionPartial& partial, const TensorView& row_sum,
+                                   const TensorView& output);
 
 [[nodiscard]] inline bool dilated(const AttentionProblem& problem) {
   return problem.mask.dilation_count > 0;
