@@ -111,6 +111,39 @@ TEST(CudaOnHost, ChunksMakeTheWhole) {
   EXPECT_EQ(run_chunk_draws(runner, 1, 20), 20);
 }
 
+// More heads than a warp has lanes; the same bits as on the CPU.
+TEST(CudaOnHost, ClosesRowsOfManyHeads) {
+  const DeviceDescription gpu{
+      .kind = DeviceKind::cuda, .name = "on host", .compute_major = 9, .compute_minor = 0};
+  const Stream stream{.device = &gpu, .pool = nullptr, .poll = {}, .native = nullptr};
+  const Shape rows{2, 3, 40, 136};
+  const Shape statistics{2, 40, 3};
+  Guarded sums(DType::f32, rows, false);
+  const Guarded row_sum(DType::f64, statistics, false);
+  sums.fill_normal(Random(1), 1);
+  row_sum.for_each([&](std::int64_t offset) {
+    row_sum.view().data<double>()[offset] =
+        static_cast<double>(Random(2).below(static_cast<std::uint64_t>(offset), 5));
+  });
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const bool strided : {false, true}) {
+      const Guarded ours(dtype, rows, strided);
+      const Guarded theirs(dtype, rows, strided);
+      Guarded lse(DType::f32, statistics, false);
+      Guarded cpu_lse(DType::f32, statistics, false);
+      lse.fill_normal(Random(3), 1);
+      cpu_lse.fill_normal(Random(3), 1);
+      launch_close(close_call({sums.view(), lse.view()}, row_sum.view(), ours.view()), stream);
+      in_context([&](Context& context) {
+        close_attention(context, {sums.view(), cpu_lse.view()}, row_sum.view(), theirs.view());
+      });
+      EXPECT_EQ(ours.values(), theirs.values()) << name(dtype);
+      EXPECT_EQ(lse.values(), cpu_lse.values()) << name(dtype);
+      EXPECT_TRUE(ours.canaries_alive() && lse.canaries_alive());
+    }
+  }
+}
+
 // What blocks that divide a group of heads leave, [parts, batch, ...], is added up, and to what is there.
 TEST(CudaOnHost, PartsAreAddedUp) {
   const DeviceDescription gpu{

@@ -227,6 +227,15 @@ inline std::int32_t __shfl_sync(unsigned, std::int32_t value, int lane) {
   Block::current().exchange_done();
   return result;
 }
+inline double __shfl_sync(unsigned, double value, int lane) {
+  const auto bits = std::bit_cast<std::uint64_t>(value);
+  const Block::Words* words =
+      Block::current().exchange({static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)});
+  const auto result =
+      std::bit_cast<double>(words[lane][0] | static_cast<std::uint64_t>(words[lane][1]) << 32);
+  Block::current().exchange_done();
+  return result;
+}
 inline bool __any_sync(unsigned mask, bool value) {
   return __ballot_sync(mask, value) != 0;
 }

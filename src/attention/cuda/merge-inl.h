@@ -30,30 +30,38 @@ static __global__ void merge_kernel(MergeCall call) {
   for (int c = lane; c < call.head_dim; c += kWarp) to[c] = weights.merged(to[c], other[c]);
 }
 
-// One warp per row, four columns a thread.
+// One warp per token. A lane works out what closes the row of one head, so that no logarithm in f64 is worked
+// out 32 times.
 static __global__ void close_kernel(CloseCall call) {
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / kWarp;
-  if (item >= call.batch * call.rows * call.heads) return;
-  const std::int64_t b = item / (call.rows * call.heads);
-  const std::int64_t q = item / call.heads % call.rows;
-  const std::int64_t head = item % call.heads;
-  float* lse = call.partial.lse + b * call.partial.batch_stride + head * call.partial.head_stride +
-               q * call.partial.row_stride;
+  if (item >= call.batch * call.rows) return;
+  const std::int64_t b = item / call.rows;
+  const std::int64_t q = item - b * call.rows;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto row = ClosedRow::of(
-      *lse, call.row_sum[b * call.batch_stride + head * call.head_stride + q * call.row_stride]);
   const TypedHeadsView& from = call.partial.output;
   const TypedHeadsView& to = call.output;
-  const std::int64_t source = b * from.batch_stride + q * from.row_stride + head * from.head_stride;
-  const std::int64_t target = b * to.batch_stride + q * to.row_stride + head * to.head_stride;
-  for (int c = 4 * lane; c < call.head_dim; c += 4 * kWarp) {
-    const float4 sums = load_four(from.data, from.dtype, source + c, from.aligned);
-    store_four(
-        to.data, to.dtype, target + c, to.aligned,
-        make_float4(row.divided(sums.x), row.divided(sums.y), row.divided(sums.z), row.divided(sums.w)));
+  for (std::int64_t first = 0; first < call.heads; first += kWarp) {
+    ClosedRow own;
+    if (const std::int64_t head = first + lane; head < call.heads) {
+      float* lse = call.partial.lse + b * call.partial.batch_stride + head * call.partial.head_stride +
+                   q * call.partial.row_stride;
+      own = ClosedRow::of(
+          *lse, call.row_sum[b * call.batch_stride + head * call.head_stride + q * call.row_stride]);
+      *lse = own.lse;
+    }
+    for (std::int64_t head = first; head < least(first + kWarp, call.heads); ++head) {
+      ClosedRow row;
+      row.inverse = __shfl_sync(0xFFFFFFFF, own.inverse, static_cast<int>(head - first));
+      const std::int64_t source = b * from.batch_stride + q * from.row_stride + head * from.head_stride;
+      const std::int64_t target = b * to.batch_stride + q * to.row_stride + head * to.head_stride;
+      for (int c = 4 * lane; c < call.head_dim; c += 4 * kWarp) {
+        const float4 four = load_four(from.data, from.dtype, source + c, from.aligned);
+        store_four(
+            to.data, to.dtype, target + c, to.aligned,
+            make_float4(row.divided(four.x), row.divided(four.y), row.divided(four.z), row.divided(four.w)));
+      }
+    }
   }
-  __syncwarp();  // all have read it
-  if (lane == 0) *lse = row.lse;
 }
 
 inline void launch_merge(const MergeCall& call, const Stream& stream) {
@@ -62,8 +70,8 @@ inline void launch_merge(const MergeCall& call, const Stream& stream) {
 }
 
 inline void launch_close(const CloseCall& call, const Stream& stream) {
-  launch("close_kernel", close_kernel, ceil_div(call.batch * call.rows * call.heads * kWarp, kRowThreads),
-         kRowThreads, 0, stream, call);
+  launch("close_kernel", close_kernel, ceil_div(call.batch * call.rows * kWarp, kRowThreads), kRowThreads, 0,
+         stream, call);
 }
 
 }  // namespace headroom::cuda
