@@ -15,13 +15,15 @@ struct RowSoftmax {
   float base;
   double sum;
 
-  // What a row resumes from. A closed result is one member of the softmax.
+  // What a row resumes from, with a row_sum of 0 where there is none. A closed result is one member of the
+  // softmax.
+  static __device__ __forceinline__ RowSoftmax of(float lse, double row_sum) {
+    if (row_sum > 0) return {lse, row_sum};
+    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
+  }
   template <class Call>
   static __device__ __forceinline__ RowSoftmax load(const Call& call, std::int64_t at) {
-    const float lse = call.lse[at];
-    const double open = call.row_sum == nullptr ? 0.0 : call.row_sum[at];
-    if (open > 0) return {lse, open};
-    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
+    return of(call.lse[at], call.row_sum == nullptr ? 0.0 : call.row_sum[at]);
   }
   template <class Call>
   __device__ __forceinline__ void store(const Call& call, std::int64_t at) const {

@@ -7,6 +7,7 @@
 #include "attention/cuda/row_softmax.h"
 #include "attention/cuda/sm90/common.cuh"
 #include "attention/cuda/softmax.cuh"
+#include "cuda/ptx/global.h"
 
 namespace headroom::cuda::sm90 {
 
@@ -124,6 +125,30 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 
 // ---- producer
 
+// What a tile's rows resume from, into the L2, so that the epilogue does not wait for memory. With each of
+// the last 32 key tiles, n, goes every 32nd row: rows do not lie there for long, and no key waits for many.
+// Lines of statistics, of 16 rows or more, go with every 16th key tile. Rows of a list are left out: its
+// numbers would have to be read first.
+__device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const QueryTile& tile, int n) {
+  const int parts = min(tile.key_tiles, 32);
+  if (!call.resume || n >= parts || call.queries.rows != nullptr) return;
+  const int places = tile.places;
+  const int row = call.queries.row(tile.batch, tile.head, tile.first_place + n);
+  const std::int64_t rows_apart = static_cast<std::int64_t>(parts) * call.queries.rate;
+  const float* output = call.output.row<float>(tile.batch, tile.head, row);
+  for (int i = n; i < places; i += parts) {
+    ptx::bulk_prefetch(output, call.head_dim * sizeof(float));
+    output += rows_apart * call.output.row_stride;
+  }
+  if (n % 16 > 0) return;
+  std::int64_t at = (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows + row;
+  for (int i = n; i < places; i += parts) {
+    ptx::prefetch_line(call.lse + at);
+    if (call.row_sum != nullptr) ptx::prefetch_line(call.row_sum + at);
+    at += rows_apart;
+  }
+}
+
 template <class Shape>
 __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
   RingPosition<Shape::kQueryStages> query_at;
@@ -156,8 +181,10 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
     for (int n = tile.key_tiles - 2; n >= 0; --n) {
       load_key(n);
       load_value(n + 1);
+      prefetch_resumed(call, tile, n + 1);
     }
     load_value(0);
+    prefetch_resumed(call, tile, 0);
   }
 }
 
@@ -191,17 +218,20 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
   const std::int64_t statistics =
       (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows;
   int row[2];
+  float lse[2];
+  double row_sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // every read is issued before any is used
+    const bool inside = row_in_block + 8 * r < tile.places;
+    row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
+    lse[r] = call.resume && inside ? call.lse[statistics + row[r]] : -INFINITY;
+    row_sum[r] = call.resume && inside && call.row_sum != nullptr ? call.row_sum[statistics + row[r]] : 0;
+  }
   RowSoftmax other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool inside = row_in_block + 8 * r < tile.places;
-    row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
-    other[r] = {-INFINITY, 0};
-    if (call.resume) {
-      if (inside) other[r] = RowSoftmax::load(call, statistics + row[r]);
-    } else if (call.sinks != nullptr) {
-      other[r] = {call.sinks[tile.head] * kLog2E, 1};
-    }
+    other[r] = RowSoftmax::of(lse[r], row_sum[r]);
+    if (!call.resume && call.sinks != nullptr) other[r] = {call.sinks[tile.head] * kLog2E, 1};
   }
   __syncwarp();  // the rows' four threads have read their statistics
   float factor[2];
