@@ -77,6 +77,20 @@ TEST(AttentionTime, OfMessagesAloneIsAddedUpByHand) {
   EXPECT_EQ(time.backward.sent_bytes, static_cast<std::int64_t>(4 * keys));
 }
 
+// Forward ends with one pass over a rank's output: sums in f32 are read, the output is written in its dtype.
+TEST(AttentionTime, OfTheEndOfForwardIsThatOfItsBytes) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    AttentionProblem problem = sized(64, false);
+    problem.dtype = dtype;
+    RankRates rates = rates_of(kNoTime, kNoTime);
+    rates.memory_bytes_per_second = 1000;
+    const AttentionTime time = play_attention(problem, {}, cut(problem, 2), 1, rates);
+    const double elements = 32.0 * 4 * 8;  // of a rank's output
+    const auto bytes = static_cast<double>(size_bytes(DType::f32) + size_bytes(dtype));
+    EXPECT_NEAR(time.forward.seconds, elements * bytes / 1000, 1e-9) << name(dtype);
+  }
+}
+
 // A link that needs half of the time of a slot's computing is hidden behind it, but for what backward sends
 // last.
 TEST(AttentionTime, MessagesHideBehindComputing) {
