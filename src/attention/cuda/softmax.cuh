@@ -16,39 +16,45 @@ struct Softmax {
   float maximum[2] = {kNothing, kNothing};
   float sum[2] = {0, 0};  // of this thread's columns
 
-  // Replaces scores by probabilities; says by what earlier sums and outputs have to be multiplied, and
-  // whether at all.
+  // Maxima rise to new scores; says whether earlier sums and outputs have to be multiplied, and by what. A
+  // thread looks at its own columns only: most tiles raise no maximum, and then nobody has to be asked.
   template <int kScores>
-  __device__ __forceinline__ bool add(float (&scores)[kScores], float scale_log2, float (&factor)[2]) {
-    bool rescale = false;
+  __device__ __forceinline__ bool raise(const float (&scores)[kScores], float scale_log2, float (&factor)[2]) {
+    float highest[4] = {scores[0], scores[1], scores[2], scores[3]};
+#pragma unroll
+    for (int i = 4; i < kScores; ++i) highest[i % 4] = fmaxf(highest[i % 4], scores[i]);
+    const float own[2] = {fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3])};
+    const bool rises =
+        own[0] * scale_log2 > maximum[0] + kSlack || own[1] * scale_log2 > maximum[1] + kSlack;
+    if (!__any_sync(0xFFFFFFFF, rises)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float highest = scores[2 * r];
-#pragma unroll
-      for (int i = 0; i < kScores; i += 4)
-        highest = fmaxf(highest, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
-      highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFF, highest, 2)) * scale_log2;
+      float of_row = fmaxf(own[r], __shfl_xor_sync(0xFFFFFFFF, own[r], 1));
+      of_row = fmaxf(of_row, __shfl_xor_sync(0xFFFFFFFF, of_row, 2)) * scale_log2;
       factor[r] = 1;
-      if (highest > maximum[r] + kSlack) {
-        factor[r] = ptx::exp2_approximate(maximum[r] - highest);
-        maximum[r] = highest;
-        rescale = true;
+      if (of_row > maximum[r] + kSlack) {
+        factor[r] = ptx::exp2_approximate(maximum[r] - of_row);
+        maximum[r] = of_row;
       }
-      const float shift = maximum[r] == kNothing ? 0 : -maximum[r];
-      float total = 0;
-#pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& score = scores[i + 2 * r + c];
-          score = ptx::exp2_approximate(fmaf(score, scale_log2, shift));
-          total += score;
-        }
-      }
-      sum[r] = sum[r] * factor[r] + total;
+      sum[r] *= factor[r];
     }
-    return __any_sync(0xFFFFFFFF, rescale);
+    return true;
+  }
+
+  // Replaces scores by probabilities, those from kBegin to kEnd.
+  template <int kBegin, int kEnd, int kScores>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kScores], float scale_log2) {
+    const float shift[2] = {maximum[0] == kNothing ? 0 : -maximum[0],
+                            maximum[1] == kNothing ? 0 : -maximum[1]};
+    float total[2] = {0, 0};
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) {
+      const int r = i % 4 / 2;
+      scores[i] = ptx::exp2_approximate(fmaf(scores[i], scale_log2, shift[r]));
+      total[r] += scores[i];
+    }
+    sum[0] += total[0];
+    sum[1] += total[1];
   }
 };
 

@@ -151,10 +151,11 @@ __device__ void consume(const AttentionCall& call, SplitForward<D>& shared, int 
       }
     }
     float factor[2];
-    if (softmax.add(scores, rule.factor, factor)) {
+    if (softmax.raise(scores, rule.factor, factor)) {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) output[i] *= factor[i % 4 / 2];
     }
+    softmax.exponentiate<0, 32>(scores, rule.factor);
     // O <- O + P V
     const SplitRegisters probabilities(scores);
     float sums[D / 2];

@@ -154,6 +154,28 @@ struct Half {
   static constexpr int kEnd = kBegin + Shape::kQueries / 2;
 };
 
+// A number of each query of a tile's half, those of a thread's columns. They are read before products are
+// issued that they would have to wait for: both go through one queue to shared memory.
+template <class Shape, int kHalf>
+struct Columns {
+  float number[Shape::kQueries / 8];
+
+  __device__ __forceinline__ explicit Columns(const float* first) {
+    first += Half<Shape, kHalf>::kBegin;
+#pragma unroll
+    for (int i = 0; i < Shape::kQueries / 8; i += 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(first + i * 4);
+      number[i] = pair.x;
+      number[i + 1] = pair.y;
+    }
+  }
+  // That of register i of the scores.
+  __device__ __forceinline__ float of(int i) const {
+    i -= Half<Shape, kHalf>::kBegin / 2;
+    return number[i / 4 * 2 + i % 2];
+  }
+};
+
 // dQ of 64 queries = dS K.
 template <class Shape>
 __device__ __forceinline__ void multiply_keys(float (&sums)[Shape::kHeadDim / 2],
@@ -214,13 +236,12 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                    std::uint32_t (&weights)[Shape::kQueries / 4],
                                                    const float (&scores)[Shape::kQueries / 2],
-                                                   const float* lse, float scale_log2, bool capped) {
+                                                   const Columns<Shape, kHalf>& lse, float scale_log2, bool capped) {
   using Element = typename Shape::Element;
 #pragma unroll
   for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
-    const float2 column = *reinterpret_cast<const float2*>(lse + i / 4 * 8);
-    const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -column.x));
-    const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -column.y));
+    const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(i)));
+    const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(i + 1)));
     probabilities[i / 2] = ptx::pack<Element>(p, q);
     weights[i / 2] = probabilities[i / 2];
     if (Shape::kGeneral && capped) {
@@ -244,14 +265,13 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradients)[Shape::kQueries / 4],
                                                      const std::uint32_t (&weights)[Shape::kQueries / 4],
                                                      const float (&gradients)[Shape::kQueries / 2],
-                                                     const float* delta) {
+                                                     const Columns<Shape, kHalf>& delta) {
   using Element = typename Shape::Element;
 #pragma unroll
   for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
-    const float2 column = *reinterpret_cast<const float2*>(delta + i / 4 * 8);
     const float2 p = ptx::unpack<Element>(weights[i / 2]);
     score_gradients[i / 2] =
-        ptx::pack<Element>(p.x * (gradients[i] - column.x), p.y * (gradients[i + 1] - column.y));
+        ptx::pack<Element>(p.x * (gradients[i] - delta.of(i)), p.y * (gradients[i + 1] - delta.of(i + 1)));
   }
 }
 
@@ -325,6 +345,8 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         float scores[Shape::kQueries / 2];
         float gradients[Shape::kQueries / 2];
         shared.query_ring.wait_full(at);
+        const float* lse = shared.lse[at.stage()] + first_column;
+        const Columns<Shape, 0> first_lse(lse);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         shared.gradient_ring.wait_full(at);
         if constexpr (Shape::kTile.value_in_registers) {
@@ -334,29 +356,30 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         }
         ptx::wgmma_wait<1>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
-        const float* lse = shared.lse[at.stage()] + first_column;
-        const float* delta = shared.delta[at.stage()] + first_column;
         const Element* query = shared.query[at.stage()];
         const Element* output_gradient = shared.output_gradient[at.stage()];
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
-        make_probabilities<Shape, 0>(probabilities, weights, scores, lse, scale_log2, capped);
+        make_probabilities<Shape, 0>(probabilities, weights, scores, first_lse, scale_log2, capped);
+        const float* delta = shared.delta[at.stage()] + first_column;
+        const Columns<Shape, 1> second_lse(lse);
+        const Columns<Shape, 0> first_delta(delta);
         multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
-        make_probabilities<Shape, 1>(probabilities, weights, scores, lse, scale_log2, capped);
+        make_probabilities<Shape, 1>(probabilities, weights, scores, second_lse, scale_log2, capped);
+        const Columns<Shape, 1> second_delta(delta);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
         ptx::wgmma_wait<1>(gradients);
         multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
 
         std::uint32_t score_gradients[Shape::kQueries / 4];
-        make_score_gradients<Shape, 0>(score_gradients, weights, gradients, delta);
-        multiply_columns<Shape, 0, 2>(key_sums, score_gradients, query);  // dK += dS^T Q
-        make_score_gradients<Shape, 1>(score_gradients, weights, gradients, delta);
+        make_score_gradients<Shape, 0>(score_gradients, weights, gradients, first_delta);
+        make_score_gradients<Shape, 1>(score_gradients, weights, gradients, second_delta);
         barriers.wait_read(at.stage());
         store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);
-        multiply_columns<Shape, 1, 2>(key_sums, score_gradients, query);
+        multiply_columns<Shape>(key_sums, score_gradients, query);  // dK += dS^T Q
         ptx::async_proxy_fence();
         barriers.pass_written(at.stage());
-        ptx::wgmma_wait<2>(value_sums);
+        ptx::wgmma_wait<1>(value_sums);
         shared.gradient_ring.release_warp(at);
         ptx::wgmma_wait<0>(key_sums);
         shared.query_ring.release_warp(at);

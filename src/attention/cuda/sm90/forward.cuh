@@ -4,6 +4,8 @@
 // own next scores.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/cuda/row_softmax.h"
 #include "attention/cuda/sm90/common.cuh"
 #include "attention/cuda/softmax.cuh"
@@ -278,6 +280,18 @@ __device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const Quer
   return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
 }
 
+// Key tiles that all rows of a consumer see whole: the same for its four warps, which have to multiply together.
+template <class Shape>
+__device__ __forceinline__ Range whole_key_tiles(const ForwardCall& call, const QueryTile& tile, int consumer) {
+  if constexpr (Shape::kGeneral) return Range{};  // lists hide any part
+  // Intervals rise with the query: the last one begins last, the first one ends first.
+  const int first = tile.first_place + min(consumer * 64, tile.places - 1);
+  const int last = tile.first_place + min(consumer * 64 + 63, tile.places - 1);
+  const int begin = call.seen.of(tile.batch, tile.head, last).begin - tile.first_key;
+  const int end = call.seen.of(tile.batch, tile.head, first).end - tile.first_key;
+  return Range{(max(begin, 0) + Shape::kKeys - 1) / Shape::kKeys, max(end, 0) / Shape::kKeys};
+}
+
 // Keys that a thread's row r of two sees, counted from the first key of the tile's first. Rows past the end
 // see what the last one sees.
 template <class Call>
@@ -356,10 +370,11 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       ptx::wgmma_wait<0>(scores);
       shared.key_ring.pass_warp(key_at);
       shape_scores<Shape>(scores, call, tile, key_entry<Shape>(call, tile, n), seen, every, row_in_block);
-      softmax.add(scores, scale_log2, factor);
+      softmax.raise(scores, scale_log2, factor);
+      softmax.template exponentiate<0, Shape::kKeys / 2>(scores, scale_log2);
       pack_pairs<Element>(probabilities, scores);
 
-      for (--n; n >= 0; --n) {
+      const auto add_keys = [&](auto seen_whole) {
         const int entry = key_entry<Shape>(call, tile, n);
         shared.key_ring.wait_full(key_at);
         issue.wait();
@@ -369,17 +384,29 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         issue.pass();
         ptx::wgmma_wait<1>(scores);
         shared.key_ring.pass_warp(key_at);
-        shape_scores<Shape>(scores, call, tile, entry, seen, every, row_in_block);
-        const bool rescale = softmax.add(scores, scale_log2, factor);
+        if constexpr (!decltype(seen_whole)::value) {
+          shape_scores<Shape>(scores, call, tile, entry, seen, every, row_in_block);
+        }
+        const bool rescale = softmax.raise(scores, scale_log2, factor);
+        // O is waited for after a quarter: from then on probabilities are packed between exponentials.
+        softmax.template exponentiate<0, Shape::kKeys / 8>(scores, scale_log2);
         ptx::finish_first((__float_as_uint(softmax.sum[0]) | __float_as_uint(softmax.sum[1])) >> 31,
                           &shared.never_written);
         ptx::wgmma_wait<0>(output);
         shared.value_ring.pass_warp(value_at);
+        softmax.template exponentiate<Shape::kKeys / 8, Shape::kKeys / 2>(scores, scale_log2);
         pack_pairs<Element>(probabilities, scores);
         if (rescale) {
 #pragma unroll
           for (int i = 0; i < Shape::kHeadDim / 2; ++i) output[i] *= factor[i % 4 / 2];
         }
+      };
+      const Range whole = whole_key_tiles<Shape>(call, tile, consumer);
+      --n;
+      for (; n >= whole.end; --n) add_keys(std::false_type{});
+      if constexpr (!Shape::kGeneral) {
+        for (; n >= whole.begin; --n) add_keys(std::true_type{});
+        for (; n >= 0; --n) add_keys(std::false_type{});
       }
 
       shared.query_ring.pass_warp(query_at);
