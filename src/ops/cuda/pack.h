@@ -97,6 +97,13 @@ struct Pack {
     }
   }
 
+  // Between two uses: what was widened for the first is made again for the second. A compiler that sees the
+  // same words in both keeps it, in twice the registers.
+  __device__ __forceinline__ void stay_narrow() {
+#pragma unroll
+    for (std::uint32_t& word : words) asm volatile("" : "+r"(word));
+  }
+
   static __device__ __forceinline__ Pack of(const float* values) {
     Pack pack;
 #pragma unroll

@@ -73,14 +73,9 @@ struct Share {
   struct Raw {
     StoredEight<kType> eights[kVectors] = {};
 
-    // Between two uses: what was widened for the first is made again for the second. A compiler that sees the
-    // same words in both keeps it, in twice the registers.
     __device__ __forceinline__ void stay_narrow() {
 #pragma unroll
-      for (StoredEight<kType>& eight : eights) {
-#pragma unroll
-        for (std::uint32_t& word : eight.words) asm volatile("" : "+r"(word));
-      }
+      for (StoredEight<kType>& eight : eights) eight.stay_narrow();
     }
   };
   template <DType kType>
