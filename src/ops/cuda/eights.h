@@ -82,6 +82,10 @@ struct RowsOf {
     return data + place.outer * outer_stride + place.inner * inner_stride;
   }
   __device__ __forceinline__ Stored<kType>* row(std::int64_t i) const { return at(place(i)); }
+  // Of views whose rank is known to be 2 or less.
+  __device__ __forceinline__ Stored<kType>* at(std::int64_t outer) const {
+    return data + outer * outer_stride;
+  }
 };
 
 // The rows of a view of rank 1 to 3; a dense one may be walked as a single row.
@@ -190,9 +194,10 @@ constexpr std::int64_t sum_block_bytes(int threads) {
   return threads * static_cast<std::int64_t>(sizeof(double));
 }
 
-// Enough blocks to fill the chip several times over; their loops take the rest.
+// Enough blocks to fill the chip ten times over, so that the last ones, which do not fill it, are few beside
+// all; their loops take the rest.
 inline std::int64_t blocks_for(std::int64_t items, const Stream& stream) {
-  return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 16);
+  return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 64);
 }
 
 // op.aligned(): whether all its rows are.
