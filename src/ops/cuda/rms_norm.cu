@@ -58,8 +58,8 @@ constexpr std::int64_t sum_threads_bytes(int count) {
   return 2 * kMostWarps * count * kFloat;
 }
 
-// A thread's share of a row: kVectors times eight neighbours, a block's width apart. kWhole: rows are aligned
-// and end with an eight.
+// A thread's share of a row: kVectors times eight neighbours, a block's width apart. kWhole: rows are
+// aligned, end with an eight and lie at one distance from each other.
 template <int kVectors, bool kWhole>
 struct Share {
   int threads;
@@ -124,13 +124,24 @@ struct NormCall {
   float* parts = nullptr;   // [blocks, dim], of the gradient of the weight
   std::int64_t blocks = 0;  // each has every so many-th group of rows
   int threads = 0;
+
+  // Whether kernels that are compiled for whole rows can be launched.
+  [[nodiscard]] bool whole(bool weight_aligned) const {
+    return x.aligned && y.aligned && (gradient.data == nullptr || gradient.aligned) && weight_aligned &&
+           dim % kEight == 0 && x.inner == 1;
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ RowPlace place(std::int64_t row) const {
+    return kWhole ? RowPlace{row, 0} : x.place(row);
+  }
 };
 
 // A block has one row: those that wait for theirs, ten and more on a multiprocessor, keep memory busy.
 template <bool kWhole, DType kType, DType kWeight>
 __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, kWeight> call) {
   const Share<kForwardVectors, kWhole> share{call.threads, static_cast<int>(call.dim)};
-  auto x = share.template load<kType>(call.x.row(blockIdx.x));
+  const RowPlace place = call.template place<kWhole>(blockIdx.x);
+  auto x = share.template load<kType>(call.x.at(place));
   float squares[] = {0};
 #pragma unroll
   for (int v = 0; v < kForwardVectors; ++v) {
@@ -141,7 +152,7 @@ __global__ void __launch_bounds__(kMostThreads) rms_norm_kernel(NormCall<kType, 
   x.stay_narrow();
   const float rstd = 1.0F / sqrtf(squares[0] * call.part_of_row + call.epsilon);
   if (threadIdx.x == 0) call.rstd[blockIdx.x] = rstd;
-  Stored<kType>* const to = call.y.row(blockIdx.x);
+  Stored<kType>* const to = call.y.at(place);
 #pragma unroll
   for (int v = 0; v < kForwardVectors; ++v) {
     const auto weight = share.template load_one<kWeight>(call.weight, v);
@@ -168,7 +179,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   Row rows[kRows];
   const auto load = [&](Row& to, std::int64_t row) {
     if (row >= call.rows) return;
-    const RowPlace place = call.x.place(row);
+    const RowPlace place = call.template place<kWhole>(row);
     to.x = share.template load<kType>(call.x.at(place));
     to.gradient = share.template load<kType>(call.y.at(place));
     if (call.add) to.before = share.template load<kType>(call.gradient.at(place));
@@ -177,8 +188,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) load(rows[r], first + r);
-  auto weight = share.template load<kWeight>(call.weight);
   for (int turn = 0; first < call.rows; ++turn) {
+    // The weight is in L1 and is read when it is used: sums and rows leave it no registers.
+    auto weight = share.template load<kWeight>(call.weight);
     float dots[kRows] = {};  // g x
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -192,7 +204,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
     }
     sum_threads(dots, call.threads, turn);
-    weight.stay_narrow();
+    weight = share.template load<kWeight>(call.weight);
 #pragma unroll
     for (Row& row : rows) {
       row.x.stay_narrow();
@@ -202,7 +214,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (first + r >= call.rows) break;
-      Stored<kType>* const to = call.gradient.row(first + r);
+      Stored<kType>* const to = call.gradient.at(call.template place<kWhole>(first + r));
       const float rstd = rows[r].rstd;
       const float mean = dots[r] * rstd * call.part_of_row;
 #pragma unroll
@@ -285,7 +297,7 @@ void rms_norm_forward(const RmsNormForward& views, float epsilon, const Stream& 
                                         .part_of_row = 1.0F / static_cast<float>(dim),
                                         .epsilon = epsilon,
                                         .threads = threads_for(dim, kForwardVectors)};
-    const bool whole = call.x.aligned && call.y.aligned && weight.aligned && dim % kEight == 0;
+    const bool whole = call.whole(weight.aligned);
     launch("rms_norm_kernel",
            whole ? rms_norm_kernel<true, kType, kWeight> : rms_norm_kernel<false, kType, kWeight>, call.rows,
            call.threads, sum_threads_bytes(1), stream, call);
@@ -310,8 +322,7 @@ void rms_norm_backward(const RmsNormBackward& views, Store x_gradient, const Ten
                                   .part_of_row = 1.0F / static_cast<float>(dim),
                                   .add = x_gradient == Store::add,
                                   .parts = parts};
-    const bool whole =
-        call.x.aligned && call.y.aligned && call.gradient.aligned && weight.aligned && dim % kEight == 0;
+    const bool whole = call.whole(weight.aligned);
     with_shape(dim, [&]<class Shape>() {
       call.threads = threads_for(dim, Shape::kVectors);
       // All at once: a block that waits for another to end would begin late with its many rows.
