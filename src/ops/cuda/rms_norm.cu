@@ -55,7 +55,7 @@ __device__ __forceinline__ void sum_threads(float (&values)[kCount], int threads
   }
 }
 constexpr std::int64_t sum_threads_bytes(int count) {
-  return 2 * kMostWarps * count * kFloat;
+  return kFloat * 2 * kMostWarps * count;
 }
 
 // A thread's share of a row: kVectors times eight neighbours, a block's width apart. kWhole: rows are
