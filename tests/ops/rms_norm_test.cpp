@@ -123,6 +123,25 @@ TEST_P(RmsNorm, WithinThePlainLoop) {
   }
 }
 
+// Hidden sizes of models, those between what GPUs have kernels for, and the longest row. Three groups of rows
+// and a part of one for each block of backward.
+TEST_P(RmsNorm, LongRows) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t dim : {72, 896, 2560, 3072, 3080, 4096, 5120, 8192, 16384, 16392, 32768}) {
+      const Sizes sizes{dim <= 3072 ? 91 : 11, dim};
+      const Inputs inputs = random_inputs(sizes, dtype, dtype);
+      const Results exact = plain<double>(sizes, inputs, true);
+      const Results loop = plain<float>(sizes, inputs, true);
+      const Results actual = run(sizes, inputs, dtype, dtype, true, 2, 8);
+      const std::string what = fmt::format("{} dim {}", name(dtype), dim);
+      expect_close(actual.y, loop.y, exact.y, 2, dtype, what + " y");
+      expect_close(actual.rstd, loop.rstd, exact.rstd, 2, DType::f32, what + " rstd");
+      expect_close(actual.dx, loop.dx, exact.dx, 3, dtype, what + " dx");
+      expect_close(actual.dweight, loop.dweight, exact.dweight, 3, DType::f32, what + " dweight");
+    }
+  }
+}
+
 TEST_P(RmsNorm, ReferenceAgreesWithFiniteDifferences) {
   const Sizes sizes{3, 5};
   Inputs inputs = random_inputs(sizes, DType::f64, DType::f64);

@@ -21,7 +21,17 @@ __device__ __forceinline__ void prefetch_line(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// Neighbours, as one access. From compute capability 9.0.
+// Neighbours, as one access: of an assignment to a uint4 the compiler may make four.
+__device__ __forceinline__ void store_two(void* to, std::uint32_t a, std::uint32_t b) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_four(void* to, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                           std::uint32_t d) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// Sums of neighbours, as one access. From compute capability 9.0.
 __device__ __forceinline__ void add_two(float* to, float a, float b) {
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
 }

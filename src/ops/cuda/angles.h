@@ -53,16 +53,20 @@ struct Rotation {
   bool backward;  // by the negative angle
 };
 
+__device__ __forceinline__ Angle turn_of(const Rotation& rotation, std::int64_t token, int pair) {
+  Angle angle =
+      angle_of(rotation.positions[token], rotation.frequencies.inverse[pair], rotation.frequencies.magnitude);
+  if (rotation.backward) angle.sine = -angle.sine;
+  return angle;
+}
+
 // angles [count, half] <- of the tokens from `first` on; by all of a block's threads, who wait for each other
 // before they read.
 __device__ __forceinline__ void make_angles(const Rotation& rotation, std::int64_t first, int count,
                                             int threads, Angle* angles) {
   const int half = rotation.frequencies.half;
   for (int i = static_cast<int>(threadIdx.x); i < count * half; i += threads) {
-    Angle angle = angle_of(rotation.positions[first + i / half], rotation.frequencies.inverse[i % half],
-                           rotation.frequencies.magnitude);
-    if (rotation.backward) angle.sine = -angle.sine;
-    angles[i] = angle;
+    angles[i] = turn_of(rotation, first + i / half, i % half);
   }
 }
 

@@ -50,6 +50,19 @@ struct Eight {
 template <DType kType>
 using StoredEight = Pack<kType, kEight>;
 
+// What two lengths divide into; most fit 32 bits, where a division is a fifth of the work.
+__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if ((static_cast<std::uint64_t>(a) | static_cast<std::uint64_t>(b)) >> 32 == 0) {
+    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  }
+  return a / b;
+}
+
+struct RowPlace {
+  std::int64_t outer;
+  std::int64_t inner;
+};
+
 // Rows with unit stride inside: [outer, inner, dim].
 template <DType kType>
 struct RowsOf {
@@ -59,8 +72,19 @@ struct RowsOf {
   std::int64_t inner = 1;  // rows per outer one
   bool aligned = false;    // every row, to sixteen bytes
 
-  __device__ __forceinline__ Stored<kType>* row(std::int64_t i) const {
-    return data + (inner == 1 ? i * outer_stride : i / inner * outer_stride + i % inner * inner_stride);
+  // The same for all tensors of one shape.
+  __device__ __forceinline__ RowPlace place(std::int64_t i) const {
+    if (inner == 1) return {i, 0};
+    const std::int64_t outer = quotient(i, inner);
+    return {outer, i - outer * inner};
+  }
+  __device__ __forceinline__ Stored<kType>* at(const RowPlace& place) const {
+    return data + place.outer * outer_stride + place.inner * inner_stride;
+  }
+  __device__ __forceinline__ Stored<kType>* row(std::int64_t i) const { return at(place(i)); }
+  // Of views whose rank is known to be 2 or less.
+  __device__ __forceinline__ Stored<kType>* at(std::int64_t outer) const {
+    return data + outer * outer_stride;
   }
 };
 
@@ -138,14 +162,6 @@ __device__ __forceinline__ void store_bits(Stored<kType>* to, std::int64_t count
   }
 }
 
-// What two lengths divide into; most fit 32 bits, where a division is a fifth of the work.
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  if ((static_cast<std::uint64_t>(a) | static_cast<std::uint64_t>(b)) >> 32 == 0) {
-    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  }
-  return a / b;
-}
-
 // op(row, first column, columns from there) for every eight of [rows, dim].
 template <bool kWhole, class Op>
 __global__ void __launch_bounds__(kThreads)
@@ -178,9 +194,10 @@ constexpr std::int64_t sum_block_bytes(int threads) {
   return threads * static_cast<std::int64_t>(sizeof(double));
 }
 
-// Enough blocks to fill the chip several times over; their loops take the rest.
+// Enough blocks to fill the chip ten times over, so that the last ones, which do not fill it, are few beside
+// all; their loops take the rest.
 inline std::int64_t blocks_for(std::int64_t items, const Stream& stream) {
-  return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 16);
+  return std::min(divide_up(items, kThreads), std::int64_t{stream.device->cores} * 64);
 }
 
 // op.aligned(): whether all its rows are.

@@ -28,11 +28,11 @@ struct Add {
   [[nodiscard]] bool aligned() const { return a.aligned && b.aligned && y.aligned; }
   template <class Count>
   __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
-    Eight sum = load_eight<kType>(a.row(row) + column, count, a.aligned);
-    const Eight other = load_eight<kType>(b.row(row) + column, count, b.aligned);
+    Eight sum = load_eight<kType>(a.at(row) + column, count, a.aligned);
+    const Eight other = load_eight<kType>(b.at(row) + column, count, b.aligned);
 #pragma unroll
     for (int i = 0; i < kEight; ++i) sum.at[i] += other.at[i];
-    store_eight<kType>(y.row(row) + column, count, y.aligned, sum);
+    store_eight<kType>(y.at(row) + column, count, y.aligned, sum);
   }
 };
 
@@ -46,7 +46,7 @@ struct Fill {
     Eight values;
 #pragma unroll
     for (int i = 0; i < kEight; ++i) values.at[i] = value;
-    store_eight<kType>(to.row(row) + column, count, to.aligned, values);
+    store_eight<kType>(to.at(row) + column, count, to.aligned, values);
   }
 };
 
@@ -57,8 +57,8 @@ struct Convert {
   [[nodiscard]] bool aligned() const { return from.aligned && to.aligned; }
   template <class Count>
   __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
-    store_eight<kTo>(to.row(row) + column, count, to.aligned,
-                     load_eight<kFrom>(from.row(row) + column, count, from.aligned));
+    store_eight<kTo>(to.at(row) + column, count, to.aligned,
+                     load_eight<kFrom>(from.at(row) + column, count, from.aligned));
   }
 };
 
@@ -74,11 +74,11 @@ struct SwigluForwardOp {
   [[nodiscard]] bool aligned() const { return gate.aligned && up.aligned && act.aligned; }
   template <class Count>
   __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
-    Eight g = load_eight<kType>(gate.row(row) + column, count, gate.aligned);
-    const Eight u = load_eight<kType>(up.row(row) + column, count, up.aligned);
+    Eight g = load_eight<kType>(gate.at(row) + column, count, gate.aligned);
+    const Eight u = load_eight<kType>(up.at(row) + column, count, up.aligned);
 #pragma unroll
     for (int i = 0; i < kEight; ++i) g.at[i] = g.at[i] * sigmoid(g.at[i]) * u.at[i];
-    store_eight<kType>(act.row(row) + column, count, act.aligned, g);
+    store_eight<kType>(act.at(row) + column, count, act.aligned, g);
   }
 };
 
@@ -93,9 +93,9 @@ struct SwigluBackwardOp {
   }
   template <class Count>
   __device__ void operator()(std::int64_t row, std::int64_t column, Count count) const {
-    Eight g = load_eight<kType>(gate.row(row) + column, count, gate.aligned);
-    Eight u = load_eight<kType>(up.row(row) + column, count, up.aligned);
-    Eight d = load_eight<kType>(act_gradient.row(row) + column, count, act_gradient.aligned);
+    Eight g = load_eight<kType>(gate.at(row) + column, count, gate.aligned);
+    Eight u = load_eight<kType>(up.at(row) + column, count, up.aligned);
+    Eight d = load_eight<kType>(act_gradient.at(row) + column, count, act_gradient.aligned);
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
       const float s = sigmoid(g.at[i]);
@@ -105,9 +105,9 @@ struct SwigluBackwardOp {
       u.at[i] = dup;
       d.at[i] = made;
     }
-    if (act.data != nullptr) store_eight<kType>(act.row(row) + column, count, act.aligned, d);
-    store_eight<kType>(gate_gradient.row(row) + column, count, gate_gradient.aligned, g);
-    store_eight<kType>(up_gradient.row(row) + column, count, up_gradient.aligned, u);
+    if (act.data != nullptr) store_eight<kType>(act.at(row) + column, count, act.aligned, d);
+    store_eight<kType>(gate_gradient.at(row) + column, count, gate_gradient.aligned, g);
+    store_eight<kType>(up_gradient.at(row) + column, count, up_gradient.aligned, u);
   }
 };
 

@@ -1,5 +1,6 @@
-// Heads of queries and keys: RMS normalisation and rotation in one pass. 8, 16 or 32 lanes of a warp share a
-// head; a lane holds four neighbours of its left half and the four that turn with them.
+// Heads of queries and keys: RMS normalisation and rotation in one pass. A group of 4, 8, 16 or 32 lanes of a
+// warp has a token and goes through its heads, whose angles are the same; a lane has neighbours of the left
+// half of a head, eight or four, and those that turn with them.
 #include "ops/cuda/angles.h"
 #include "ops/cuda/eights.h"
 #include "ops/cuda/ops.h"
@@ -8,13 +9,9 @@
 namespace headroom::cuda {
 namespace {
 
-constexpr int kHeadTokens = 16;  // whose angles a block makes at a time
-constexpr int kHeadBlocks = 3;   // of backward, on an SM at once
-constexpr int kFour = 4;
+constexpr int kHeadBlocks = 2;  // on an SM at once: 128 registers a thread
 static_assert(kHeadBlocks <= kMostParts);
-
-template <DType kType>
-using StoredFour = Pack<kType, kFour>;
+constexpr std::int64_t kBusyLanes = 384;  // of an SM; with fewer, groups divide a token's heads
 
 // Heads with unit stride inside: [tokens, heads, 2 * half].
 template <DType kType>
@@ -31,41 +28,51 @@ struct Heads {
   }
 };
 
-// A lane's share of a head, as it is stored.
-template <DType kType>
+// A lane's share of a head.
+template <int kSide>
+struct Wide {
+  float left[kSide];
+  float right[kSide];
+};
+// As it is stored.
+template <DType kType, int kSide>
 struct Halves {
-  StoredFour<kType> left;
-  StoredFour<kType> right;
+  Pack<kType, kSide> left;
+  Pack<kType, kSide> right;
 
-  __device__ __forceinline__ Eight wide() const {
-    Eight values;
+  static __device__ __forceinline__ Halves load(const Stored<kType>* head, int half) {
+    return {Pack<kType, kSide>::load(head), Pack<kType, kSide>::load(head + half)};
+  }
+  __device__ __forceinline__ void stay_narrow() {
+    left.stay_narrow();
+    right.stay_narrow();
+  }
+  __device__ __forceinline__ Wide<kSide> wide() const {
+    Wide<kSide> values;
 #pragma unroll
-    for (int i = 0; i < kFour; ++i) {
-      values.at[i] = left.wide(i);
-      values.at[kFour + i] = right.wide(i);
+    for (int i = 0; i < kSide; ++i) {
+      values.left[i] = left.wide(i);
+      values.right[i] = right.wide(i);
     }
     return values;
   }
 };
-template <DType kType>
-__device__ __forceinline__ Halves<kType> load_halves(const Stored<kType>* head, int half) {
-  return {StoredFour<kType>::load(head), StoredFour<kType>::load(head + half)};
-}
 
-template <DType kType>
-__device__ __forceinline__ void store_halves(Stored<kType>* head, int half, const Eight& values) {
-  StoredFour<kType>::of(values.at).store(head);
-  StoredFour<kType>::of(values.at + kFour).store(head + half);
+template <DType kType, int kSide>
+__device__ __forceinline__ void store_halves(Stored<kType>* head, int half, const Wide<kSide>& values) {
+  Pack<kType, kSide>::of(values.left).store(head);
+  Pack<kType, kSide>::of(values.right).store(head + half);
 }
 
 // (a, b) <- (a cos - b sin, b cos + a sin)
-__device__ __forceinline__ void rotate(Eight& values, const Angle* angles) {
+template <int kSide>
+__device__ __forceinline__ void rotate(Wide<kSide>& values, const Angle (&angles)[kSide]) {
 #pragma unroll
-  for (int i = 0; i < kFour; ++i) {
-    const float a = values.at[i];
-    const float b = values.at[kFour + i];
-    values.at[i] = a * angles[i].cosine - b * angles[i].sine;
-    values.at[kFour + i] = b * angles[i].cosine + a * angles[i].sine;
+  for (int i = 0; i < kSide; ++i) {
+    const float a = values.left[i];
+    const float b = values.right[i];
+    values.left[i] = a * angles[i].cosine - b * angles[i].sine;
+    values.right[i] = b * angles[i].cosine + a * angles[i].sine;
   }
 }
 
@@ -85,142 +92,155 @@ struct HeadsCall {
   float* rstd = nullptr;  // [tokens, heads]
   std::int64_t tokens = 0;
   int heads = 0;
+  float part_of_head = 0;  // 1 / (2 * half)
   float epsilon = 0;
   bool add = false;  // to the gradient of x
   Rotation rotation{};
   float* parts = nullptr;   // [blocks, 2 * half], of the gradient of the weight
-  std::int64_t blocks = 0;  // that divide the tokens
+  std::int64_t blocks = 0;  // each has every so many-th of the tokens
+  int groups = 1;           // that divide a token's heads
 };
 
-// One of the heads of a block's tokens; an absent one is the first again.
 struct HeadPlace {
   std::int64_t token;
   int head;
-  std::int64_t row;  // among all heads
-  int turn;          // its token, among the block's
-  bool there;        // with elements for this lane
+  bool there;  // with elements for this lane
 };
 
-// load(place), and then body(place, what was loaded, angles), for the heads of up to kHeadTokens tokens from
-// `first` on: as often for every lane. The next head is on its way while one is computed.
-template <int kLanes, class Call, class Load, class Body>
-__device__ __forceinline__ void for_heads(const Call& call, std::int64_t first, std::int64_t end,
-                                          Angle* angles, const Load& load, const Body& body) {
+// load(place), and then body(place, what was loaded, angles), for all heads of a block's tokens: as often for
+// every lane. kAhead heads are on their way while one is computed.
+template <int kLanes, int kSide, int kAhead, class Call, class Load, class Body>
+__device__ __forceinline__ void for_heads(const Call& call, const Load& load, const Body& body) {
   constexpr int kGroups = kThreads / kLanes;
-  const int half = call.rotation.frequencies.half;
-  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
-  const auto tokens = static_cast<int>(end - first < kHeadTokens ? end - first : kHeadTokens);
-  const auto place_of = [&](int i) {
-    const bool there = i < tokens * call.heads;
-    const int turn = there ? i / call.heads : 0;
-    const int head = there ? i - turn * call.heads : 0;
-    return HeadPlace{first + turn, head, (first + turn) * call.heads + head, turn, there && column < half};
-  };
-  const int group = static_cast<int>(threadIdx.x) / kLanes;
-  HeadPlace place = place_of(group);
-  auto loaded = load(place);
-  make_angles(call.rotation, first, tokens, kThreads, angles);
-  __syncthreads();
-  for (int i = group; i - group < tokens * call.heads; i += kGroups) {
-    const HeadPlace next = place_of(i + kGroups);
-    const auto ahead = load(next);
-    body(place, loaded, angles + place.turn * half + column);
-    place = next;
-    loaded = ahead;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kSide;
+  const int turns = (call.heads + call.groups - 1) / call.groups;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kGroups;
+       first < call.tokens * call.groups; first += call.blocks * kGroups) {
+    const std::int64_t group = first + threadIdx.x / kLanes;
+    const bool there = group < call.tokens * call.groups && column < call.rotation.frequencies.half;
+    const std::int64_t token = there ? quotient(group, call.groups) : 0;
+    const auto place_of = [&](int turn) {
+      const int head = static_cast<int>(group - token * call.groups) + turn * call.groups;
+      return HeadPlace{token, head, there && head < call.heads};
+    };
+    decltype(load(HeadPlace{})) ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i] = load(place_of(i));
+    __syncwarp();  // loads are under way before the angles are begun
+    Angle angles[kSide];
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) angles[i] = turn_of(call.rotation, token, column + i);
+    for (int turn = 0; turn < turns; turn += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (turn + i >= turns) break;
+        const auto loaded = ahead[i];
+        ahead[i] = load(place_of(turn + i + kAhead));
+        body(place_of(turn + i), loaded, angles);
+      }
+    }
   }
 }
 
 // y <- rope(norm(x)), or without the norm
-template <int kLanes, bool kNorm, DType kType, DType kWeight>
-__global__ void __launch_bounds__(kThreads) heads_kernel(HeadsCall<kType, kWeight> call) {
-  auto* angles = reinterpret_cast<Angle*>(shared_memory);
+template <int kLanes, int kSide, bool kNorm, DType kType, DType kWeight>
+__global__ void __launch_bounds__(kThreads, kHeadBlocks) heads_kernel(HeadsCall<kType, kWeight> call) {
+  constexpr int kAhead = 2;
+  using Loaded = Halves<kType, kSide>;
   const int half = call.rotation.frequencies.half;
-  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
-  Eight weight{};
-  if (kNorm && column < half) weight = load_halves<kWeight>(call.weight + column, half).wide();
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kSide;
+  Wide<kSide> weight{};
+  if (kNorm && column < half) weight = Halves<kWeight, kSide>::load(call.weight + column, half).wide();
   const auto load = [&](const HeadPlace& place) {
-    return place.there ? load_halves<kType>(call.x.at(place.token, place.head) + column, half)
-                       : Halves<kType>{};
+    return place.there ? Loaded::load(call.x.at(place.token, place.head) + column, half) : Loaded{};
   };
-  const auto body = [&](const HeadPlace& place, const Halves<kType>& x, const Angle* turns) {
-    Eight values = x.wide();
+  const auto body = [&](const HeadPlace& place, const Loaded& x, const Angle(&angles)[kSide]) {
+    Wide<kSide> values = x.wide();
     if constexpr (kNorm) {
       float squares = 0;
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) squares += values.at[j] * values.at[j];
-      const float mean = sum_lanes<kLanes>(squares) / static_cast<float>(2 * half);
-      const float rstd = 1.0F / sqrtf(mean + call.epsilon);
+      for (int j = 0; j < kSide; ++j) {
+        squares += values.left[j] * values.left[j];
+        squares += values.right[j] * values.right[j];
+      }
+      const float rstd = 1.0F / sqrtf(sum_lanes<kLanes>(squares) * call.part_of_head + call.epsilon);
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) values.at[j] = values.at[j] * rstd * weight.at[j];
-      if (place.there && column == 0) call.rstd[place.row] = rstd;
+      for (int j = 0; j < kSide; ++j) {
+        values.left[j] = values.left[j] * rstd * weight.left[j];
+        values.right[j] = values.right[j] * rstd * weight.right[j];
+      }
+      if (place.there && column == 0) call.rstd[place.token * call.heads + place.head] = rstd;
     }
     if (!place.there) return;
-    rotate(values, turns);
+    rotate(values, angles);
     store_halves<kType>(call.y.at(place.token, place.head) + column, half, values);
   };
-  for_heads<kLanes>(call, static_cast<std::int64_t>(blockIdx.x) * kHeadTokens, call.tokens, angles, load,
-                    body);
+  for_heads<kLanes, kSide, kAhead>(call, load, body);
 }
 
 // The gradient of x, from that of y turned back; parts <- each block's sum of what is the weight's.
-template <int kLanes, DType kType, DType kWeight>
+template <int kLanes, int kSide, DType kType, DType kWeight>
 __global__ void __launch_bounds__(kThreads, kHeadBlocks)
     heads_backward_kernel(HeadsCall<kType, kWeight> call) {
   constexpr int kGroups = kThreads / kLanes;
-  auto* angles = reinterpret_cast<Angle*>(shared_memory);
+  constexpr int kAhead = 1;
   const int half = call.rotation.frequencies.half;
-  const int group = static_cast<int>(threadIdx.x) / kLanes;
-  const int column = static_cast<int>(threadIdx.x) % kLanes * kFour;
-  Eight weight{};
-  if (column < half) weight = load_halves<kWeight>(call.weight + column, half).wide();
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kSide;
+  Halves<kWeight, kSide> weight{};
+  if (column < half) weight = Halves<kWeight, kSide>::load(call.weight + column, half);
   struct Loaded {
-    Halves<kType> x;
-    Halves<kType> gradient;
+    Halves<kType, kSide> x;
+    Halves<kType, kSide> gradient;
     float rstd;
   };
   const auto load = [&](const HeadPlace& place) {
     Loaded loaded{};
     if (place.there) {
-      loaded.x = load_halves<kType>(call.x.at(place.token, place.head) + column, half);
-      loaded.gradient = load_halves<kType>(call.y.at(place.token, place.head) + column, half);
-      loaded.rstd = call.rstd[place.row];
+      loaded.x = Halves<kType, kSide>::load(call.x.at(place.token, place.head) + column, half);
+      loaded.gradient = Halves<kType, kSide>::load(call.y.at(place.token, place.head) + column, half);
+      loaded.rstd = call.rstd[place.token * call.heads + place.head];
     }
     return loaded;
   };
-  Eight sums{};
-  const auto body = [&](const HeadPlace& place, const Loaded& loaded, const Angle* turns) {
-    Eight h = loaded.x.wide();
-    Eight gradient = loaded.gradient.wide();
-    if (place.there) rotate(gradient, turns);
+  Wide<kSide> sums{};
+  const auto body = [&](const HeadPlace& place, const Loaded& loaded, const Angle(&angles)[kSide]) {
+    Wide<kSide> h = loaded.x.wide();
+    Wide<kSide> gradient = loaded.gradient.wide();
+    rotate(gradient, angles);
+    weight.stay_narrow();
     float dot = 0;
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      h.at[j] *= loaded.rstd;
-      dot += gradient.at[j] * weight.at[j] * h.at[j];
+    for (int j = 0; j < kSide; ++j) {
+      h.left[j] *= loaded.rstd;
+      h.right[j] *= loaded.rstd;
+      dot += gradient.left[j] * weight.left.wide(j) * h.left[j];
+      dot += gradient.right[j] * weight.right.wide(j) * h.right[j];
     }
-    const float mean = sum_lanes<kLanes>(dot) / static_cast<float>(2 * half);
+    const float mean = sum_lanes<kLanes>(dot) * call.part_of_head;
     if (!place.there) return;
     Stored<kType>* to = call.gradient.at(place.token, place.head) + column;
-    Eight result{};
-    if (call.add) result = load_halves<kType>(to, half).wide();
+    Halves<kType, kSide> before{};
+    if (call.add) before = Halves<kType, kSide>::load(to, half);
+    weight.stay_narrow();
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      sums.at[j] += gradient.at[j] * h.at[j];
-      result.at[j] += loaded.rstd * (gradient.at[j] * weight.at[j] - h.at[j] * mean);
+    for (int j = 0; j < kSide; ++j) {
+      sums.left[j] += gradient.left[j] * h.left[j];
+      sums.right[j] += gradient.right[j] * h.right[j];
+      gradient.left[j] =
+          before.left.wide(j) + loaded.rstd * (gradient.left[j] * weight.left.wide(j) - h.left[j] * mean);
+      gradient.right[j] =
+          before.right.wide(j) + loaded.rstd * (gradient.right[j] * weight.right.wide(j) - h.right[j] * mean);
     }
-    store_halves<kType>(to, half, result);
+    store_halves<kType>(to, half, gradient);
   };
-  // Blocks have the same number of tokens, or one more.
-  const std::int64_t end = call.tokens * (blockIdx.x + 1) / call.blocks;
-  for (std::int64_t first = call.tokens * blockIdx.x / call.blocks; first < end; first += kHeadTokens) {
-    for_heads<kLanes>(call, first, end, angles, load, body);
-    __syncthreads();  // everybody has read the angles
-  }
+  for_heads<kLanes, kSide, kAhead>(call, load, body);
   auto* shared = reinterpret_cast<float*>(shared_memory);  // [groups, 2 * half]
   if (column < half) {
+    float* const mine = shared + threadIdx.x / kLanes * 2 * half + column;
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      shared[group * 2 * half + column + j % kFour + j / kFour * half] = sums.at[j];
+    for (int j = 0; j < kSide; ++j) {
+      mine[j] = sums.left[j];
+      mine[half + j] = sums.right[j];
     }
   }
   __syncthreads();
@@ -231,23 +251,28 @@ __global__ void __launch_bounds__(kThreads, kHeadBlocks)
   }
 }
 
-// body.operator()<lanes>() for heads of so many elements
+// Whether lanes can load `side` neighbours at a time.
+bool in_sides(int side, const RopeFrequencies& frequencies, std::initializer_list<TensorView> views) {
+  const auto aligned = [&](const TensorView& view) {
+    const std::int64_t bytes = std::min<std::int64_t>(16, side * size_bytes(view.dtype()));
+    bool whole = reinterpret_cast<std::uintptr_t>(view.raw()) % static_cast<std::uintptr_t>(bytes) == 0;
+    for (int i = 0; i + 1 < view.rank(); ++i) {
+      whole = whole && view.stride(i) * size_bytes(view.dtype()) % bytes == 0;
+    }
+    return whole;
+  };
+  return frequencies.half % side == 0 && std::ranges::all_of(views, aligned);
+}
+constexpr int kShortSide = 4;
+
+// body.operator()<lanes, side>() for heads of these views, which lie in short sides at least
 template <class Body>
-void with_lanes(int half, const Body& body) {
-  if (half <= 8 * kFour) return body.template operator()<8>();
-  if (half <= 16 * kFour) return body.template operator()<16>();
-  return body.template operator()<kWarp>();
-}
-
-bool aligned(const TensorView& view) {
-  const std::int64_t bytes = kFour * size_bytes(view.dtype());
-  bool whole = reinterpret_cast<std::uintptr_t>(view.raw()) % static_cast<std::uintptr_t>(bytes) == 0;
-  for (int i = 0; i + 1 < view.rank(); ++i) whole = whole && view.stride(i) % kFour == 0;
-  return whole;
-}
-
-bool in_halves(const RopeFrequencies& frequencies, std::initializer_list<TensorView> views) {
-  return frequencies.half % kFour == 0 && std::ranges::all_of(views, aligned);
+void with_lanes(const RopeFrequencies& frequencies, std::initializer_list<TensorView> views,
+                const Body& body) {
+  if (!in_sides(kEight, frequencies, views)) return body.template operator()<kWarp, kShortSide>();
+  if (frequencies.half <= 4 * kEight) return body.template operator()<4, kEight>();
+  if (frequencies.half <= 8 * kEight) return body.template operator()<8, kEight>();
+  body.template operator()<16, kEight>();
 }
 
 template <DType kType, DType kWeight>
@@ -256,24 +281,31 @@ HeadsCall<kType, kWeight> call_of(const TensorView& x, const TensorView& y, cons
           .y = Heads<kType>::of(y),
           .tokens = x.extent(0),
           .heads = static_cast<int>(x.extent(1)),
+          .part_of_head = 0.5F / static_cast<float>(rope.frequencies.half),
           .rotation = {.positions = rope.positions.data<std::int32_t>(),
                        .frequencies = rope.frequencies,
                        .backward = pass == Pass::backward}};
 }
 
-std::int64_t angles_bytes(const RopeFrequencies& frequencies) {
-  return kHeadTokens * frequencies.half * static_cast<std::int64_t>(sizeof(Angle));
+// The groups of a token's heads and the blocks of all tokens.
+template <class Call>
+void divide(Call& call, int lanes, const Stream& stream) {
+  while (call.tokens * call.groups * lanes < stream.device->cores * kBusyLanes && call.groups < call.heads) {
+    call.groups *= 2;
+  }
+  call.blocks = divide_up(call.tokens * call.groups * lanes, kThreads);
 }
 
 }  // namespace
 
 bool rope_in_halves(const TensorView& x, const RopeCall& rope, Pass pass, const Stream& stream) {
-  if (!in_halves(rope.frequencies, {x})) return false;
+  if (!in_sides(kShortSide, rope.frequencies, {x})) return false;
   with_dtype(x.dtype(), [&]<DType kType>() {
-    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
-      launch("rope_heads_kernel", heads_kernel<kLanes, false, kType, kType>,
-             divide_up(x.extent(0), kHeadTokens), kThreads, angles_bytes(rope.frequencies), stream,
-             call_of<kType, kType>(x, x, rope, pass));
+    auto call = call_of<kType, kType>(x, x, rope, pass);
+    with_lanes(rope.frequencies, {x}, [&]<int kLanes, int kSide>() {
+      divide(call, kLanes, stream);
+      launch("rope_heads_kernel", heads_kernel<kLanes, kSide, false, kType, kType>, call.blocks, kThreads, 0,
+             stream, call);
     });
   });
   return true;
@@ -281,7 +313,7 @@ bool rope_in_halves(const TensorView& x, const RopeCall& rope, Pass pass, const 
 
 void rms_norm_rope_forward(const RmsNormForward& views, float epsilon, const RopeCall& rope,
                            const Stream& stream) {
-  if (!in_halves(rope.frequencies, {views.x, views.y, views.weight})) {
+  if (!in_sides(kShortSide, rope.frequencies, {views.x, views.y, views.weight})) {
     rms_norm_forward(views, epsilon, stream);
     return cuda::rope(views.y, rope.positions, rope.frequencies, Pass::forward, stream);
   }
@@ -290,9 +322,10 @@ void rms_norm_rope_forward(const RmsNormForward& views, float epsilon, const Rop
     call.weight = static_cast<const Stored<kWeight>*>(views.weight.raw());
     call.rstd = views.rstd.data<float>();
     call.epsilon = epsilon;
-    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
-      launch("norm_rope_kernel", heads_kernel<kLanes, true, kType, kWeight>,
-             divide_up(call.tokens, kHeadTokens), kThreads, angles_bytes(rope.frequencies), stream, call);
+    with_lanes(rope.frequencies, {views.x, views.y, views.weight}, [&]<int kLanes, int kSide>() {
+      divide(call, kLanes, stream);
+      launch("norm_rope_kernel", heads_kernel<kLanes, kSide, true, kType, kWeight>, call.blocks, kThreads, 0,
+             stream, call);
     });
   });
 }
@@ -300,11 +333,12 @@ void rms_norm_rope_forward(const RmsNormForward& views, float epsilon, const Rop
 void rms_norm_rope_backward(const RmsNormBackward& views, Store x_gradient, const RopeCall& rope,
                             const TensorView& workspace, const Stream& stream) {
   if (views.x.elements() == 0) return;
-  if (!in_halves(rope.frequencies, {views.x, views.y_gradient, views.x_gradient, views.weight})) {
+  const std::initializer_list<TensorView> loaded = {views.x, views.y_gradient, views.x_gradient,
+                                                    views.weight};
+  if (!in_sides(kShortSide, rope.frequencies, loaded)) {
     cuda::rope(views.y_gradient, rope.positions, rope.frequencies, Pass::backward, stream);
     return rms_norm_backward(views, x_gradient, workspace, stream);
   }
-  const std::int64_t blocks = std::min(views.x.extent(0), std::int64_t{kHeadBlocks} * stream.device->cores);
   with_dtypes(views.x.dtype(), views.weight.dtype(), [&]<DType kType, DType kWeight>() {
     auto call = call_of<kType, kWeight>(views.x, views.y_gradient, rope, Pass::backward);
     call.gradient = Heads<kType>::of(views.x_gradient);
@@ -312,15 +346,16 @@ void rms_norm_rope_backward(const RmsNormBackward& views, Store x_gradient, cons
     call.rstd = views.rstd.data<float>();
     call.add = x_gradient == Store::add;
     call.parts = static_cast<float*>(workspace.raw());
-    call.blocks = blocks;
-    with_lanes(rope.frequencies.half, [&]<int kLanes>() {
-      const std::int64_t sums_bytes =
-          kThreads / kLanes * 2 * rope.frequencies.half * static_cast<std::int64_t>(sizeof(float));
-      launch("norm_rope_backward_kernel", heads_backward_kernel<kLanes, kType, kWeight>, blocks, kThreads,
-             std::max(angles_bytes(rope.frequencies), sums_bytes), stream, call);
+    with_lanes(rope.frequencies, loaded, [&]<int kLanes, int kSide>() {
+      divide(call, kLanes, stream);
+      call.blocks = std::min(call.blocks, std::int64_t{kHeadBlocks} * stream.device->cores);
+      launch("norm_rope_backward_kernel", heads_backward_kernel<kLanes, kSide, kType, kWeight>, call.blocks,
+             kThreads,
+             kThreads / kLanes * 2 * rope.frequencies.half * static_cast<std::int64_t>(sizeof(float)), stream,
+             call);
     });
+    add_parts(call.parts, call.blocks, views.weight_gradient, stream);
   });
-  add_parts(static_cast<const float*>(workspace.raw()), blocks, views.weight_gradient, stream);
 }
 
 }  // namespace headroom::cuda

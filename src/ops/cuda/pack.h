@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "cuda/device_code.h"
@@ -44,6 +45,22 @@ __device__ __forceinline__ std::uint32_t narrow_two(float first, float second) {
 #endif
 }
 
+// Two or four words to global memory, at a multiple of their size.
+template <class... Words>
+__device__ __forceinline__ void store_words(void* to, Words... words) {
+  static_assert(sizeof...(words) == 2 || sizeof...(words) == 4);
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof...(words) == 2) {
+    ptx::store_two(to, words...);
+  } else {
+    ptx::store_four(to, words...);
+  }
+#else
+  const std::uint32_t stored[] = {words...};
+  std::memcpy(to, stored, sizeof(stored));
+#endif
+}
+
 template <DType kType, int kCount>
 struct Pack {
   static constexpr int kWords = kCount * static_cast<int>(sizeof(Stored<kType>)) / 4;
@@ -71,13 +88,20 @@ struct Pack {
   }
   __device__ __forceinline__ void store(Stored<kType>* to) const {
     if constexpr (kWords == 2) {
-      *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+      store_words(to, words[0], words[1]);
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) {
-        reinterpret_cast<uint4*>(to)[i / 4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+        store_words(reinterpret_cast<uint4*>(to) + i / 4, words[i], words[i + 1], words[i + 2], words[i + 3]);
       }
     }
+  }
+
+  // Between two uses: what was widened for the first is made again for the second. A compiler that sees the
+  // same words in both keeps it, in twice the registers.
+  __device__ __forceinline__ void stay_narrow() {
+#pragma unroll
+    for (std::uint32_t& word : words) asm volatile("" : "+r"(word));
   }
 
   static __device__ __forceinline__ Pack of(const float* values) {
