@@ -19,26 +19,28 @@ struct Softmax {
   // Maxima rise to new scores; says whether earlier sums and outputs have to be multiplied, and by what. A
   // thread looks at its own columns only: most tiles raise no maximum, and then nobody has to be asked.
   template <int kScores>
-  __device__ __forceinline__ bool raise(const float (&scores)[kScores], float scale_log2, float (&factor)[2]) {
+  __device__ __forceinline__ bool raise(const float (&scores)[kScores], float scale_log2,
+                                        float (&factor)[2]) {
     float highest[4] = {scores[0], scores[1], scores[2], scores[3]};
 #pragma unroll
     for (int i = 4; i < kScores; ++i) highest[i % 4] = fmaxf(highest[i % 4], scores[i]);
     const float own[2] = {fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3])};
-    const bool rises =
-        own[0] * scale_log2 > maximum[0] + kSlack || own[1] * scale_log2 > maximum[1] + kSlack;
-    if (!__any_sync(0xFFFFFFFF, rises)) return false;
+    const bool rises = __any_sync(
+        0xFFFFFFFF, own[0] * scale_log2 > maximum[0] + kSlack || own[1] * scale_log2 > maximum[1] + kSlack);
+    if (rises) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float of_row = fmaxf(own[r], __shfl_xor_sync(0xFFFFFFFF, own[r], 1));
-      of_row = fmaxf(of_row, __shfl_xor_sync(0xFFFFFFFF, of_row, 2)) * scale_log2;
-      factor[r] = 1;
-      if (of_row > maximum[r] + kSlack) {
-        factor[r] = ptx::exp2_approximate(maximum[r] - of_row);
-        maximum[r] = of_row;
+      for (int r = 0; r < 2; ++r) {
+        float of_row = fmaxf(own[r], __shfl_xor_sync(0xFFFFFFFF, own[r], 1));
+        of_row = fmaxf(of_row, __shfl_xor_sync(0xFFFFFFFF, of_row, 2)) * scale_log2;
+        factor[r] = 1;
+        if (of_row > maximum[r] + kSlack) {
+          factor[r] = ptx::exp2_approximate(maximum[r] - of_row);
+          maximum[r] = of_row;
+        }
+        sum[r] *= factor[r];
       }
-      sum[r] *= factor[r];
     }
-    return true;
+    return rises;
   }
 
   // Replaces scores by probabilities, those from kBegin to kEnd.

@@ -236,7 +236,8 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                    std::uint32_t (&weights)[Shape::kQueries / 4],
                                                    const float (&scores)[Shape::kQueries / 2],
-                                                   const Columns<Shape, kHalf>& lse, float scale_log2, bool capped) {
+                                                   const Columns<Shape, kHalf>& lse, float scale_log2,
+                                                   bool capped) {
   using Element = typename Shape::Element;
 #pragma unroll
   for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
@@ -345,10 +346,10 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         float scores[Shape::kQueries / 2];
         float gradients[Shape::kQueries / 2];
         shared.query_ring.wait_full(at);
+        shared.gradient_ring.wait_full(at);
         const float* lse = shared.lse[at.stage()] + first_column;
         const Columns<Shape, 0> first_lse(lse);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
-        shared.gradient_ring.wait_full(at);
         if constexpr (Shape::kTile.value_in_registers) {
           multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
         } else {

@@ -280,9 +280,11 @@ __device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const Quer
   return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
 }
 
-// Key tiles that all rows of a consumer see whole: the same for its four warps, which have to multiply together.
+// Key tiles that all rows of a consumer see whole: the same for its four warps, which have to multiply
+// together.
 template <class Shape>
-__device__ __forceinline__ Range whole_key_tiles(const ForwardCall& call, const QueryTile& tile, int consumer) {
+__device__ __forceinline__ Range whole_key_tiles(const ForwardCall& call, const QueryTile& tile,
+                                                 int consumer) {
   if constexpr (Shape::kGeneral) return Range{};  // lists hide any part
   // Intervals rise with the query: the last one begins last, the first one ends first.
   const int first = tile.first_place + min(consumer * 64, tile.places - 1);
