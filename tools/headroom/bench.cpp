@@ -111,24 +111,29 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
                                           TableSection{.title = "Every case", .table = table}}});
 }
 
-void fill_normal(const Tensor& tensor, std::uint64_t seed, float spread, Staging& staging,
+void fill_normal(const TensorView& view, std::int64_t first, std::uint64_t seed, float spread,
                  const Stream& host) {
   const Random random(seed);
+  const std::int64_t elements = view.elements();
+  constexpr std::int64_t kChunk = 1 << 14;
+  parallel_for(host, (elements + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
+      // Normal enough, and cheap: four uniform numbers.
+      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(first + i));
+      const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
+                                          (bits >> 48));
+      write_element(view, i, (sum / 65536.0F - 2.0F) * 1.7320508F * spread);
+    }
+  });
+}
+
+void fill_normal(const Tensor& tensor, std::uint64_t seed, float spread, Staging& staging,
+                 const Stream& host) {
   const DType dtype = tensor.view().dtype();
   const TensorPart whole{tensor, 0, tensor.view().elements()};
   staging.upload(whole, [&](std::span<std::byte> piece, std::int64_t first) {
-    const std::int64_t elements = std::ssize(piece) / size_bytes(dtype);
-    const TensorView view(piece.data(), dtype, {elements});
-    constexpr std::int64_t kChunk = 1 << 14;
-    parallel_for(host, (elements + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
-      for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
-        // Normal enough, and cheap: four uniform numbers.
-        const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(first + i));
-        const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
-                                            (bits >> 48));
-        write_element(view, i, (sum / 65536.0F - 2.0F) * 1.7320508F * spread);
-      }
-    });
+    fill_normal(TensorView(piece.data(), dtype, {std::ssize(piece) / size_bytes(dtype)}), first, seed, spread,
+                host);
   });
 }
 

@@ -68,7 +68,10 @@ void write_bench_page(const BenchOptions& options, const std::string& title, con
                       std::int64_t budget_bytes, std::vector<BenchPoint> points, const Table& table,
                       const DeviceDescription& device);
 
-// elements <- spread * (nearly) standard normal numbers of the seed; dense.
+// elements <- spread * (nearly) standard normal numbers of the seed, from the first-th on; dense, in host
+// memory. And of a whole tensor, wherever it is.
+void fill_normal(const TensorView& view, std::int64_t first, std::uint64_t seed, float spread,
+                 const Stream& host);
 void fill_normal(const Tensor& tensor, std::uint64_t seed, float spread, Staging& staging,
                  const Stream& host);
 

@@ -6,7 +6,6 @@
 
 #include "attention_run.h"
 #include "headroom/core/bytes.h"
-#include "headroom/core/elements.h"
 #include "headroom/core/text.h"
 #include "headroom/cpu.h"
 #include "ring_run.h"
@@ -24,10 +23,18 @@ class Whole {
     const Shape rows{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
     const Shape keys{problem.batch, problem.seq_k, problem.heads_kv, problem.head_dim};
     const DType dtype = problem.dtype;
-    views_.forward.query = make(dtype, rows, 1);
-    views_.forward.key = make(dtype, keys, 2);
-    views_.forward.value = make(dtype, keys, 3);
-    views_.output_gradient = make(dtype, rows, 4);
+    ThreadPool pool;  // of every core: hundreds of millions of numbers are no work for one
+    Stream host;
+    host.pool = &pool;
+    const auto drawn = [&](const Shape& shape, std::uint64_t seed) {
+      const TensorView view = make(dtype, shape);
+      fill_normal(view, 0, seed, 1, host);
+      return view;
+    };
+    views_.forward.query = drawn(rows, 1);
+    views_.forward.key = drawn(keys, 2);
+    views_.forward.value = drawn(keys, 3);
+    views_.output_gradient = drawn(rows, 4);
     views_.forward.output = make(dtype, rows);
     views_.forward.lse = make(DType::f32, {problem.batch, problem.heads_q, problem.seq_q});
     views_.query_gradient = make(dtype, rows);
@@ -37,15 +44,10 @@ class Whole {
   [[nodiscard]] const AttentionBackward& views() const { return views_; }
 
  private:
-  TensorView make(DType dtype, const Shape& shape, std::uint64_t seed = 0) {
+  TensorView make(DType dtype, const Shape& shape) {
     std::vector<std::byte>& memory =
         memory_.emplace_back(static_cast<std::size_t>(dense_bytes(dtype, shape)));
-    const TensorView view(memory.data(), dtype, shape);
-    const Random random(seed);
-    for (std::int64_t i = 0; seed != 0 && i < shape.elements(); ++i) {
-      write_element(view, i, random.normal(static_cast<std::uint64_t>(i)));
-    }
-    return view;
+    return {memory.data(), dtype, shape};
   }
 
   std::vector<std::vector<std::byte>> memory_;
