@@ -193,15 +193,13 @@ class RingForwardRank : private RingRank {
     KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
     take_workspace(Pass::forward);
 
-    keys.start(0);
+    keys.start();
     for (const ChunkPair& pair : schedule_.local(rank_)) {
       compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), output);
     }
     for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
       const Transfer* transfer = schedule_.received(rank_, slot);
-      KeyValueViews received;
-      if (transfer != nullptr) received = keys.receive(*transfer);
-      keys.start(slot + 1);
+      const KeyValueViews received = keys.receive(slot);
       if (transfer == nullptr) continue;
       for (const ChunkPair& pair : transfer->pairs) {
         compute(pair, keys_of(pair, received, transfer->keys.begin), output);
@@ -265,7 +263,7 @@ class RingBackwardRank : private RingRank {
     take_workspace(Pass::backward);
     take_sinks();
 
-    keys.start(0);
+    keys.start();
     if (!alone()) {
       for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, by_token(*view));
     }
@@ -275,9 +273,7 @@ class RingBackwardRank : private RingRank {
     }
     for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
       const Transfer* transfer = schedule_.received(rank_, slot);
-      KeyValueViews received;
-      if (transfer != nullptr) received = keys.receive(*transfer);
-      keys.start(slot + 1);
+      const KeyValueViews received = keys.receive(slot);
       if (transfer != nullptr) {
         const KeyValueViews added = gradients.begin(*transfer);
         for (const ChunkPair& pair : transfer->pairs) {

@@ -176,6 +176,14 @@ std::int64_t RingReads::row_count(const Read& read, int reader, int owner) const
   return read.keys.size() * problem_.batch * problem_.heads_kv;
 }
 
+std::int64_t RingReads::most_slots() const {
+  if (partition_.ranks() == 1) return 0;
+  if (!one_interval_) return Mask::kUnlimited;  // a part may have any number of intervals that are read
+  std::int64_t most = 0;  // transfers in a step
+  for (const std::vector<Piece>& parts : parts_) most = std::max<std::int64_t>(most, std::ssize(parts));
+  return (partition_.ranks() - 1) * most;
+}
+
 std::uint64_t RingReads::shape(const Read& read, int reader, int owner) const {
   // Dilated pairs have the keys from the first row that is sent to the last.
   if (problem_.mask.dilation_count > 0) return shape_of(transfer(read, reader, owner).pairs);
