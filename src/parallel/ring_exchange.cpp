@@ -167,8 +167,7 @@ GradientExchange::GradientExchange(Context& context, const RingSchedule& schedul
   const std::int64_t packed = packed_elements(schedule);
   if (schedule.packs()) unpacked_.emplace(context, "ring dK and dV, computed", dtype, dense);
   for (std::int64_t i = 0; i < std::min(depth.computed, schedule.most_slots()); ++i) {
-    departures_.push_back(
-        {{context, "ring dK and dV, sent", dtype, schedule.packs() ? packed : dense}});
+    departures_.push_back({{context, "ring dK and dV, sent", dtype, schedule.packs() ? packed : dense}});
   }
   for (std::int64_t i = 0; i < std::min(depth.received, schedule.most_slots()); ++i) {
     arrivals_.push_back({{context, "ring dK and dV, received", dtype, packed}});

@@ -77,8 +77,8 @@ class KeyExchange {
   RingDepth depth_;
   const Tensor& key_;
   const Tensor& value_;
-  std::vector<TransferBuffer> received_;  // by turns
-  std::vector<TransferBuffer> packed_;    // with packing: one that arrives and one that is sent
+  std::vector<TransferBuffer> received_;         // by turns
+  std::vector<TransferBuffer> packed_;           // with packing: one that arrives and one that is sent
   std::vector<std::optional<Ticket>> arriving_;  // by slot, modulo their number
   std::optional<Ticket> sending_;                // the last; to wait for it is to wait for those before it
 };

@@ -56,8 +56,8 @@ TEST(AttentionTime, OverALinkWithoutDelaysIsThatOfTheSlowestRank) {
   }
 }
 
-// Two ranks, everybody reads everything: two transfers each way, which leave at once, one behind the other. In
-// backward, gradients of a transfer (f32) leave behind it.
+// Two ranks, everybody reads everything: two transfers each way, which leave at once, one behind the other.
+// In backward, gradients of a transfer (f32) leave behind it.
 TEST(AttentionTime, OfMessagesAloneIsAddedUpByHand) {
   const AttentionProblem problem = sized(64, false);
   const double keys = 16.0 * 2 * 8 * 2 * 4;  // of a transfer: rows, heads, head_dim, K and V, f32

@@ -174,8 +174,8 @@ std::int64_t most_sent_bytes(const ParallelSchedule& schedule, int ranks, Pass p
 // travels home where heads are divided or everything is gathered.
 double hop_ms(const RingSchedule& ring, const LinkModel& link) {
   const AttentionProblem& problem = ring.problem();
-  const auto bytes = static_cast<double>(2 * ring.most_rows() * problem.head_dim *
-                                         size_bytes(problem.dtype_of_sums()));
+  const auto bytes =
+      static_cast<double>(2 * ring.most_rows() * problem.head_dim * size_bytes(problem.dtype_of_sums()));
   return bytes == 0 ? 0 : 1e3 * (bytes / link.bytes_per_second + link.latency.count());
 }
 
