@@ -174,6 +174,8 @@ class RingPlay {
     }
   }
 
+  // Slots that are under way while the one before them is computed.
+  [[nodiscard]] std::int64_t depth() const { return depth_.keys; }
   // Messages of a slot leave. Those of the first slots do before anything is computed.
   void start(const std::vector<SlotItem>& slot) {
     for (const SlotItem& item : slot) {
@@ -316,33 +318,41 @@ AttentionTime play_attention(const AttentionProblem& whole, const AttentionForwa
   const auto row_bytes = [&](DType dtype) {
     return static_cast<double>(2 * problem.head_dim * size_bytes(dtype));
   };
-  const RingDepth depth = RingDepth::of(reads.problem().mask.dilation_count > 0);
   const auto play_of = [&](Pass pass) {
     return RingPlay(members.ranks(), pass, rates, seconds, row_bytes(problem.dtype),
-                    row_bytes(problem.dtype_of_sums()), depth);
+                    row_bytes(problem.dtype_of_sums()),
+                    RingDepth::of(reads.problem().mask.dilation_count > 0, pass));
   };
   RingPlay forward = play_of(Pass::forward);
   RingPlay backward = play_of(Pass::backward);
   const std::array plays = {&forward, &backward};
 
   SlotStream stream(reads, members.ranks(), seconds);
-  std::deque<std::vector<SlotItem>> under_way;  // started, and not computed yet
-  for (std::int64_t i = 0; i < depth.keys; ++i) {
-    const std::vector<SlotItem>* first = stream.next();
-    if (first == nullptr) break;
-    under_way.push_back(*first);
-    for (RingPlay* play : plays) play->start(*first);
+  std::deque<std::vector<SlotItem>> slots;  // the one that is computed, and those that may be started
+  const auto read_slots = [&] {
+    while (std::ssize(slots) <= std::max(forward.depth(), backward.depth())) {
+      const std::vector<SlotItem>* next = stream.next();
+      if (next == nullptr) return;
+      slots.push_back(*next);
+    }
+  };
+  read_slots();
+  for (RingPlay* play : plays) {
+    for (std::int64_t i = 0; i < std::min(play->depth(), std::ssize(slots)); ++i) {
+      play->start(slots[static_cast<std::size_t>(i)]);
+    }
   }
   for (int rank = 0; rank < members.ranks(); ++rank) {
     const std::vector<ChunkPair> local = reads.local(rank);
     forward.clocks.compute(rank, seconds.of(local, Pass::forward));
     backward.clocks.compute(rank, seconds.of(local, Pass::backward));
   }
-  while (!under_way.empty()) {
-    const std::vector<SlotItem>* later = stream.next();
-    for (RingPlay* play : plays) play->play(under_way.front(), later);
-    under_way.pop_front();
-    if (later != nullptr) under_way.push_back(*later);
+  for (; !slots.empty(); slots.pop_front()) {
+    read_slots();
+    for (RingPlay* play : plays) {
+      const bool more = play->depth() < std::ssize(slots);
+      play->play(slots.front(), more ? &slots[static_cast<std::size_t>(play->depth())] : nullptr);
+    }
   }
   AttentionTime time;
   for (RingPlay* play : plays) {

@@ -190,7 +190,7 @@ class RingForwardRank : private RingRank {
       row_sum_ = take("ring row sums", Category::attention, DType::f64, views_.lse.shape());
       zero(context_, row_sum_);
     }
-    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
+    KeyExchange keys(context_, schedule_, place_, Pass::forward, views_.inputs.key, views_.inputs.value);
     take_workspace(Pass::forward);
 
     keys.start();
@@ -258,7 +258,7 @@ class RingBackwardRank : private RingRank {
     const TensorView query = sums_of(query_sum_, "ring dQ", backward_.query_gradient);
     const KeyValueViews sums{sums_of(key_sum_, "ring dK", backward_.key_gradient),
                              sums_of(value_sum_, "ring dV", backward_.value_gradient)};
-    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
+    KeyExchange keys(context_, schedule_, place_, Pass::backward, views_.inputs.key, views_.inputs.value);
     GradientExchange gradients(context_, schedule_, place_, sums);
     take_workspace(Pass::backward);
     take_sinks();

@@ -60,12 +60,12 @@ KeyValueViews TransferBuffer::packed(const AttentionProblem& problem, const Tran
   return {all.slice(0, 0, elements), all.slice(0, elements, elements)};
 }
 
-KeyExchange::KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place,
+KeyExchange::KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, Pass pass,
                          const Tensor& key, const Tensor& value)
     : context_(context),
       schedule_(schedule),
       place_(place),
-      depth_(RingDepth::of(schedule.packs())),
+      depth_(RingDepth::of(schedule.packs(), pass)),
       key_(key),
       value_(value),
       arriving_(static_cast<std::size_t>(depth_.keys + 1)) {
@@ -161,7 +161,7 @@ void KeyExchange::finish() {
 GradientExchange::GradientExchange(Context& context, const RingSchedule& schedule, const RingPlace& place,
                                    const KeyValueViews& sums)
     : context_(context), schedule_(schedule), place_(place), sums_(sums) {
-  const RingDepth depth = RingDepth::of(schedule.packs());
+  const RingDepth depth = RingDepth::of(schedule.packs(), Pass::backward);
   const DType dtype = schedule.problem().dtype_of_sums();
   const std::int64_t dense = dense_elements(schedule);
   const std::int64_t packed = packed_elements(schedule);

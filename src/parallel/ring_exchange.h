@@ -54,8 +54,8 @@ class TransferBuffer {
 
 class KeyExchange {
  public:
-  KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, const Tensor& key,
-              const Tensor& value);
+  KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, Pass pass,
+              const Tensor& key, const Tensor& value);
 
   // Starts what the rank sends and receives for the first slots, before it computes anything.
   void start();

@@ -10,7 +10,7 @@ namespace headroom {
 namespace {
 
 // The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: three transfers
-// are in memory at a time, and four of gradients.
+// are in memory at a time, in backward four, and five of gradients.
 std::vector<Piece> cut_for_transfers(const std::vector<Piece>& pieces, std::int64_t most_tokens,
                                      const Mask& mask) {
   std::int64_t longest = std::max<std::int64_t>(divide_up(most_tokens, 2), 1);

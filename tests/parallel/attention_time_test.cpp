@@ -141,7 +141,7 @@ TEST(AttentionTime, MessagesHideBehindUnequalSlots) {
                                    : (time.backward.seconds - hop) / computing.seconds;
     };
     EXPECT_LE(played(Pass::forward), 1.04) << ranks;
-    EXPECT_LE(played(Pass::backward), 1.08) << ranks;
+    EXPECT_LE(played(Pass::backward), 1.04) << ranks;
   }
 }
 

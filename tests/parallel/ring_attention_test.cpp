@@ -284,24 +284,32 @@ TEST(RingAttention, NeedsLessThanOneRankWhereGatheringNeedsMore) {
 }
 
 // Four ranks, everybody reads everything: six slots. While a slot is computed, K and V of the next two are
-// under way.
-TEST(RingAttention, KeysOfTwoSlotsAreUnderWay) {
+// under way, in backward of the next three.
+TEST(RingAttention, KeysOfLaterSlotsAreUnderWay) {
   const ParallelSchedule schedule =
       schedule_of(sized(256, 4, 2, DType::bf16, false), 4, PartitionKind::contiguous);
   const AttentionBackward shapes = shapes_of(schedule.problem());
   Context context(describe_cpu(), {1, 4});
   RingRun run(context, schedule, shapes);
   run.forward();
+  run.backward();
   const auto own = std::ssize(schedule.ring().local(1));
-  std::int64_t computed = 0;
-  std::int64_t received = 0;
-  for (const WorkRecord& record : context.work(Phase::forward)) {
-    if (record.work.kernel == "exchange" && record.work.received_bytes > 0) ++received;
-    if (record.work.kernel != "attention") continue;
-    const std::int64_t slot = computed++ - own;  // below 0: own keys
-    EXPECT_EQ(received, std::min<std::int64_t>(std::max<std::int64_t>(slot, -1) + 3, 6)) << "slot " << slot;
-  }
-  EXPECT_EQ(computed, own + 6);
+  const auto check = [&](Phase phase, std::string_view kernel, std::int64_t ahead) {
+    const Transfer& transfer = *schedule.ring().received(1, 0);
+    const std::int64_t bytes = 2 * transfer.row_count * 64 * size_bytes(DType::bf16);  // gradients have more
+    std::int64_t computed = 0;
+    std::int64_t received = 0;
+    for (const WorkRecord& record : context.work(phase)) {
+      if (record.work.kernel == "exchange" && record.work.received_bytes == bytes) ++received;
+      if (record.work.kernel != kernel) continue;
+      const std::int64_t slot = computed++ - own;  // below 0: own keys
+      EXPECT_EQ(received, std::min<std::int64_t>(std::max<std::int64_t>(slot, -1) + 1 + ahead, 6))
+          << kernel << " in slot " << slot;
+    }
+    EXPECT_EQ(computed, own + 6) << kernel;
+  };
+  check(Phase::forward, "attention", 2);
+  check(Phase::backward, "attention backward", 3);
 }
 
 // Messages that arrive late change no bit: what is waited for, and what is added when, is the schedule's.
