@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <numeric>
 
 #include "headroom/core/error.h"
 #include "parallel/head_groups.h"
+#include "parallel/ring_depth.h"
 #include "parallel/ring_reads.h"
 
 namespace headroom {
@@ -153,48 +155,76 @@ class RankClocks {
   std::vector<double> link_free_;
 };
 
-// A pass of a ring, slot by slot, as ring_attention.cpp runs it.
+// A pass of a ring, slot by slot, as ring_attention.cpp runs it and ring_exchange.cpp waits.
 class RingPlay {
  public:
-  RingPlay(int ranks, Pass pass, const RankRates& rates, const ChunkSeconds& seconds, double row_bytes)
+  RingPlay(int ranks, Pass pass, const RankRates& rates, const ChunkSeconds& seconds, double row_bytes,
+           double gradient_row_bytes, RingDepth depth)
       : clocks(ranks, rates.link),
         pass_(pass),
         seconds_(seconds),
         key_row_bytes_(row_bytes),
-        arrival_(at(ranks)),
-        gradient_sent_({std::vector<double>(at(ranks)), std::vector<double>(at(ranks))}),
-        gradient_arrival_(at(ranks)),
-        gradient_rows_(at(ranks)) {}
-
-  // Messages of the first slot leave before anything is computed.
-  void start(const std::vector<SlotItem>* slot) {
-    if (slot == nullptr) return;
-    for (const SlotItem& item : *slot) {
-      arrival_[at(item.reader)] = clocks.send(item.owner, item.rows * key_row_bytes_);
+        gradient_row_bytes_(gradient_row_bytes),
+        depth_(depth),
+        ranks_(at(ranks)) {
+    for (Rank& rank : ranks_) {
+      rank.arrivals.resize(static_cast<std::size_t>(depth.keys + 1));
+      rank.departures.resize(static_cast<std::size_t>(depth.computed));
+      rank.gradients.resize(static_cast<std::size_t>(depth.received));
     }
   }
-  void play(const std::vector<SlotItem>& slot, const std::vector<SlotItem>* next, double gradient_row_bytes) {
-    for (const SlotItem& item : slot) clocks.wait(item.reader, arrival_[at(item.reader)]);
-    start(next);
+
+  // Slots that are under way while the one before them is computed.
+  [[nodiscard]] std::int64_t depth() const { return depth_.keys; }
+  // Messages of a slot leave. Those of the first slots do before anything is computed.
+  void start(const std::vector<SlotItem>& slot) {
+    for (const SlotItem& item : slot) {
+      item_arrival_.push_back(clocks.send(item.owner, item.rows * key_row_bytes_));
+    }
+    // Each rank starts to receive before it sends.
+    for (std::size_t i = 0; i < slot.size(); ++i) {
+      Rank& reader = of(slot[i].reader);
+      reader.arrivals[started_ % reader.arrivals.size()] = reader.started(item_arrival_[i]);
+    }
+    for (std::size_t i = 0; i < slot.size(); ++i) of(slot[i].owner).started(item_arrival_[i]);
+    item_arrival_.clear();
+    ++started_;
+  }
+  // `later` is the slot that is started, null after the last.
+  void play(const std::vector<SlotItem>& slot, const std::vector<SlotItem>* later) {
+    for (const SlotItem& item : slot) {
+      const Rank& reader = of(item.reader);
+      clocks.wait(item.reader, reader.arrivals[played_ % reader.arrivals.size()]);
+    }
+    ++played_;
+    if (later != nullptr) start(*later);
     if (pass_ == Pass::forward) {
       for (const SlotItem& item : slot) clocks.compute(item.reader, item.forward_seconds);
       return;
     }
-    std::vector<double>& sent = gradient_sent_[slots_++ % 2];
     for (const SlotItem& item : slot) {
-      clocks.wait(item.reader, sent[at(item.reader)]);  // the buffer of two slots ago
+      Rank& reader = of(item.reader);
+      double& departure = reader.departures[reader.sent++ % reader.departures.size()];
+      if (!depth_.packs) clocks.wait(item.reader, departure);
       clocks.compute(item.reader, seconds_.clears(item.rows) + item.backward_seconds);
-      sent[at(item.reader)] = clocks.send(item.reader, item.rows * gradient_row_bytes);
+      if (depth_.packs) clocks.wait(item.reader, departure);
+      item_arrival_.push_back(clocks.send(item.reader, item.rows * gradient_row_bytes_));
+      departure = reader.started(item_arrival_.back());
     }
-    add_gradients();
-    for (const SlotItem& item : slot) {
-      gradient_arrival_[at(item.owner)] = sent[at(item.reader)];
-      gradient_rows_[at(item.owner)] = item.rows;
+    for (std::size_t i = 0; i < slot.size(); ++i) {
+      Rank& owner = of(slot[i].owner);
+      Gradients& next = owner.gradients[owner.received++ % owner.gradients.size()];
+      add(slot[i].owner, next);
+      next = {.rows = slot[i].rows, .arrival = owner.started(item_arrival_[i])};
     }
+    item_arrival_.clear();
   }
   void finish() {
-    add_gradients();
-    for (int rank = 0; rank < static_cast<int>(clocks.now.size()); ++rank) {
+    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+      Rank& one = of(rank);
+      for (std::size_t i = 0; i < one.gradients.size(); ++i) {
+        add(rank, one.gradients[(one.received + i) % one.gradients.size()]);
+      }
       clocks.wait(rank, clocks.sends_done[at(rank)]);
     }
   }
@@ -202,23 +232,43 @@ class RingPlay {
   RankClocks clocks;
 
  private:
-  // What came back of the keys that were sent one slot before.
-  void add_gradients() {
-    for (int rank = 0; rank < static_cast<int>(gradient_rows_.size()); ++rank) {
-      if (gradient_rows_[at(rank)] == 0) continue;
-      clocks.wait(rank, gradient_arrival_[at(rank)]);
-      clocks.compute(rank, seconds_.adds(gradient_rows_[at(rank)]));
-      gradient_rows_[at(rank)] = 0;
+  // On their way to the owner of their keys.
+  struct Gradients {
+    double rows = 0;
+    double arrival = 0;
+  };
+  struct Rank {
+    std::vector<double> arrivals;      // of K and V, by slot
+    std::vector<double> departures;    // of gradients that it computed, by turns
+    std::vector<Gradients> gradients;  // by turns
+    std::size_t sent = 0;              // transfers of gradients
+    std::size_t received = 0;
+    double all_done = 0;
+
+    // To wait for a message is to wait for those that the rank started before it. Returns when all are there.
+    double started(double done) {
+      all_done = std::max(all_done, done);
+      return all_done;
     }
+  };
+
+  [[nodiscard]] Rank& of(int rank) { return ranks_[at(rank)]; }
+  void add(int rank, Gradients& arrived) {
+    if (arrived.rows == 0) return;
+    clocks.wait(rank, arrived.arrival);
+    clocks.compute(rank, seconds_.adds(arrived.rows));
+    arrived = {};
   }
 
   Pass pass_;
   const ChunkSeconds& seconds_;
   double key_row_bytes_;
-  std::size_t slots_ = 0;
-  std::vector<double> arrival_;                           // [rank] of the keys of its slot
-  std::array<std::vector<double>, 2> gradient_sent_;      // [buffer][rank]
-  std::vector<double> gradient_arrival_, gradient_rows_;  // [rank] on the way to it
+  double gradient_row_bytes_;
+  RingDepth depth_;
+  std::vector<Rank> ranks_;
+  std::size_t started_ = 0;  // slots
+  std::size_t played_ = 0;
+  std::vector<double> item_arrival_;  // of the slot
 };
 
 PassTime summed_up(const RankClocks& clocks) {
@@ -268,31 +318,41 @@ AttentionTime play_attention(const AttentionProblem& whole, const AttentionForwa
   const auto row_bytes = [&](DType dtype) {
     return static_cast<double>(2 * problem.head_dim * size_bytes(dtype));
   };
-  RingPlay forward(members.ranks(), Pass::forward, rates, seconds, row_bytes(problem.dtype));
-  RingPlay backward(members.ranks(), Pass::backward, rates, seconds, row_bytes(problem.dtype));
+  const auto play_of = [&](Pass pass) {
+    return RingPlay(members.ranks(), pass, rates, seconds, row_bytes(problem.dtype),
+                    row_bytes(problem.dtype_of_sums()),
+                    RingDepth::of(reads.problem().mask.dilation_count > 0, pass));
+  };
+  RingPlay forward = play_of(Pass::forward);
+  RingPlay backward = play_of(Pass::backward);
+  const std::array plays = {&forward, &backward};
 
   SlotStream stream(reads, members.ranks(), seconds);
-  std::vector<SlotItem> slot, next;
-  const auto take = [&](std::vector<SlotItem>& into) {
-    const std::vector<SlotItem>* found = stream.next();
-    if (found != nullptr) into = *found;
-    return found != nullptr;
+  std::deque<std::vector<SlotItem>> slots;  // the one that is computed, and those that may be started
+  const auto read_slots = [&] {
+    while (std::ssize(slots) <= std::max(forward.depth(), backward.depth())) {
+      const std::vector<SlotItem>* next = stream.next();
+      if (next == nullptr) return;
+      slots.push_back(*next);
+    }
   };
-  bool more = take(slot);
-  const std::array plays = {&forward, &backward};
-  for (RingPlay* play : plays) play->start(more ? &slot : nullptr);
+  read_slots();
+  for (RingPlay* play : plays) {
+    for (std::int64_t i = 0; i < std::min(play->depth(), std::ssize(slots)); ++i) {
+      play->start(slots[static_cast<std::size_t>(i)]);
+    }
+  }
   for (int rank = 0; rank < members.ranks(); ++rank) {
     const std::vector<ChunkPair> local = reads.local(rank);
     forward.clocks.compute(rank, seconds.of(local, Pass::forward));
     backward.clocks.compute(rank, seconds.of(local, Pass::backward));
   }
-  while (more) {
-    const bool another = take(next);
+  for (; !slots.empty(); slots.pop_front()) {
+    read_slots();
     for (RingPlay* play : plays) {
-      play->play(slot, another ? &next : nullptr, row_bytes(problem.dtype_of_sums()));
+      const bool more = play->depth() < std::ssize(slots);
+      play->play(slots.front(), more ? &slots[static_cast<std::size_t>(play->depth())] : nullptr);
     }
-    std::swap(slot, next);
-    more = another;
   }
   AttentionTime time;
   for (RingPlay* play : plays) {

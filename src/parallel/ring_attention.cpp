@@ -190,18 +190,16 @@ class RingForwardRank : private RingRank {
       row_sum_ = take("ring row sums", Category::attention, DType::f64, views_.lse.shape());
       zero(context_, row_sum_);
     }
-    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
+    KeyExchange keys(context_, schedule_, place_, Pass::forward, views_.inputs.key, views_.inputs.value);
     take_workspace(Pass::forward);
 
-    keys.start(0);
+    keys.start();
     for (const ChunkPair& pair : schedule_.local(rank_)) {
       compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), output);
     }
     for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
       const Transfer* transfer = schedule_.received(rank_, slot);
-      KeyValueViews received;
-      if (transfer != nullptr) received = keys.receive(*transfer);
-      keys.start(slot + 1);
+      const KeyValueViews received = keys.receive(slot);
       if (transfer == nullptr) continue;
       for (const ChunkPair& pair : transfer->pairs) {
         compute(pair, keys_of(pair, received, transfer->keys.begin), output);
@@ -260,12 +258,12 @@ class RingBackwardRank : private RingRank {
     const TensorView query = sums_of(query_sum_, "ring dQ", backward_.query_gradient);
     const KeyValueViews sums{sums_of(key_sum_, "ring dK", backward_.key_gradient),
                              sums_of(value_sum_, "ring dV", backward_.value_gradient)};
-    KeyExchange keys(context_, schedule_, place_, views_.inputs.key, views_.inputs.value);
+    KeyExchange keys(context_, schedule_, place_, Pass::backward, views_.inputs.key, views_.inputs.value);
     GradientExchange gradients(context_, schedule_, place_, sums);
     take_workspace(Pass::backward);
     take_sinks();
 
-    keys.start(0);
+    keys.start();
     if (!alone()) {
       for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, by_token(*view));
     }
@@ -275,9 +273,7 @@ class RingBackwardRank : private RingRank {
     }
     for (std::int64_t slot = 0; slot < schedule_.slots(); ++slot) {
       const Transfer* transfer = schedule_.received(rank_, slot);
-      KeyValueViews received;
-      if (transfer != nullptr) received = keys.receive(*transfer);
-      keys.start(slot + 1);
+      const KeyValueViews received = keys.receive(slot);
       if (transfer != nullptr) {
         const KeyValueViews added = gradients.begin(*transfer);
         for (const ChunkPair& pair : transfer->pairs) {

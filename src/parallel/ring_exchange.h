@@ -1,12 +1,16 @@
 // What moves in a ring. KeyExchange brings K and V to their readers, GradientExchange brings what readers add
 // to dK and dV back to their owners. Both take their buffers when they are made. A rank goes through the
-// slots in order; the exchange of a slot is under way while the slot before it is computed.
+// slots in order; the exchanges of the next slots are under way while one is computed.
+//
+// To wait for an exchange is to wait for those that the rank started before it. No rank waits for ever: what
+// it waits for in a slot, it and the others have started in slots before. And the messages from one rank to
+// another are started in the same order on both sides.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <vector>
 
+#include "parallel/ring_depth.h"
 #include "parallel/transfer_rows.h"
 
 namespace headroom {
@@ -50,30 +54,33 @@ class TransferBuffer {
 
 class KeyExchange {
  public:
-  KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, const Tensor& key,
-              const Tensor& value);
+  KeyExchange(Context& context, const RingSchedule& schedule, const RingPlace& place, Pass pass,
+              const Tensor& key, const Tensor& value);
 
-  // Starts what the rank sends and receives for a slot.
-  void start(std::int64_t slot);
-  // Returns the K and V that the rank received for a slot, in the rows of transfer.keys. The next slot may be
-  // started from then on.
-  [[nodiscard]] KeyValueViews receive(const Transfer& transfer);
+  // Starts what the rank sends and receives for the first slots, before it computes anything.
+  void start();
+  // Returns the K and V that the rank received for a slot, in the rows of transfer.keys, or nothing where it
+  // received none, and starts a later slot. They are there until the next slot is received.
+  [[nodiscard]] KeyValueViews receive(std::int64_t slot);
   // Waits until everything was sent.
   void finish();
 
  private:
+  void start(std::int64_t slot);
   void send(const Transfer& transfer);
+  // Where a slot's transfer arrives.
+  [[nodiscard]] TransferBuffer& arrives_in(std::int64_t slot);
 
   Context& context_;
   const RingSchedule& schedule_;
   RingPlace place_;
+  RingDepth depth_;
   const Tensor& key_;
   const Tensor& value_;
-  // Without packing, two buffers that K and V arrive in by turns. With packing, one that they are unpacked
-  // into, one that arrives and one that is sent.
-  std::vector<TransferBuffer> buffers_;
-  std::optional<Ticket> arriving_;
-  std::optional<Ticket> sending_;  // the last; to wait for it is to wait for those before it
+  std::vector<TransferBuffer> received_;         // by turns
+  std::vector<TransferBuffer> packed_;           // with packing: one that arrives and one that is sent
+  std::vector<std::optional<Ticket>> arriving_;  // by slot, modulo their number
+  std::optional<Ticket> sending_;                // the last; to wait for it is to wait for those before it
 };
 
 class GradientExchange {
@@ -84,26 +91,37 @@ class GradientExchange {
 
   // Returns zeros, to which the reader adds the gradients of a transfer.
   [[nodiscard]] KeyValueViews begin(const Transfer& transfer);
-  // Sends what the rank computed in a slot, adds what arrived for the slot before, and starts to receive what
-  // its reader computes in this slot.
+  // Sends what the rank computed in a slot, and starts to receive what its reader computes in this slot. What
+  // arrived in that buffer before is added first.
   void end(std::int64_t slot);
   // Adds what arrives last, and waits until everything was sent.
   void finish();
 
  private:
+  // Gradients on their way to the rank.
+  struct Arrival {
+    TransferBuffer buffer;
+    const Transfer* transfer = nullptr;
+    std::optional<Ticket> ticket{};
+  };
+  // A buffer that is sent from.
+  struct Departure {
+    TransferBuffer buffer;
+    std::optional<Ticket> ticket{};
+  };
+
   void send(const Transfer& transfer);
-  void add_arrived();
+  void add_arrived(Arrival& arrival);
 
   Context& context_;
   const RingSchedule& schedule_;
   RingPlace place_;
   KeyValueViews sums_;
-  // Without packing, two that gradients are computed in and sent from by turns, and one that arrives. With
-  // packing, one that they are computed in, one that is sent and one that arrives.
-  std::vector<TransferBuffer> buffers_;
-  std::array<std::optional<Ticket>, 2> sending_;  // by slot, modulo 2
-  std::optional<Ticket> arriving_;
-  const Transfer* arrives_ = nullptr;
+  std::optional<TransferBuffer> unpacked_;  // with packing: what is computed in
+  std::vector<Departure> departures_;       // by turns; without packing they are computed in
+  std::vector<Arrival> arrivals_;           // by turns
+  std::size_t sent_ = 0;                    // transfers
+  std::size_t received_ = 0;
 };
 
 }  // namespace headroom

@@ -9,8 +9,8 @@
 namespace headroom {
 namespace {
 
-// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: two transfers are
-// in memory at a time, and three of gradients.
+// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: three transfers
+// are in memory at a time, in backward four, and five of gradients.
 std::vector<Piece> cut_for_transfers(const std::vector<Piece>& pieces, std::int64_t most_tokens,
                                      const Mask& mask) {
   std::int64_t longest = std::max<std::int64_t>(divide_up(most_tokens, 2), 1);
@@ -174,6 +174,14 @@ Transfer RingReads::transfer(const Read& read, int reader, int owner) const {
 std::int64_t RingReads::row_count(const Read& read, int reader, int owner) const {
   if (problem_.mask.dilation_count > 0) return transfer(read, reader, owner).row_count;
   return read.keys.size() * problem_.batch * problem_.heads_kv;
+}
+
+std::int64_t RingReads::most_slots() const {
+  if (partition_.ranks() == 1) return 0;
+  if (!one_interval_) return Mask::kUnlimited;  // a part may have any number of intervals that are read
+  std::int64_t most = 0;                        // transfers in a step
+  for (const std::vector<Piece>& parts : parts_) most = std::max<std::int64_t>(most, std::ssize(parts));
+  return (partition_.ranks() - 1) * most;
 }
 
 std::uint64_t RingReads::shape(const Read& read, int reader, int owner) const {

@@ -40,6 +40,9 @@ class RingReads {
   // Rows that the transfer sends, of all sequences and K/V heads.
   [[nodiscard]] std::int64_t row_count(const Read& read, int reader, int owner) const;
 
+  // Slots that the transfers of all ranks need at most.
+  [[nodiscard]] std::int64_t most_slots() const;
+
   // Equal for transfers whose readers take the same memory.
   [[nodiscard]] std::uint64_t shape(const Read& read, int reader, int owner) const;
 

@@ -46,6 +46,7 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
     }
   }
   index_transfers();
+  most_slots_ = reads.most_slots();
   packs_ = reads.problem().mask.dilation_count > 0 && !transfers_.empty();
   for (const Transfer& transfer : transfers_) {
     most_keys_ = std::max(most_keys_, transfer.keys.size());
@@ -62,6 +63,7 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   RingReads reads(problem_, lists, partition_);
   local_[static_cast<std::size_t>(sampled_rank)] = reads.local(sampled_rank);
   const RingReads::Largest largest = reads.largest();
+  most_slots_ = reads.most_slots();
   most_keys_ = largest.keys;
   most_rows_ = largest.rows;
   packs_ = reads.problem().mask.dilation_count > 0 && largest.keys > 0;

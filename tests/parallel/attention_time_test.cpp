@@ -56,8 +56,8 @@ TEST(AttentionTime, OverALinkWithoutDelaysIsThatOfTheSlowestRank) {
   }
 }
 
-// Two ranks, everybody reads everything: two transfers each way, the second of which leaves when the first is
-// there. In backward, gradients of a transfer (f32) leave behind it.
+// Two ranks, everybody reads everything: two transfers each way, which leave at once, one behind the other.
+// In backward, gradients of a transfer (f32) leave behind it.
 TEST(AttentionTime, OfMessagesAloneIsAddedUpByHand) {
   const AttentionProblem problem = sized(64, false);
   const double keys = 16.0 * 2 * 8 * 2 * 4;  // of a transfer: rows, heads, head_dim, K and V, f32
@@ -66,12 +66,12 @@ TEST(AttentionTime, OfMessagesAloneIsAddedUpByHand) {
   const AttentionTime time = play_attention(problem, {}, cut(problem, 2, PartitionKind::contiguous), 1,
                                             rates_of(kNoTime, rate, latency));
   const double arrival = keys / rate + latency;
-  EXPECT_NEAR(time.forward.seconds, 2 * arrival, 1e-9);
+  EXPECT_NEAR(time.forward.seconds, 2 * keys / rate + latency, 1e-9);
   EXPECT_EQ(time.forward.sent_bytes, static_cast<std::int64_t>(2 * keys));
-  // Keys 0 at `arrival`; then keys 1 and gradients 0 leave one after the other, keys 1 first. Gradients 1
-  // leave when keys 1 are there: gradients 0 are on the link until then, if the latency is short.
-  const double keys_1 = 2 * arrival;
-  const double gradients_0 = arrival + 2 * keys / rate;  // have left
+  // Keys 0 are there at `arrival`, when keys 1 are on the link. Gradients 0 leave behind those, and gradients
+  // 1 when keys 1 are there and gradients 0 have left.
+  const double keys_1 = 2 * keys / rate + latency;
+  const double gradients_0 = std::max(arrival, 2 * keys / rate) + keys / rate;  // have left
   const double gradients_1 = std::max(gradients_0, keys_1) + keys / rate;
   EXPECT_NEAR(time.backward.seconds, gradients_1 + latency, 1e-9);
   EXPECT_EQ(time.backward.sent_bytes, static_cast<std::int64_t>(4 * keys));
@@ -108,6 +108,41 @@ TEST(AttentionTime, MessagesHideBehindComputing) {
       play_attention(problem, {}, partition, 1, rates_of(flops_per_second, slot_bytes / slot_seconds / 4));
   EXPECT_GT(exposed.forward.exposed_seconds(), 10 * slot_seconds);
   EXPECT_GT(exposed.forward.bubbles(), 0.5);
+}
+
+// Three ranks, everybody reads everything: four transfers each. The first two leave at once, the third when
+// the first is there, the fourth when the second is.
+TEST(AttentionTime, OfTransfersTwoSlotsAheadIsAddedUpByHand) {
+  const AttentionProblem problem = sized(96, false);
+  const double transfer = 16.0 * 2 * 8 * 2 * 4 / 100;  // on a link of 100 bytes per second
+  const auto forward = [&](double latency) {
+    return play_attention(problem, {}, cut(problem, 3, PartitionKind::contiguous), 1,
+                          rates_of(kNoTime, 100, latency))
+        .forward.seconds;
+  };
+  EXPECT_NEAR(forward(transfer / 2), 4 * transfer + transfer / 2, 1e-9);  // the link is never free
+  EXPECT_NEAR(forward(10 * transfer), 2 * (transfer + 10 * transfer) + transfer, 1e-9);
+}
+
+// Zigzag gives a rank twice the work with one transfer that it has with another. Over a link on which the
+// messages of the rank that sends most take 80 % of computing, they hide, but for one hop of backward.
+TEST(AttentionTime, MessagesHideBehindUnequalSlots) {
+  for (const int ranks : {4, 8}) {
+    const AttentionProblem problem = sized(4096, true);
+    const Partition partition = cut(problem, ranks);
+    const RingSchedule schedule(problem, {}, partition);
+    const auto played = [&](Pass pass) {
+      const AttentionTime alone = play_attention(problem, {}, partition, 1, rates_of(1e9, 1e30));
+      const PassTime& computing = pass == Pass::forward ? alone.forward : alone.backward;
+      const double rate = static_cast<double>(computing.sent_bytes) / (0.8 * computing.seconds);
+      const AttentionTime time = play_attention(problem, {}, partition, 1, rates_of(1e9, rate));
+      const double hop = static_cast<double>(2 * schedule.most_rows() * problem.head_dim * 4) / rate;
+      return pass == Pass::forward ? time.forward.seconds / computing.seconds
+                                   : (time.backward.seconds - hop) / computing.seconds;
+    };
+    EXPECT_LE(played(Pass::forward), 1.04) << ranks;
+    EXPECT_LE(played(Pass::backward), 1.04) << ranks;
+  }
 }
 
 TEST(AttentionTime, SendsWhatTheScheduleSends) {

@@ -59,9 +59,9 @@ ParallelSchedule schedule_of(const AttentionProblem& problem, int ranks, Partiti
   return {way, problem, {}, make_partition(kind, ranks, problem, {}), group};
 }
 
-void run_ranks(const ParallelSchedule& schedule, const AttentionBackward& whole,
-               std::string_view pinned = {}) {
-  on_thread_ranks(schedule.ranks(), {}, [&](Communicator& communicator) {
+void run_ranks(const ParallelSchedule& schedule, const AttentionBackward& whole, std::string_view pinned = {},
+               const LinkModel& link = {}) {
+  on_thread_ranks(schedule.ranks(), link, [&](Communicator& communicator) {
     CpuBackend backend(1);
     run_ring_rank(schedule, whole, communicator, backend, pinned);
   });
@@ -281,6 +281,50 @@ TEST(RingAttention, NeedsLessThanOneRankWhereGatheringNeedsMore) {
   }
   EXPECT_LT(ring.reserved(Space::device), single.reserved(Space::device));
   EXPECT_GT(gather.reserved(Space::device), single.reserved(Space::device));
+}
+
+// Four ranks, everybody reads everything: six slots. While a slot is computed, K and V of the next two are
+// under way, in backward of the next three.
+TEST(RingAttention, KeysOfLaterSlotsAreUnderWay) {
+  const ParallelSchedule schedule =
+      schedule_of(sized(256, 4, 2, DType::bf16, false), 4, PartitionKind::contiguous);
+  const AttentionBackward shapes = shapes_of(schedule.problem());
+  Context context(describe_cpu(), {1, 4});
+  RingRun run(context, schedule, shapes);
+  run.forward();
+  run.backward();
+  const auto own = std::ssize(schedule.ring().local(1));
+  const auto check = [&](Phase phase, std::string_view kernel, std::int64_t ahead) {
+    const Transfer& transfer = *schedule.ring().received(1, 0);
+    const std::int64_t bytes = 2 * transfer.row_count * 64 * size_bytes(DType::bf16);  // gradients have more
+    std::int64_t computed = 0;
+    std::int64_t received = 0;
+    for (const WorkRecord& record : context.work(phase)) {
+      if (record.work.kernel == "exchange" && record.work.received_bytes == bytes) ++received;
+      if (record.work.kernel != kernel) continue;
+      const std::int64_t slot = computed++ - own;  // below 0: own keys
+      EXPECT_EQ(received, std::min<std::int64_t>(std::max<std::int64_t>(slot, -1) + 1 + ahead, 6))
+          << kernel << " in slot " << slot;
+    }
+    EXPECT_EQ(computed, own + 6) << kernel;
+  };
+  check(Phase::forward, "attention", 2);
+  check(Phase::backward, "attention backward", 3);
+}
+
+// Messages that arrive late change no bit: what is waited for, and what is added when, is the schedule's.
+TEST(RingAttention, SameBitsOverASlowLink) {
+  for (const PartitionKind kind : {PartitionKind::zigzag, PartitionKind::contiguous}) {
+    const AttentionProblem problem = sized(131, 4, 2, DType::bf16, true);
+    const ParallelSchedule schedule = schedule_of(problem, 5, kind);
+    const Whole fast(problem);
+    const Whole slow(problem);
+    run_ranks(schedule, fast.views());
+    run_ranks(schedule, slow.views(), {}, {.latency = Seconds(1e-3), .bytes_per_second = 1e7});
+    for (std::size_t i = 0; i < fast.results.size(); ++i) {
+      EXPECT_EQ(fast.results[i].values(), slow.results[i].values()) << i;
+    }
+  }
 }
 
 // Buffers are taken before the loops: the allocations of a pass do not depend on the number of tokens.

@@ -172,6 +172,15 @@ std::int64_t most_sent_bytes(const ParallelSchedule& schedule, int ranks, Pass p
   return most;
 }
 
+// What backward cannot hide: the gradients of the last transfer leave when everything is computed. Nothing
+// travels home where heads are divided or everything is gathered.
+double hop_ms(const RingSchedule& ring, const LinkModel& link) {
+  const AttentionProblem& problem = ring.problem();
+  const auto bytes =
+      static_cast<double>(2 * ring.most_rows() * problem.head_dim * size_bytes(problem.dtype_of_sums()));
+  return bytes == 0 ? 0 : 1e3 * (bytes / link.bytes_per_second + link.latency.count());
+}
+
 // The same over a link as fast as memory and over the one that was asked for. A link whose messages take a
 // share of the time of a pass has another rate in each pass, and each pass is measured over its own.
 template <class Measure>
@@ -189,6 +198,7 @@ RingRow measure_over_link(const ParallelSchedule& schedule, int ranks, const Rin
                       .alone_backward_ms = alone.backward_ms,
                       .forward_link = link_of(Pass::forward, alone.forward_ms),
                       .backward_link = link_of(Pass::backward, alone.backward_ms)};
+  linked.backward_hop_ms = hop_ms(schedule.ring(), linked.backward_link);
   RingRow row = measured_over(linked.forward_link);
   if (linked.backward_link != linked.forward_link) {
     const RingRow over_backward = measured_over(linked.backward_link);

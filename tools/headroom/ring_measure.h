@@ -50,6 +50,7 @@ struct LinkedPasses {
   double alone_backward_ms = 0;
   LinkModel forward_link;
   LinkModel backward_link;
+  double backward_hop_ms = 0;                // of the gradients of one transfer, the largest, over that link
   std::optional<AttentionTime> predicted{};  // by playing the schedule; none for allgather, which has none
 };
 

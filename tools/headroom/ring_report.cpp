@@ -37,7 +37,8 @@ nlohmann::ordered_json to_json(const RingRow& row, std::string_view transport) {
                {"forward_of_alone", row.forward_ms / linked.alone_forward_ms},
                {"backward_of_alone", row.backward_ms / linked.alone_backward_ms},
                {"forward_link_bytes_per_second", linked.forward_link.bytes_per_second},
-               {"backward_link_bytes_per_second", linked.backward_link.bytes_per_second}});
+               {"backward_link_bytes_per_second", linked.backward_link.bytes_per_second},
+               {"backward_hop_ms", linked.backward_hop_ms}});
   if (linked.predicted) {
     json["predicted_forward_ms"] = linked.predicted->forward.seconds * 1e3;
     json["predicted_backward_ms"] = linked.predicted->backward.seconds * 1e3;

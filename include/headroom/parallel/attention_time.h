@@ -42,10 +42,11 @@ struct AttentionTime {
 };
 
 // Plays attention in groups of so many ranks that divide heads: 1 is a ring, all of them are heads alone. The
-// group has to be one that supports_way accepts. In each slot a rank waits for the keys of the slot, starts
-// to send those of the next one, and computes; messages leave a rank one after another and move while it
+// group has to be one that supports_way accepts. The keys of the first slots leave at once: two in forward,
+// three in backward, one with dilation. In each slot a rank waits for the keys of the slot, starts to send
+// those of the slot so many later, and computes; messages leave a rank one after another and move while it
 // computes. In backward the gradients of a slot's keys leave behind its computing, and their owner adds them
-// one slot later.
+// when it needs their buffer again.
 [[nodiscard]] AttentionTime play_attention(const AttentionProblem& whole, const AttentionForward& lists,
                                            const Partition& partition, int group, const RankRates& rates);
 

@@ -75,6 +75,8 @@ class RingSchedule {
   // Rows of the largest transfer's interval, and the most rows that one transfer sends, over all ranks.
   [[nodiscard]] std::int64_t most_keys() const { return most_keys_; }
   [[nodiscard]] std::int64_t most_rows() const { return most_rows_; }
+  // No fewer than slots(), and the same of a sample: as many buffers are enough.
+  [[nodiscard]] std::int64_t most_slots() const { return most_slots_; }
   // Whether only some rows of an interval are sent, so that they are packed and unpacked.
   [[nodiscard]] bool packs() const { return packs_; }
 
@@ -91,6 +93,7 @@ class RingSchedule {
   std::vector<std::vector<ChunkPair>> local_;  // [rank]
   std::vector<std::int32_t> received_, sent_;  // [slot, rank] into transfers_, or -1
   std::int64_t slots_ = 0;
+  std::int64_t most_slots_ = 0;
   std::int64_t most_keys_ = 0;
   std::int64_t most_rows_ = 0;
   bool packs_ = false;
