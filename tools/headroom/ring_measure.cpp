@@ -213,8 +213,8 @@ RingRow measure_over_link(const ParallelSchedule& schedule, int ranks, const Rin
 // threads, or their part of the cores where there are more threads than cores.
 double rank_share(int ranks, const std::vector<Device>& devices, int threads, int threads_of_rank) {
   if (devices.front().kind == DeviceKind::cpu) {
-    const double cores = static_cast<double>(usable_cores()) / ranks;
-    return std::min<double>(threads_of_rank, cores) / threads;
+    const double cores = usable_cores();
+    return std::min(static_cast<double>(threads_of_rank), cores / ranks) / std::min<double>(threads, cores);
   }
   const auto on_first = [&](int rank) { return device_of_rank(devices, rank) == devices.front(); };
   int sharing = 0;
