@@ -120,8 +120,8 @@ void fill_normal(const TensorView& view, std::int64_t first, std::uint64_t seed,
     for (std::int64_t i = chunk * kChunk; i < std::min(elements, (chunk + 1) * kChunk); ++i) {
       // Normal enough, and cheap: four uniform numbers.
       const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(first + i));
-      const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
-                                          (bits >> 48));
+      const auto sum =
+          static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
       write_element(view, i, (sum / 65536.0F - 2.0F) * 1.7320508F * spread);
     }
   });
