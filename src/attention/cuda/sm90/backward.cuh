@@ -5,8 +5,9 @@
 // warpgroups of 64 keys compute.
 //
 // Products and arithmetic of a consumer overlap: while it exponentiates scores, the tensor cores are at dP;
-// while it makes dS, at dV. P and dS are made and multiplied in two halves of the queries, so that there is
-// something to multiply early. dQ of 64 queries is one consumer's work: where a tile has no more, consumers
+// while it makes dS, at dV. P is made and multiplied in two halves of the queries, so that there is something
+// to multiply early. dS is not: it has to be stored before the products of dK, which it would wait behind.
+// dQ of 64 queries is one consumer's work: where a tile has no more, consumers
 // take turns, and while one makes and hands over dQ the other goes on. What bounds a step is shared memory:
 // the operands of products, dS and dQ take about 2,650 of its 3,600 clocks.
 //
