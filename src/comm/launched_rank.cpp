@@ -47,8 +47,9 @@ LaunchedRank launched_rank() {
   check(self.ranks.rank < self.ranks.count, "{} is {} and {} is {}; ranks are 0 to {}", rank, self.ranks.rank,
         count, self.ranks.count, self.ranks.count - 1);
   self.local_rank = number_of(by_mpirun ? "OMPI_COMM_WORLD_LOCAL_RANK" : "LOCAL_RANK", 0, kMostRanks - 1);
-  const bool one_host = by_mpirun && is_set("OMPI_COMM_WORLD_LOCAL_SIZE") &&
-                        number_of("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks) == self.ranks.count;
+  const char* local_count = by_mpirun ? "OMPI_COMM_WORLD_LOCAL_SIZE" : "LOCAL_WORLD_SIZE";
+  if (is_set(local_count)) self.local_count = number_of(local_count, 1, kMostRanks);
+  const bool one_host = by_mpirun && self.local_count == self.ranks.count;
   self.address = one_host && !is_set("MASTER_ADDR") ? "127.0.0.1" : text_of("MASTER_ADDR");
   const std::string_view port = by_mpirun && !is_set("MASTER_PORT") ? kDefaultPort : text_of("MASTER_PORT");
   self.port = static_cast<int>(parse_whole("MASTER_PORT", port, 1, kLastPort - 1));

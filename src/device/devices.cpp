@@ -93,4 +93,23 @@ std::unique_ptr<Backend> open_backend(const Device& device, int threads) {
   return std::make_unique<CpuBackend>(threads);
 }
 
+std::vector<Device> devices_of_ranks(const std::vector<std::string>& names) {
+  check(!names.empty(), "no device is given for the ranks");
+  std::vector<Device> devices;
+  for (const std::string& name : names) {
+    devices.push_back(find_device(parse_device(name)).device);
+    check(devices.back().kind == devices.front().kind,
+          "ranks are all on the CPU or all on GPUs, not on {} and {}", names.front(), name);
+  }
+  return devices;
+}
+
+int ranks_on_device(const std::vector<Device>& devices, int rank, int ranks) {
+  int sharing = 0;
+  for (int other = 0; other < ranks; ++other) {
+    sharing += device_of_rank(devices, other) == device_of_rank(devices, rank) ? 1 : 0;
+  }
+  return sharing;
+}
+
 }  // namespace headroom

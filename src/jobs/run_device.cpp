@@ -30,8 +30,10 @@ RunDevice open_run_device(const RunDeviceOptions& options) {
   RunDevice device{.backend = open_backend(which, threads)};
   check(which.kind != DeviceKind::cpu || !options.host_budget_bytes,
         "--host-budget means nothing on {}, whose memory is the host's", to_string(which));
-  device.budget = share(device_budget(find_device(which), options.budget_bytes), options.ranks_here);
-  if (which.kind != DeviceKind::cpu) {
+  const bool own_memory = which.kind != DeviceKind::cpu;
+  device.budget = share(device_budget(find_device(which), options.budget_bytes),
+                        own_memory ? options.ranks_on_device : options.ranks_here);
+  if (own_memory) {
     device.host = share(host_budget(host_memory(), options.host_budget_bytes), options.ranks_here);
   }
   return device;

@@ -131,7 +131,7 @@ void check_same_options(const TrainingOptions& options, Communicator& ranks) {
                     {"--keep-last", text_of(options.keep_last)},
                     {"--resume", text_of(options.resume)},
                     {"--overwrite", text_of(options.overwrite)},
-                    {"--device", options.device},
+                    {"--device", fmt::format("{}", fmt::join(options.devices, ","))},
                     {"--rank-timeout", fmt::format("{:g}s", options.rank_timeout.count())}},
                    ranks);
 }

@@ -91,7 +91,7 @@ std::vector<Setting> settings_of(const TrainingOptions& options, const FoundMode
   add(SettingKind::exact, "weight_decay", optimizer.weight_decay);
   add(SettingKind::exact, "clip", optimizer.max_norm);
   add(SettingKind::last_bits, "version", HEADROOM_VERSION);
-  add(SettingKind::last_bits, "device", options.device);
+  add(SettingKind::last_bits, "device", fmt::format("{}", fmt::join(options.devices, ",")));
   add(SettingKind::last_bits, "simd", name(device.simd));
   add(SettingKind::last_bits, "ranks", strategy.ranks());
   add(SettingKind::last_bits, "ring", strategy.ring_ranks);
@@ -324,27 +324,26 @@ LinkModel link_of_run(const TrainingOptions& options, const DeviceDescription& d
   return link;
 }
 
-TrainingPlan plan_rank(const TrainingOptions& options, Communicator* launched) {
+TrainingPlan plan_rank(const TrainingOptions& options, const RankProcess& process) {
+  Communicator* const launched = process.communicator;
   const std::int64_t code_bytes = process_mapped_bytes();  // before the data is mapped
   check_text("--model", options.model);
   check_text("--data", options.data);
   check_text("--out", options.out);
   check(!options.resume || !options.overwrite, "--resume keeps what --overwrite removes; give one of them");
   if (launched != nullptr) check_same_options(options, *launched);
-  const int ranks_here =
-      launched == nullptr ? static_cast<int>(options.pins.ranks) : MpiRanks::on_this_host();
-  const bool agrees_on_threads = launched != nullptr && parse_device(options.device).kind == DeviceKind::cpu;
+  const int ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : process.local_count;
+  const std::vector<Device> devices = devices_of_ranks(options.devices);
+  const std::string own_device = to_string(device_of_rank(devices, process.local_rank));
+  const bool agrees_on_threads = launched != nullptr && devices[0].kind == DeviceKind::cpu;
   RunDevice device = open_run_device(
-      {.device = options.device,
+      {.device = own_device,
        .threads = agrees_on_threads ? agreed_threads(options, ranks_here, *launched) : options.threads,
        .budget_bytes = options.budget_bytes,
        .host_budget_bytes = options.host_budget_bytes,
-       .ranks_here = ranks_here});
+       .ranks_here = ranks_here,
+       .ranks_on_device = ranks_on_device(devices, process.local_rank, ranks_here)});
   if (launched != nullptr) {
-    check(launched->ranks().count == 1 || device.backend->device().kind == DeviceKind::cpu,
-          "--device {}: processes of mpirun train on CPUs; --ranks {} trains on a GPU with threads of one "
-          "process",
-          options.device, launched->ranks().count);
     for (MemoryBudget* budget : {&device.budget, &device.host}) agree_on(*budget, *launched);
   }
   AppendedFile::check_kind(metrics_path(options.out));
@@ -408,6 +407,7 @@ auto or_end_all(Communicator* launched, const Body& body) {
 TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver& observer) {
   const auto count = static_cast<int>(plan.ranks());
   const Backend& first = *plan.device.backend;
+  const std::vector<Device> devices = devices_of_ranks(plan.options.devices);
   ThreadRanks ranks(count, plan.options.rank_timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
   TrainingResult result;
@@ -417,7 +417,7 @@ TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver
       if (rank == 0) {
         result = run_training(plan, *plan.device.backend, &communicator, observer);
       } else {
-        const auto backend = open_backend(first.device(), first.description().cores);
+        const auto backend = open_backend(device_of_rank(devices, rank), first.description().cores);
         static_cast<void>(run_training(plan, *backend, &communicator, {}));
       }
     } catch (...) {
@@ -441,8 +441,8 @@ TrainingResult train_on_threads(const TrainingPlan& plan, const TrainingObserver
 
 }  // namespace
 
-TrainingPlan plan_training(const TrainingOptions& options, Communicator* launched) {
-  return or_end_all(launched, [&] { return plan_rank(options, launched); });
+TrainingPlan plan_training(const TrainingOptions& options, const RankProcess& process) {
+  return or_end_all(process.communicator, [&] { return plan_rank(options, process); });
 }
 
 TrainingResult train(TrainingPlan& plan, const TrainingObserver& observer) {

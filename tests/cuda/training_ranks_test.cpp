@@ -87,7 +87,7 @@ TEST_F(CudaTrainingRanks, RunsAreThoseOfOneRank) {
     options.dtype = "f32";
     options.optimizer.steps = 6;
     options.out = (folder / name).string();
-    options.device = "cuda:0";
+    options.devices = {"cuda:0"};
     options.pins.ranks = ranks;
     options.pins.shard = shard;
     options.resume = latest_checkpoint(options.out).has_value();

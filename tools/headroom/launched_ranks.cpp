@@ -1,14 +1,33 @@
 #include "launched_ranks.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
+
 namespace headroom {
 
-LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices) : device_(devices[0]) {
+namespace {
+
+// NCCL takes one rank of a host on a GPU. Ranks that share one are hosts of their own to it, and their
+// messages go through sockets: slow, but the same.
+void call_ranks_hosts(const LaunchedRank& self) {
+  constexpr int kKeepWhatIsSet = 0;
+  setenv("NCCL_HOSTID", fmt::format("rank{}", self.ranks.rank).c_str(), kKeepWhatIsSet);
+}
+
+}  // namespace
+
+LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices, Seconds timeout) : device_(devices[0]) {
   if (devices[0].kind == DeviceKind::cuda && rank_is_launched()) {
     const LaunchedRank self = launched_rank();
-    device_ = device_of_rank(devices, self.local_rank);
-    nccl_.emplace(self, device_.index);
+    local_rank_ = self.local_rank;
+    local_count_ = self.local_count;
+    device_ = device_of_rank(devices, local_rank_);
+    if (ranks_on_device(devices, local_rank_, local_count_) > 1) call_ranks_hosts(self);
+    nccl_.emplace(self, device_.index, timeout);
   } else if (MpiRanks::launched()) {
-    mpi_.emplace();
+    local_count_ = MpiRanks::on_this_host();
+    mpi_.emplace(timeout);
   }
 }
 

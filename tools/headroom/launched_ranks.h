@@ -14,12 +14,15 @@ namespace headroom {
 class LaunchedRanks {
  public:
   // The devices are those that the ranks of a host take in turn. Returns when all ranks are connected.
-  explicit LaunchedRanks(const std::vector<Device>& devices);
+  explicit LaunchedRanks(const std::vector<Device>& devices, Seconds timeout = kDefaultTimeout);
 
   // Of this process; none where the ranks are threads of it.
   [[nodiscard]] Communicator* communicator();
   [[nodiscard]] Ranks ranks() { return communicator() == nullptr ? Ranks{} : communicator()->ranks(); }
   [[nodiscard]] std::string_view transport() const;
+  // This process among those of its host; alone where the ranks are threads of it.
+  [[nodiscard]] int local_rank() const { return local_rank_; }
+  [[nodiscard]] int local_count() const { return local_count_; }
   // The device of this process, or the first of them.
   [[nodiscard]] Device device() const { return device_; }
   // Waits for all ranks. A rank that fails after its last message would otherwise go unnoticed.
@@ -29,6 +32,8 @@ class LaunchedRanks {
   std::optional<MpiRanks> mpi_;
   std::optional<NcclRanks> nccl_;
   Device device_;
+  int local_rank_ = 0;
+  int local_count_ = 1;
 };
 
 }  // namespace headroom

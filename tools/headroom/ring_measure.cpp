@@ -216,10 +216,7 @@ double rank_share(int ranks, const std::vector<Device>& devices, int threads, in
     const double cores = usable_cores();
     return std::min(static_cast<double>(threads_of_rank), cores / ranks) / std::min<double>(threads, cores);
   }
-  const auto on_first = [&](int rank) { return device_of_rank(devices, rank) == devices.front(); };
-  int sharing = 0;
-  for (int rank = 0; rank < ranks; ++rank) sharing += on_first(rank) ? 1 : 0;
-  return 1.0 / sharing;
+  return 1.0 / ranks_on_device(devices, 0, ranks);
 }
 
 // As many as one rank alone has.

@@ -16,6 +16,7 @@
 #include "headroom/comm.h"
 #include "headroom/core/bytes.h"
 #include "headroom/jobs.h"
+#include "launched_ranks.h"
 #include "run_options.h"
 
 namespace headroom {
@@ -214,16 +215,15 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
   for (const std::string& note : result.notes) fmt::print(out, "note    {}\n", note);
 }
 
-// Ranks that mpirun has started, or threads of this process.
+// Ranks that mpirun or torchrun has started, or threads of this process.
 void train(Options options, std::ostream& given) {
   options.run.rank_timeout = Seconds(options.rank_timeout);
-  std::optional<MpiRanks> mpi;
-  if (MpiRanks::launched()) mpi.emplace(options.run.rank_timeout);
-  Communicator* launched = mpi ? &mpi->communicator() : nullptr;
+  LaunchedRanks processes(devices_of_ranks(options.run.devices), options.run.rank_timeout);
+  Communicator* launched = processes.communicator();
   if (launched != nullptr) {
     const Ranks ranks = launched->ranks();
     check(options.run.pins.ranks == 1 || options.run.pins.ranks == ranks.count,
-          "--ranks {} is for ranks that are threads, and mpirun has started {} processes; leave it out",
+          "--ranks {} is for ranks that are threads, and {} processes were started; leave it out",
           options.run.pins.ranks, ranks.count);
     options.run.pins.ranks = ranks.count;
   }
@@ -234,7 +234,10 @@ void train(Options options, std::ostream& given) {
   std::ostream& out = leads ? given : nowhere;
   check(!options.html || !is_file_of_run(*options.html, options.run.out),
         "--html {} is the run's own file; choose another name", options.html.value_or(""));
-  TrainingPlan plan = plan_training(options.run, launched);
+  TrainingPlan plan = plan_training(
+      options.run, {.communicator = launched,
+                    .local_rank = processes.local_rank(),
+                    .local_count = processes.local_count()});
   if (!options.json) {
     print_plan(plan, out);
     out.flush();  // to be read while it trains
@@ -263,7 +266,7 @@ void train(Options options, std::ostream& given) {
   if (options.html && leads) write_html(*options.html, training_page(plan, result));
   if (lost_output) fail_lost_output(*lost_output, result);
   // A rank that hangs from here on is noticed: the end of MPI would wait for it without a timeout.
-  if (launched != nullptr) launched->barrier();
+  processes.finish();
 }
 
 }  // namespace
@@ -292,8 +295,8 @@ void add_train(Command app, std::ostream& out) {
   add_host_budget_option(app, run.host_budget_bytes);
   add_pin_options(app, run.pins);
   app.add_whole("--ranks", run.pins.ranks, 1, kMostRanks,
-                "Threads that train together, each with its own share of the cores; under mpirun its "
-                "processes are the ranks");
+                "Threads that train together, each with its own share of the cores; under mpirun or torchrun "
+                "their processes are the ranks");
   add_rank_options(app, run.pins);
   add_link_options(app, run.link, run.latency_seconds);
   app.add_seconds("--rank-timeout", options->rank_timeout, {.above = true},
@@ -321,7 +324,8 @@ void add_train(Command app, std::ostream& out) {
   app.add_whole("--keep-last", run.keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", run.resume, "Go on from the last checkpoint in --out, with the same bits");
   app.add_flag("--overwrite", run.overwrite, "Begin anew: replace the checkpoints and metrics in --out");
-  app.add_text("--device", run.device, "Where to train: cpu or cuda:N");
+  app.add_list("--device", run.devices,
+               "Where to train: cpu or cuda:N; several GPUs, such as cuda:0,cuda:1, are taken by ranks in turn");
   add_threads_option(app, run.threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   add_html_option(app, options->html);

@@ -10,13 +10,15 @@ namespace headroom {
 struct LaunchedRank {
   Ranks ranks;
   int local_rank = 0;   // among the ranks of its host
+  int local_count = 1;  // of them
   std::string address;  // of rank 0, a name or an IPv4 address
   int port = 0;         // where rank 0 listens
 };
 
 // Whether the environment describes a rank.
 [[nodiscard]] bool rank_is_launched();
-// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or without RANK what mpirun sets. Throws
+// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE (1 where it is not set), MASTER_ADDR and MASTER_PORT,
+// or without RANK what mpirun sets. Throws
 // an error of kind input that names the variable which is missing or wrong. Where torchrun itself listens at
 // MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the port is the next one. Under mpirun the address is needed
 // only for several hosts, and the port is 29500 unless MASTER_PORT is set.

@@ -2,6 +2,7 @@
 // the backend of each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,15 @@ struct DeviceList {
 
 // The device as listed; an unknown one is an error that names what there is.
 [[nodiscard]] ListedDevice find_device(const Device& device);
+
+// Devices that ranks take in turn, from their names. Throws where one is not on this machine, or where CPU and
+// GPUs are mixed.
+[[nodiscard]] std::vector<Device> devices_of_ranks(const std::vector<std::string>& names);
+[[nodiscard]] inline Device device_of_rank(const std::vector<Device>& devices, int rank) {
+  return devices[static_cast<std::size_t>(rank) % devices.size()];
+}
+// How many of so many ranks on one host have the device of one of them.
+[[nodiscard]] int ranks_on_device(const std::vector<Device>& devices, int rank, int ranks);
 
 // What a run may take of a device's memory, or of the host's for what is offloaded.
 struct MemoryBudget {

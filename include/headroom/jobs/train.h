@@ -47,9 +47,16 @@ struct TrainingOptions {
   std::int64_t keep_last = 2;                       // checkpoints to keep
   bool resume = false;                              // go on from the last checkpoint in `out`
   bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
-  std::string device = "cpu";
+  std::vector<std::string> devices = {"cpu"};  // that the ranks of a host take in turn
   int threads = 0;                         // of each rank; 0: every core, or its share of them
   Seconds rank_timeout = kDefaultTimeout;  // for which a rank waits for another, where the ranks are threads
+};
+
+// This process, where it is one rank of several that were started as processes.
+struct RankProcess {
+  Communicator* communicator = nullptr;  // without one the ranks are threads of this process
+  int local_rank = 0;                    // among those of its host
+  int local_count = 1;                   // of them
 };
 
 struct TrainingPlan {
@@ -77,7 +84,7 @@ struct TrainingPlan {
 // Throws where an option is wrong, where the folder holds another run, and, as an error of kind memory, where
 // nothing fits the budget. A process that is one rank of several hands in its communicator, and all of them
 // call this: the smallest budget of a rank is that of all. An error of one ends the others.
-[[nodiscard]] TrainingPlan plan_training(const TrainingOptions& options, Communicator* launched = nullptr);
+[[nodiscard]] TrainingPlan plan_training(const TrainingOptions& options, const RankProcess& process = {});
 
 struct StepReport {
   std::int64_t step = 0;
