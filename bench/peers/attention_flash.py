@@ -4,7 +4,8 @@
 Needs the PyTorch of the machine with the GPU and flash-attn-4 with what it imports on PYTHONPATH; nothing in the build or the tests
 uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic), in cuDNN where it serves the mask, and in
 Headroom (free order, then deterministic); ratios are of the medians over the rounds. PyTorch asks cuDNN for no fixed order. First
-calls are not timed.
+calls are not timed. All queue forward and backward in turn and take the time of each from the GPU, on copies of the inputs that do not
+fit the cache twice over: backward has another copy than the forward before it.
 
     bench/peers/attention_flash.py --headroom build/cuda/headroom > bench/results/attention_flash_peers.json
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-# batch, sequence, query heads, K/V heads, head size, mask; documents:N are N uneven ones
+# batch, sequence (and its keys, where there are others), query heads, K/V heads, head size, mask; documents:N are N uneven ones
 SHAPES = """
 4 4096 16 16 128 causal
 1 16384 16 16 128 causal
@@ -34,6 +35,7 @@ SHAPES = """
 1 16384 32 8 128 window:4096
 32 512 32 8 128 causal
 16 1024 16 16 128 causal
+1 2048/65536 32 8 128 full
 3 5003 24 8 128 causal
 1 12288 40 8 128 causal
 2 8192 24 24 96 causal
@@ -60,7 +62,7 @@ def run_headroom(case, options, documents, deterministic):
     mask = f"causal+documents:{documents}" if documents else case["mask"]
     command = [options.headroom, "bench", "attention", "--device", "cuda:0", "--impl", "sm90", "--json", "--steps", "200", "--warmup",
                "3", "--max-seconds", str(options.seconds), "--dtype", "bf16", "--mask", mask]
-    for key in ("batch", "seq", "heads", "kv_heads", "head_dim"):
+    for key in ("batch", "seq", "keys", "heads", "kv_heads", "head_dim"):
         command += ["--" + key.replace("_", "-"), str(case[key])]
     if not deterministic:
         command.append("--nondeterministic")
@@ -68,20 +70,32 @@ def run_headroom(case, options, documents, deterministic):
     return bench, bench["rows"][0]
 
 
-def timed(torch, forward, backward, seconds):
-    """Medians of forward and backward in turn, queued without waiting."""
+def copies_of(torch, case):
+    """As many as bench attention has."""
+    numbers = 2 * case["batch"] * case["head_dim"] * (case["seq"] * case["heads"] + case["keys"] * case["kv_heads"])
+    return range(max(1, min(16, 2 * torch.cuda.get_device_properties(0).L2_cache_size // (2 * numbers) + 1)))
+
+
+def inputs(torch, case, batch):
+    """Query, key, value and gradient of the output."""
+    return [torch.randn(*batch, case[rows], case[heads], case["head_dim"], device="cuda", dtype=torch.bfloat16)
+            for rows, heads in (("seq", "heads"), ("keys", "kv_heads"), ("keys", "kv_heads"), ("seq", "heads"))]
+
+
+def timed(torch, case, forward, backward, seconds):
+    """Medians of forward(i) and backward(i + 1) in turn, queued without waiting; i says which copy."""
     def loop(count):
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(count)]
-        for event in events:
+        for i, event in enumerate(events):
             event[0].record()
-            forward()
+            forward(i)
             event[1].record()
-            backward()
+            backward(i + 1)
             event[2].record()
         torch.cuda.synchronize()
         return [(e[0].elapsed_time(e[1]), e[1].elapsed_time(e[2])) for e in events]
 
-    loop(3)
+    loop(2 + len(copies_of(torch, case)))
     each = sum(loop(1)[0])
     pairs = loop(max(5, min(200, int(seconds * 1e3 / each))))
     return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
@@ -89,35 +103,46 @@ def timed(torch, forward, backward, seconds):
 
 def flash_functions(torch, case, lengths):
     from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
-    rows = (case["seq"],) if lengths else (case["batch"], case["seq"])
-    q, gradient, k, v = (torch.randn(*rows, case[heads], case["head_dim"], device="cuda", dtype=torch.bfloat16)
-                         for heads in ("heads", "heads", "kv_heads", "kv_heads"))
+    copies = [inputs(torch, case, () if lengths else (case["batch"],)) for _ in copies_of(torch, case)]
     more = {"causal": case["mask"] != "full"}
     if case["mask"].startswith("window"):
         more = {"window_size_left": int(case["mask"].split(":")[1]) - 1, "window_size_right": 0}
     if lengths:
         starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
         more.update(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
-    output, lse = _flash_attn_fwd(q, k, v, return_lse=True, **more)[:2]
-    return (lambda: _flash_attn_fwd(q, k, v, return_lse=True, **more),
-            lambda deterministic: _flash_attn_bwd(q, k, v, output, gradient, lse, deterministic=deterministic, **more))
+
+    def forward(i):
+        return _flash_attn_fwd(*copies[i % len(copies)][:3], return_lse=True, **more)[:2]
+
+    outputs = [forward(i) for i in range(len(copies))]
+
+    def backward(i, deterministic):
+        q, k, v, gradient = copies[i % len(copies)]
+        output, lse = outputs[i % len(copies)]
+        return _flash_attn_bwd(q, k, v, output, gradient, lse, deterministic=deterministic, **more)
+
+    return forward, backward
 
 
 def cudnn_functions(torch, case):
     if case["mask"] not in ("full", "causal"):
-        return None
+        raise RuntimeError("cuDNN is asked for no such mask")
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    q, k, v, gradient = (torch.randn(case["batch"], case["seq"], case[heads], case["head_dim"], device="cuda", dtype=torch.bfloat16)
-                         .transpose(1, 2).requires_grad_(True) for heads in ("heads", "kv_heads", "kv_heads", "heads"))
-    kept = []
+    copies = [[tensor.transpose(1, 2).requires_grad_(True) for tensor in inputs(torch, case, (case["batch"],))]
+              for _ in copies_of(torch, case)]
 
-    def forward():
+    def forward(i):
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
-            kept[:] = [F.scaled_dot_product_attention(q, k, v, is_causal=case["mask"] == "causal",
-                                                      enable_gqa=case["heads"] != case["kv_heads"])]
+            return F.scaled_dot_product_attention(*copies[i % len(copies)][:3], is_causal=case["mask"] == "causal",
+                                                  enable_gqa=case["heads"] != case["kv_heads"])
 
-    return forward, lambda: torch.autograd.grad(kept[0], (q, k, v), gradient)
+    outputs = [forward(i) for i in range(len(copies))]
+
+    def backward(i):
+        torch.autograd.grad(outputs[i % len(copies)], copies[i % len(copies)][:3], copies[i % len(copies)][3], retain_graph=True)
+
+    return forward, backward
 
 
 def compare(torch, case, options):
@@ -128,17 +153,16 @@ def compare(torch, case, options):
         documents.flush()
         name = documents.name if lengths else None
         flash_forward, flash_backward = flash_functions(torch, case, lengths)
-        cudnn = cudnn_functions(torch, case)
+        try:
+            cudnn = cudnn_functions(torch, case)
+        except RuntimeError:
+            cudnn = None
         for _ in range(options.rounds):
-            free = timed(torch, flash_forward, lambda: flash_backward(False), options.seconds)
-            fixed = timed(torch, flash_forward, lambda: flash_backward(True), options.seconds)
+            free = timed(torch, case, flash_forward, lambda i: flash_backward(i, False), options.seconds)
+            fixed = timed(torch, case, flash_forward, lambda i: flash_backward(i, True), options.seconds)
             one = {"flash": dict(zip(PARTS, (statistics.mean((free[0], fixed[0])), free[1], fixed[1])))}
             if cudnn:
-                try:
-                    times = timed(torch, *cudnn, options.seconds)
-                    one["cudnn"] = {"forward": times[0], "free": times[1]}
-                except RuntimeError:
-                    cudnn = None
+                one["cudnn"] = dict(zip(PARTS, timed(torch, case, *cudnn, options.seconds)))
             bench, free = run_headroom(case, options, name, False)
             _, fixed = run_headroom(case, options, name, True)
             one["headroom"] = dict(zip(PARTS, (statistics.mean((free["forward_ms"], fixed["forward_ms"])), free["backward_ms"],
@@ -172,8 +196,10 @@ def main():
     torch.manual_seed(0)
     rows = []
     for line in filter(str.strip, options.shapes.replace(";", "\n").splitlines()):
-        numbers, mask = line.split()[:-1], line.split()[-1]
-        case = {**dict(zip(("batch", "seq", "heads", "kv_heads", "head_dim"), map(int, numbers))), "mask": mask}
+        batch, rows, *heads, mask = line.split()
+        seq, _, keys = rows.partition("/")
+        names = ("batch", "seq", "keys", "heads", "kv_heads", "head_dim")
+        case = {**dict(zip(names, map(int, (batch, seq, keys or seq, *heads)))), "mask": mask}
         row, bench = compare(torch, case, options)
         rows.append(row)
         torch.cuda.empty_cache()

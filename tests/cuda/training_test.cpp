@@ -23,7 +23,7 @@ class CudaTraining : public GpuTest {
             .dtype = "f32",
             .optimizer = {.steps = 6},
             .out = (folder_ / run).string(),
-            .device = std::move(device),
+            .devices = {std::move(device)},
             .threads = 2};
   }
   // Goes on where the folder has a checkpoint, and stops after a step.

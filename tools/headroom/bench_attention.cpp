@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -32,6 +33,7 @@ struct Options {
   std::vector<std::int64_t> batch = {1};
   std::vector<std::int64_t> heads = {8};
   std::int64_t kv_heads = 0;
+  std::int64_t keys = 0;
   std::vector<std::string> dtype = {"f32"};
   std::vector<std::string> mask = {"causal"};
   std::vector<std::string> implementation;  // empty: what is worth comparing on the device
@@ -79,7 +81,7 @@ std::vector<AttentionRunCase> make_cases(Options options) {
               for (const std::string& implementation : options.implementation) {
                 AttentionRunCase c{.problem = {.batch = batch,
                                                .seq_q = seq,
-                                               .seq_k = seq,
+                                               .seq_k = options.keys == 0 ? seq : options.keys,
                                                .heads_q = heads,
                                                .heads_kv = options.kv_heads == 0 ? heads : options.kv_heads,
                                                .head_dim = head_dim,
@@ -123,8 +125,9 @@ void set_rates(const std::vector<double>& forward, const std::vector<double>& ba
   row.gflops = 14 * pair_flops / ((row.forward_ms + row.backward_ms) * 1e6);
 }
 
-// On a GPU: by its own clock, each run on another copy of the inputs. Nothing may be allocated after the
-// warm-up, in which the driver loads the kernels; it goes over every copy, since backward takes the next one.
+// On a GPU: by its own clock, forward and backward in turn, each on another copy of the inputs, and queued as
+// in training, so that launching costs nothing. Nothing may be allocated after the warm-up, in which the
+// driver loads the kernels; it goes over every copy, since backward takes the next one.
 void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies, const Options& options,
                        double pair_flops, Row& row) {
   std::size_t turn = 0;
@@ -138,12 +141,29 @@ void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies,
   const std::int64_t free_before = free_bytes();
   std::vector<double> forward;
   std::vector<double> backward;
-  repeat(options.bench, [&] {
-    forward.push_back(context.device_seconds([&] { run.forward(turn); }));
-    // Of a copy that forward did not just touch.
-    backward.push_back(context.device_seconds([&] { run.backward(turn + 1); }));
-    ++turn;
-  });
+  constexpr double kQueuedSeconds = 0.02;
+  std::size_t queued = 1;
+  double spent = 0;
+  for (std::size_t left = static_cast<std::size_t>(options.bench.steps);
+       left > 0 && spent <= options.bench.max_seconds;) {
+    const std::size_t pairs = std::min(queued, left);
+    const std::vector<double> seconds = context.device_seconds(2 * pairs, [&](std::size_t i) {
+      if (i % 2 == 0) {
+        run.forward(turn);
+      } else {
+        run.backward(++turn);  // of a copy that forward did not just touch
+      }
+    });
+    for (std::size_t i = 0; i < pairs; ++i) {
+      forward.push_back(seconds[2 * i]);
+      backward.push_back(seconds[2 * i + 1]);
+    }
+    const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+    spent += sum;
+    left -= pairs;
+    queued = static_cast<std::size_t>(std::clamp(kQueuedSeconds * static_cast<double>(pairs) / sum, 1.0,
+                                                 static_cast<double>(Context::kMostTimed / 2)));
+  }
   row.free_change_bytes = free_bytes() - free_before;
   set_rates(forward, backward, pair_flops, row);
 }
@@ -250,8 +270,10 @@ Row measure(const AttentionRunCase& c, const Options& options, Backend& backend,
 std::int64_t largest_seq(AttentionRunCase c, const DeviceDescription& device, std::int64_t budget) {
   const AttentionImplementation& implementation =
       find_implementation(attention_implementations(), c.implementation);
+  const bool square = c.problem.seq_q == c.problem.seq_k;
   const auto fits = [&](std::int64_t seq) {
-    c.problem.seq_q = c.problem.seq_k = seq;
+    c.problem.seq_q = seq;
+    if (square) c.problem.seq_k = seq;
     try {
       return implementation.supports(c.problem, device) &&
              rehearse(c, implementation, device).reserved(Space::device) <= budget;
@@ -328,6 +350,7 @@ nlohmann::ordered_json to_json(const Row& row, const Device& device) {
           {"heads_q", p.heads_q},
           {"heads_kv", p.heads_kv},
           {"seq", p.seq_q},
+          {"keys", p.seq_k},
           {"head_dim", p.head_dim},
           {"mask", row.c.mask},
           {"deterministic", p.deterministic},
@@ -496,6 +519,8 @@ void add_bench_attention(Command app, std::ostream& out) {
       app.add_list("--heads", options->heads, 1, kMostTokens, "Query heads"),
       app.add_whole("--kv-heads", options->kv_heads, 1, kMostTokens,
                     "Key and value heads (default: as many as query heads)"),
+      app.add_whole("--keys", options->keys, 1, kMostTokens,
+                    "Keys and values of a sequence (default: as many as queries)"),
       app.add_list("--mask", options->mask,
                    "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +")};
   app.add_list("--dtype", options->dtype, "f32, bf16, f16");

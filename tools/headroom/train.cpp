@@ -234,10 +234,9 @@ void train(Options options, std::ostream& given) {
   std::ostream& out = leads ? given : nowhere;
   check(!options.html || !is_file_of_run(*options.html, options.run.out),
         "--html {} is the run's own file; choose another name", options.html.value_or(""));
-  TrainingPlan plan = plan_training(
-      options.run, {.communicator = launched,
-                    .local_rank = processes.local_rank(),
-                    .local_count = processes.local_count()});
+  TrainingPlan plan = plan_training(options.run, {.communicator = launched,
+                                                  .local_rank = processes.local_rank(),
+                                                  .local_count = processes.local_count()});
   if (!options.json) {
     print_plan(plan, out);
     out.flush();  // to be read while it trains
@@ -324,8 +323,9 @@ void add_train(Command app, std::ostream& out) {
   app.add_whole("--keep-last", run.keep_last, 1, kMostCounted, "Checkpoints to keep");
   app.add_flag("--resume", run.resume, "Go on from the last checkpoint in --out, with the same bits");
   app.add_flag("--overwrite", run.overwrite, "Begin anew: replace the checkpoints and metrics in --out");
-  app.add_list("--device", run.devices,
-               "Where to train: cpu or cuda:N; several GPUs, such as cuda:0,cuda:1, are taken by ranks in turn");
+  app.add_list(
+      "--device", run.devices,
+      "Where to train: cpu or cuda:N; several GPUs, such as cuda:0,cuda:1, are taken by ranks in turn");
   add_threads_option(app, run.threads);
   app.add_flag("--json", options->json, "For machines; keys in docs/cli.md");
   add_html_option(app, options->html);

@@ -31,8 +31,8 @@ struct DeviceList {
 // The device as listed; an unknown one is an error that names what there is.
 [[nodiscard]] ListedDevice find_device(const Device& device);
 
-// Devices that ranks take in turn, from their names. Throws where one is not on this machine, or where CPU and
-// GPUs are mixed.
+// Devices that ranks take in turn, from their names. Throws where one is not on this machine, or where CPU
+// and GPUs are mixed.
 [[nodiscard]] std::vector<Device> devices_of_ranks(const std::vector<std::string>& names);
 [[nodiscard]] inline Device device_of_rank(const std::vector<Device>& devices, int rank) {
   return devices[static_cast<std::size_t>(rank) % devices.size()];

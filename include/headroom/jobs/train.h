@@ -46,9 +46,9 @@ struct TrainingOptions {
   std::int64_t save_every = 0;                      // steps between checkpoints; 0: at the end alone
   std::int64_t keep_last = 2;                       // checkpoints to keep
   bool resume = false;                              // go on from the last checkpoint in `out`
-  bool overwrite = false;  // begin anew: replace the checkpoints and metrics in `out`
+  bool overwrite = false;                      // begin anew: replace the checkpoints and metrics in `out`
   std::vector<std::string> devices = {"cpu"};  // that the ranks of a host take in turn
-  int threads = 0;                         // of each rank; 0: every core, or its share of them
+  int threads = 0;                             // of each rank; 0: every core, or its share of them
   Seconds rank_timeout = kDefaultTimeout;  // for which a rank waits for another, where the ranks are threads
 };
 

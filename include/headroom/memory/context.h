@@ -217,15 +217,24 @@ class Context {
 
   // Returns when every stream is idle. To be called outside of phases.
   void synchronize();
-  // Returns the seconds that main takes for the work that body() gives it, as the device measures them; 0 on
-  // a phantom.
+  // Returns the seconds that main takes for the work that each of body(0), body(1) ... gives it, as the
+  // device measures them; zeros on a phantom. The work is queued: the device never waits for the host in
+  // between.
+  static constexpr std::size_t kMostTimed = 64;
   template <class Body>
-  [[nodiscard]] double device_seconds(Body&& body) {
-    if (!phantom()) backend_->mark(kTimerBegin);
-    body();
-    if (phantom()) return 0;
-    backend_->mark(kTimerEnd);
-    return backend_->seconds_between(kTimerBegin, kTimerEnd);
+  [[nodiscard]] std::vector<double> device_seconds(std::size_t count, const Body& body) {
+    check(count <= kMostTimed, "{} pieces of work cannot be timed in a row, only {}", count, kMostTimed);
+    std::vector<double> seconds(count);
+    if (!phantom()) backend_->mark(0);
+    for (std::size_t i = 0; i < count; ++i) {
+      body(i);
+      if (!phantom()) backend_->mark(static_cast<std::uint32_t>(i + 1));
+    }
+    for (std::size_t i = 0; i < count && !phantom(); ++i) {
+      seconds[i] =
+          backend_->seconds_between(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i + 1));
+    }
+    return seconds;
   }
 
  private:
@@ -287,10 +296,8 @@ class Context {
   void note(const Event& event);
   void note_work(const Work& work, StreamId stream = StreamId::main);
 
-  // The backend's marks: two of device_seconds, one where a phase begins, two of each piece of its work.
-  static constexpr std::uint32_t kTimerBegin = 0;
-  static constexpr std::uint32_t kTimerEnd = 1;
-  static constexpr std::uint32_t kPhaseBegin = 2;
+  // The backend's marks: those of device_seconds, one where a phase begins, two of each piece of its work.
+  static constexpr std::uint32_t kPhaseBegin = kMostTimed + 1;
   enum class Side : std::uint8_t { begin, end };
   static std::uint32_t work_mark(std::size_t piece, Side side) {
     return kPhaseBegin + 1 + static_cast<std::uint32_t>(2 * piece + (side == Side::end ? 1 : 0));
