@@ -10,7 +10,8 @@ namespace headroom::cuda {
 // The running softmax of a thread's two rows (r and r + 8 of its warp's sixteen), in units of log2.
 struct Softmax {
   static constexpr float kNothing = -INFINITY;
-  // Sums stay exact while scores exceed the maximum they were started with by less than this power of two.
+  // Sums and probabilities stay in range while scores exceed the maximum they were started with by less than
+  // this power of two.
   static constexpr float kSlack = 8;
 
   float maximum[2] = {kNothing, kNothing};
@@ -41,6 +42,27 @@ struct Softmax {
       }
     }
     return rises;
+  }
+
+  // Probabilities of the scores from kBegin to kEnd as if none exceeded the maximum: most tiles have none
+  // that does, and to look for the highest takes half as long as to exponentiate. `total` says afterwards.
+  template <int kBegin, int kEnd, int kScores>
+  __device__ __forceinline__ void guess(const float (&scores)[kScores], float scale_log2,
+                                        float (&probabilities)[kScores], float (&total)[2]) const {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) {
+      const int r = i % 4 / 2;
+      // The maximum of a row that has seen nothing is -inf, and its total inf.
+      probabilities[i] = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -maximum[r]));
+      total[r] += probabilities[i];
+    }
+  }
+  // Whether that was right: of kScores scores, none exceeds the maximum by kSlack unless a total is over
+  // this.
+  template <int kScores>
+  [[nodiscard]] static __device__ __forceinline__ bool guessed_right(const float (&total)[2]) {
+    constexpr float kMost = kScores / 2 * (1 << static_cast<int>(kSlack));
+    return __all_sync(0xFFFFFFFF, total[0] <= kMost && total[1] <= kMost);
   }
 
   // Replaces scores by probabilities, those from kBegin to kEnd.

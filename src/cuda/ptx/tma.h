@@ -28,11 +28,6 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint3
       : "memory");
 }
 
-// Likewise into the L2 alone; nothing waits for it.
-__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-}
-
 __device__ __forceinline__ void bulk_store(float* to, const void* from, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)

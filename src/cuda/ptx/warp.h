@@ -19,6 +19,13 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// Kept in a register, where the compiler would read a kernel's argument again at each use.
+__device__ __forceinline__ int in_register(int value) {
+  int kept;
+  asm volatile("mov.b32 %0, %1;" : "=r"(kept) : "r"(value));
+  return kept;
+}
+
 template <class Element>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 template <>

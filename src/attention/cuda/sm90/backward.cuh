@@ -34,6 +34,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kQueries = kTile.queries;
   static constexpr int kStages = 2;
   static constexpr bool kTakeTurns = kQueries == 64;
+  static constexpr bool kReadsAllFirst = kQueries == 64 && !kOfGeneral;  // the log-sum-exp of both halves
 };
 
 // Two warps add dQ, each with every other tile: while one waits for its turn and for its bytes to arrive, the
@@ -161,7 +162,7 @@ template <class Shape, int kHalf>
 struct Columns {
   float number[Shape::kQueries / 8];
 
-  __device__ __forceinline__ explicit Columns(const float* first) {
+  __device__ __forceinline__ void read(const float* first) {
     first += Half<Shape, kHalf>::kBegin;
 #pragma unroll
     for (int i = 0; i < Shape::kQueries / 8; i += 2) {
@@ -349,7 +350,10 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         shared.query_ring.wait_full(at);
         shared.gradient_ring.wait_full(at);
         const float* lse = shared.lse[at.stage()] + first_column;
-        const Columns<Shape, 0> first_lse(lse);
+        Columns<Shape, 0> first_lse;
+        Columns<Shape, 1> second_lse;
+        first_lse.read(lse);
+        if constexpr (Shape::kReadsAllFirst) second_lse.read(lse);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         if constexpr (Shape::kTile.value_in_registers) {
           multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
@@ -364,11 +368,13 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, first_lse, scale_log2, capped);
         const float* delta = shared.delta[at.stage()] + first_column;
-        const Columns<Shape, 1> second_lse(lse);
-        const Columns<Shape, 0> first_delta(delta);
+        if constexpr (!Shape::kReadsAllFirst) second_lse.read(lse);
+        Columns<Shape, 0> first_delta;
+        first_delta.read(delta);
         multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, second_lse, scale_log2, capped);
-        const Columns<Shape, 1> second_delta(delta);
+        Columns<Shape, 1> second_delta;
+        second_delta.read(delta);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
         ptx::wgmma_wait<1>(gradients);
         multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);

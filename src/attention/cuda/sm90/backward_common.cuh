@@ -89,10 +89,18 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
       body(head, visit);
     }
   } else {
+    // In registers: what is read between products waits for them.
+    const int heads = ptx::in_register(call.part_heads);
+    const int query_head = tile.query_head;
+    const int first = tile.first_query_tile;
+    const int last = first + tile.query_tiles - 1;
     int m = tile.start;
-    for (int left = tile.query_tiles; left > 0; --left) {
-      for (int h = 0; h < call.part_heads; ++h) body(tile.query_head + h, m);
-      m = tile.after(m);
+    int h = 0;
+    for (int left = tile.query_tiles * heads; left > 0; --left) {
+      body(query_head + h, m);
+      if (++h < heads) continue;
+      h = 0;
+      m = m == first ? last : m - 1;
     }
   }
 }

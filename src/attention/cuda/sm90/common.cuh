@@ -6,6 +6,7 @@
 #include "attention/cuda/sm90/calls.h"
 #include "attention/cuda/sm90/tiles.h"
 #include "cuda/frame.h"
+#include "cuda/ptx/global.h"
 #include "cuda/ptx/tma.h"
 
 namespace headroom::cuda::sm90 {
@@ -177,8 +178,25 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kHeadDim / 2], co
   }
 }
 
-// A warp's 16 rows as f32 rows in global memory, plus `keep` times what is there; with 0 that is not read.
-// Reads are issued many at a time: each would otherwise wait for the store before it.
+// Where a thread's sums i and i + 1 lie in a row.
+__device__ __forceinline__ int column_of_sums(int i) {
+  return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+}
+
+// A warp's 16 rows added to f32 rows in global memory. The memory adds: nobody waits for it.
+template <int kColumns>
+__device__ __forceinline__ void add_wide_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
+                                              float* const (&row)[2], int head_dim) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 2) {
+    const int r = i % 4 / 2;
+    if (row[r] == nullptr || column_of_sums(i) >= head_dim) continue;
+    ptx::add_two(row[r] + column_of_sums(i), sums[i] * factor[r], sums[i + 1] * factor[r]);
+  }
+}
+
+// As f32 rows in global memory, plus `keep` times what is there; with 0 that is not read. Reads are issued
+// many at a time: each would otherwise wait for the store before it.
 template <int kColumns>
 __device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2], const float (&factor)[2],
                                                 float* const (&row)[2], const float (&keep)[2],
@@ -190,17 +208,16 @@ __device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2
 #pragma unroll
     for (int i = first; i < first + kAtATime && i < kColumns / 2; i += 2) {
       const int r = i % 4 / 2;
-      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-      const bool reads = row[r] != nullptr && column < head_dim && keep[r] > 0;
-      before[(i - first) / 2] = reads ? *reinterpret_cast<const float2*>(row[r] + column) : make_float2(0, 0);
+      const bool reads = row[r] != nullptr && column_of_sums(i) < head_dim && keep[r] > 0;
+      before[(i - first) / 2] =
+          reads ? *reinterpret_cast<const float2*>(row[r] + column_of_sums(i)) : make_float2(0, 0);
     }
 #pragma unroll
     for (int i = first; i < first + kAtATime && i < kColumns / 2; i += 2) {
       const int r = i % 4 / 2;
-      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-      if (row[r] == nullptr || column >= head_dim) continue;
+      if (row[r] == nullptr || column_of_sums(i) >= head_dim) continue;
       const float2 kept = before[(i - first) / 2];
-      *reinterpret_cast<float2*>(row[r] + column) = make_float2(
+      *reinterpret_cast<float2*>(row[r] + column_of_sums(i)) = make_float2(
           fmaf(sums[i], factor[r], keep[r] * kept.x), fmaf(sums[i + 1], factor[r], keep[r] * kept.y));
     }
   }
@@ -223,8 +240,11 @@ __device__ __forceinline__ void write_rows(const HeadsView& rows, Write write, i
   if (write != Write::rounded) {
     float* to[2];
     point_to_rows(to, rows, batch, head, row);
-    const float keep = write == Write::added ? 1 : 0;
-    store_wide_rows<kColumns>(sums, factor, to, {keep, keep}, head_dim);
+    if (write == Write::added) {
+      add_wide_rows<kColumns>(sums, factor, to, head_dim);
+    } else {
+      store_wide_rows<kColumns>(sums, factor, to, {0, 0}, head_dim);
+    }
   } else {
     Element* to[2];
     point_to_rows(to, rows, batch, head, row);

@@ -127,27 +127,15 @@ __device__ QueryTile query_tile(const Call& call, int index) {
 
 // ---- producer
 
-// What a tile's rows resume from, into the L2, so that the epilogue does not wait for memory. With each of
-// the last 32 key tiles, n, goes every 32nd row: rows do not lie there for long, and no key waits for many.
-// Lines of statistics, of 16 rows or more, go with every 16th key tile. Rows of a list are left out: its
-// numbers would have to be read first.
-__device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const QueryTile& tile, int n) {
-  const int parts = min(tile.key_tiles, 32);
-  if (!call.resume || n >= parts || call.queries.rows != nullptr) return;
-  const int places = tile.places;
-  const int row = call.queries.row(tile.batch, tile.head, tile.first_place + n);
-  const std::int64_t rows_apart = static_cast<std::int64_t>(parts) * call.queries.rate;
-  const float* output = call.output.row<float>(tile.batch, tile.head, row);
-  for (int i = n; i < places; i += parts) {
-    ptx::bulk_prefetch(output, call.head_dim * sizeof(float));
-    output += rows_apart * call.output.row_stride;
-  }
-  if (n % 16 > 0) return;
+// The statistics that a tile's rows resume from, into the L2, so that the epilogue does not wait for memory:
+// a line has 16 rows or more. Rows of a list are left out: its numbers would have to be read first.
+__device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const QueryTile& tile) {
+  if (!call.resume || call.queries.rows != nullptr) return;
+  const int row = call.queries.row(tile.batch, tile.head, tile.first_place);
   std::int64_t at = (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows + row;
-  for (int i = n; i < places; i += parts) {
+  for (int i = 0; i < tile.places; i += 16, at += 16 * call.queries.rate) {
     ptx::prefetch_line(call.lse + at);
     if (call.row_sum != nullptr) ptx::prefetch_line(call.row_sum + at);
-    at += rows_apart;
   }
 }
 
@@ -183,10 +171,9 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
     for (int n = tile.key_tiles - 2; n >= 0; --n) {
       load_key(n);
       load_value(n + 1);
-      prefetch_resumed(call, tile, n + 1);
     }
+    prefetch_resumed(call, tile);
     load_value(0);
-    prefetch_resumed(call, tile, 0);
   }
 }
 
@@ -243,7 +230,10 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
     float sum = softmax.sum[r];
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-    const float base = fmaxf(softmax.maximum[r], other[r].base);
+    // What is there keeps its base, and is not read, unless this tile's maximum exceeds it by too much.
+    const float base = softmax.maximum[r] <= other[r].base + Softmax::kSlack
+                           ? other[r].base
+                           : fmaxf(softmax.maximum[r], other[r].base);
     const float keep = base == -INFINITY ? 0 : ptx::exp2_approximate(softmax.maximum[r] - base);
     const float share = base == -INFINITY ? 0 : ptx::exp2_approximate(other[r].base - base);
     const RowSoftmax all{base, static_cast<double>(sum) * static_cast<double>(keep) +
@@ -260,7 +250,12 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
     for (int r = 0; r < 2; ++r) {
       to[r] = row[r] < 0 ? nullptr : call.output.template row<float>(tile.batch, tile.head, row[r]);
     }
-    store_wide_rows<Shape::kHeadDim>(output, factor, to, keep_before, call.head_dim);
+    if (__all_sync(0xFFFFFFFF,
+                   (to[0] == nullptr || keep_before[0] == 1) && (to[1] == nullptr || keep_before[1] == 1))) {
+      add_wide_rows<Shape::kHeadDim>(output, factor, to, call.head_dim);
+    } else {
+      store_wide_rows<Shape::kHeadDim>(output, factor, to, keep_before, call.head_dim);
+    }
     return;
   }
   Element* to[2];
@@ -326,6 +321,7 @@ __device__ __forceinline__ void shape_scores(float (&scores)[Shape::kKeys / 2], 
 template <class Shape>
 __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   using Element = typename Shape::Element;
+  constexpr int kScores = Shape::kKeys / 2;
   const int consumer = warpgroup_index() - 1;
   const int row_in_block = row_of_thread(consumer * 64);
   const IssueOrder<Shape> issue{consumer};
@@ -348,9 +344,9 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       for (int r = 0; r < 2; ++r) seen[r] = seen_keys(call, tile, row_in_block, r);
       const Range every{__reduce_max_sync(0xFFFFFFFF, max(seen[0].begin, seen[1].begin)),
                         __reduce_min_sync(0xFFFFFFFF, min(seen[0].end, seen[1].end))};
-      float scores[Shape::kKeys / 2];
+      float scores[kScores];
       float factor[2];
-      std::uint32_t probabilities[Shape::kKeys / 4];
+      std::uint32_t probabilities[kScores / 2];
 
       int n = tile.key_tiles - 1;
       if constexpr (!Shape::kGeneral) {
@@ -373,10 +369,11 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       shared.key_ring.pass_warp(key_at);
       shape_scores<Shape>(scores, call, tile, key_entry<Shape>(call, tile, n), seen, every, row_in_block);
       softmax.raise(scores, scale_log2, factor);
-      softmax.template exponentiate<0, Shape::kKeys / 2>(scores, scale_log2);
+      softmax.template exponentiate<0, kScores>(scores, scale_log2);
       pack_pairs<Element>(probabilities, scores);
 
       const auto add_keys = [&](auto seen_whole) {
+        using guesses = std::bool_constant<decltype(seen_whole)::value && (Shape::kTile.guesses > 0)>;
         const int entry = key_entry<Shape>(call, tile, n);
         shared.key_ring.wait_full(key_at);
         issue.wait();
@@ -386,18 +383,42 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
         issue.pass();
         ptx::wgmma_wait<1>(scores);
         shared.key_ring.pass_warp(key_at);
-        if constexpr (!decltype(seen_whole)::value) {
-          shape_scores<Shape>(scores, call, tile, entry, seen, every, row_in_block);
+        // O is waited for when some exponentials are done: from then on probabilities are packed between
+        // them.
+        const auto wait_for_output = [&](const float(&sums)[2]) {
+          ptx::finish_first((__float_as_uint(sums[0]) | __float_as_uint(sums[1])) >> 31,
+                            &shared.never_written);
+          ptx::wgmma_wait<0>(output);
+          shared.value_ring.pass_warp(value_at);
+        };
+        bool rescale = false;
+        if constexpr (guesses::value) {
+          constexpr int kFirst = Shape::kTile.guesses;
+          float guessed[kScores];
+          float total[2] = {0, 0};
+          softmax.template guess<0, kFirst>(scores, scale_log2, guessed, total);
+          wait_for_output(total);
+          softmax.template guess<kFirst, kScores>(scores, scale_log2, guessed, total);
+          pack_pairs<Element>(probabilities, guessed);
+          if (Softmax::guessed_right<kScores>(total)) {
+            softmax.sum[0] += total[0];
+            softmax.sum[1] += total[1];
+          } else {
+            rescale = softmax.raise(scores, scale_log2, factor);
+            softmax.template exponentiate<0, kScores>(scores, scale_log2);
+            pack_pairs<Element>(probabilities, scores);
+          }
+        } else {
+          constexpr int kFirst = kScores / 4;
+          if constexpr (!decltype(seen_whole)::value) {
+            shape_scores<Shape>(scores, call, tile, entry, seen, every, row_in_block);
+          }
+          rescale = softmax.raise(scores, scale_log2, factor);
+          softmax.template exponentiate<0, kFirst>(scores, scale_log2);
+          wait_for_output(softmax.sum);
+          softmax.template exponentiate<kFirst, kScores>(scores, scale_log2);
+          pack_pairs<Element>(probabilities, scores);
         }
-        const bool rescale = softmax.raise(scores, scale_log2, factor);
-        // O is waited for after a quarter: from then on probabilities are packed between exponentials.
-        softmax.template exponentiate<0, Shape::kKeys / 8>(scores, scale_log2);
-        ptx::finish_first((__float_as_uint(softmax.sum[0]) | __float_as_uint(softmax.sum[1])) >> 31,
-                          &shared.never_written);
-        ptx::wgmma_wait<0>(output);
-        shared.value_ring.pass_warp(value_at);
-        softmax.template exponentiate<Shape::kKeys / 8, Shape::kKeys / 2>(scores, scale_log2);
-        pack_pairs<Element>(probabilities, scores);
         if (rescale) {
 #pragma unroll
           for (int i = 0; i < Shape::kHeadDim / 2; ++i) output[i] *= factor[i % 4 / 2];

@@ -15,6 +15,7 @@ struct ForwardTile {
   int keys;
   int stages;        // of keys and of values, in shared memory
   int query_stages;  // 2: the next tile's queries arrive before this one's are done with
+  int guesses;       // scores that are exponentiated before O is waited for; 0: their maximum comes first
 
   [[nodiscard]] constexpr int rows() const { return 64 * consumers; }
   bool operator==(const ForwardTile&) const = default;
@@ -54,15 +55,15 @@ struct HeadTiles {
 
 inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
     // Exponentials take as long as products: they hide behind another consumer.
-    {64, {3, 128, 2, 2}, {128, 128}},
+    {64, {3, 128, 2, 2, 8}, {128, 128}},
     // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities.
-    {96, {3, 96, 2, 2}, {64, 128, true}},
+    {96, {3, 96, 2, 2, 12}, {64, 128, true}},
     // 160 registers of scores, outputs and probabilities; as wide as a causal block.
-    {128, {2, 128, 2, 2}, {64, 128}},
+    {128, {2, 128, 2, 2, 32}, {64, 128}},
     // 192 KiB of shared memory.
-    {192, {2, 96, 2, 1}, {64, 64}, {128, 64, 2, 232}},
+    {192, {2, 96, 2, 1, 24}, {64, 64}, {128, 64, 2, 232}},
     // 224 KiB of shared memory.
-    {256, {2, 80, 2, 1}, {64, 64}, {128, 64, 1, 240}},
+    {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 1, 240}},
 }};
 
 // General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
