@@ -196,8 +196,8 @@ def main():
     torch.manual_seed(0)
     rows = []
     for line in filter(str.strip, options.shapes.replace(";", "\n").splitlines()):
-        batch, rows, *heads, mask = line.split()
-        seq, _, keys = rows.partition("/")
+        batch, lengths, *heads, mask = line.split()
+        seq, _, keys = lengths.partition("/")
         names = ("batch", "seq", "keys", "heads", "kv_heads", "head_dim")
         case = {**dict(zip(names, map(int, (batch, seq, keys or seq, *heads)))), "mask": mask}
         row, bench = compare(torch, case, options)
