@@ -72,11 +72,11 @@ ListedDevice find_device(const Device& device) {
   return device.kind == DeviceKind::cpu ? list_cpu() : list_cuda(device.index);
 }
 
-MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked) {
+MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked, int processes) {
   if (asked) return {*asked};
   if (device.device.kind == DeviceKind::cpu)
     return free_less(device.memory.free_bytes, kOutsideArenaBytes, "the program itself");
-  return free_less(device.memory.free_bytes, kLaterModulesBytes,
+  return free_less(device.memory.free_bytes, processes * kLaterModulesBytes,
                    "kernels that are loaded at their first use");
 }
 
@@ -97,7 +97,8 @@ std::vector<Device> devices_of_ranks(const std::vector<std::string>& names) {
   check(!names.empty(), "no device is given for the ranks");
   std::vector<Device> devices;
   for (const std::string& name : names) {
-    devices.push_back(find_device(parse_device(name)).device);
+    devices.push_back(parse_device(name));
+    check_exists(devices.back());
     check(devices.back().kind == devices.front().kind,
           "ranks are all on the CPU or all on GPUs, not on {} and {}", names.front(), name);
   }

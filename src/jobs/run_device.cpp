@@ -31,8 +31,9 @@ RunDevice open_run_device(const RunDeviceOptions& options) {
   check(which.kind != DeviceKind::cpu || !options.host_budget_bytes,
         "--host-budget means nothing on {}, whose memory is the host's", to_string(which));
   const bool own_memory = which.kind != DeviceKind::cpu;
-  device.budget = share(device_budget(find_device(which), options.budget_bytes),
-                        own_memory ? options.ranks_on_device : options.ranks_here);
+  const int sharing = own_memory ? options.ranks_on_device : options.ranks_here;
+  const int processes = own_memory && options.ranks_are_processes ? sharing : 1;
+  device.budget = share(device_budget(find_device(which), options.budget_bytes, processes), sharing);
   if (own_memory) {
     device.host = share(host_budget(host_memory(), options.host_budget_bytes), options.ranks_here);
   }

@@ -315,10 +315,9 @@ void throw_cause(const std::vector<std::exception_ptr>& errors) {
   if (echo) std::rethrow_exception(echo);
 }
 
-// The link that the planner estimates messages with. Ranks on one host have its memory.
-LinkModel link_of_run(const TrainingOptions& options, const DeviceDescription& device, int ranks_here) {
-  LinkModel link =
-      options.pins.ranks == ranks_here ? LinkModel{} : default_link(device, options.pins.ranks).model;
+// The link that the planner estimates messages with. In one memory, a host's or a GPU's, they are copies.
+LinkModel link_of_run(const TrainingOptions& options, const DeviceDescription& device, bool one_memory) {
+  LinkModel link = one_memory ? LinkModel{} : default_link(device, options.pins.ranks).model;
   if (options.link) link.bytes_per_second = parse_link_rate(*options.link);
   if (options.latency_seconds) link.latency = Seconds(*options.latency_seconds);
   return link;
@@ -334,17 +333,27 @@ TrainingPlan plan_rank(const TrainingOptions& options, const RankProcess& proces
   if (launched != nullptr) check_same_options(options, *launched);
   const int ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : process.local_count;
   const std::vector<Device> devices = devices_of_ranks(options.devices);
-  const std::string own_device = to_string(device_of_rank(devices, process.local_rank));
-  const bool agrees_on_threads = launched != nullptr && devices[0].kind == DeviceKind::cpu;
-  RunDevice device = open_run_device(
-      {.device = own_device,
-       .threads = agrees_on_threads ? agreed_threads(options, ranks_here, *launched) : options.threads,
-       .budget_bytes = options.budget_bytes,
-       .host_budget_bytes = options.host_budget_bytes,
-       .ranks_here = ranks_here,
-       .ranks_on_device = ranks_on_device(devices, process.local_rank, ranks_here)});
+  const bool on_cpu = devices[0].kind == DeviceKind::cpu;
+  const auto open = [&](int rank) {
+    return open_run_device({.device = to_string(device_of_rank(devices, rank)),
+                            .threads = launched != nullptr && on_cpu
+                                           ? agreed_threads(options, ranks_here, *launched)
+                                           : options.threads,
+                            .budget_bytes = options.budget_bytes,
+                            .host_budget_bytes = options.host_budget_bytes,
+                            .ranks_here = ranks_here,
+                            .ranks_on_device = ranks_on_device(devices, rank, ranks_here),
+                            .ranks_are_processes = launched != nullptr});
+  };
+  RunDevice device = open(process.local_rank);
   if (launched != nullptr) {
     for (MemoryBudget* budget : {&device.budget, &device.host}) agree_on(*budget, *launched);
+  } else {
+    check(std::ssize(devices) <= ranks_here, "--device lists {} devices for {} {}", devices.size(),
+          ranks_here, ranks_here == 1 ? "rank; --ranks says how many train" : "ranks");
+    for (int rank = 1; rank < std::ssize(devices); ++rank) {
+      device.budget.bytes = std::min(device.budget.bytes, open(rank).budget.bytes);
+    }
   }
   AppendedFile::check_kind(metrics_path(options.out));
   // Nothing in the folder is read or written by two runs at a time.
@@ -369,7 +378,10 @@ TrainingPlan plan_rank(const TrainingOptions& options, const RankProcess& proces
   const DType dtype = plan.problem.compute_dtype;
   const StrategyPins pins = strategy_pins(options.pins, model.config.layers);
   CostModel costs = this_machine(description, dtype).costs;
-  costs.set_rank_link(link_of_run(options, description, ranks_here));
+  const bool one_memory = on_cpu
+                              ? options.pins.ranks == ranks_here
+                              : launched == nullptr && ranks_on_device(devices, 0, ranks_here) == ranks_here;
+  costs.set_rank_link(link_of_run(options, description, one_memory));
   const PlanRequest request = plan.device.request(plan.problem, pins);
   plan.fit = fit_run(request, costs, resumed);
   plan.settings = settings_of(options, model, plan.data, plan.problem, plan.fit.strategy, description);

@@ -157,9 +157,10 @@ class Environment {
 
  private:
   static void clear() {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-                             "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    for (const char* name :
+         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+          "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+          "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -178,9 +179,12 @@ TEST(LaunchedRank, AsTorchrunSetsIt) {
   const Environment environment({{"RANK", "3"},
                                  {"WORLD_SIZE", "8"},
                                  {"LOCAL_RANK", "1"},
+                                 {"LOCAL_WORLD_SIZE", "4"},
                                  {"MASTER_ADDR", "host"},
                                  {"MASTER_PORT", "29400"}});
   EXPECT_TRUE(rank_is_launched());
+  EXPECT_EQ(launched_count(), 8);
+  EXPECT_EQ(launched_rank().local_count, 4);
   EXPECT_EQ(launched_rank().ranks, (Ranks{3, 8}));
   EXPECT_EQ(launched_rank().local_rank, 1);
   EXPECT_EQ(launched_rank().address, "host");
@@ -197,10 +201,14 @@ TEST(LaunchedRank, AsMpirunSetsIt) {
                                  {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_TRUE(rank_is_launched());
+  EXPECT_EQ(launched_count(), 2);
   EXPECT_EQ(launched_rank().ranks, (Ranks{1, 2}));
+  EXPECT_EQ(launched_rank().local_count, 2);
   EXPECT_EQ(launched_rank().address, "127.0.0.1");
   EXPECT_EQ(launched_rank().port, 29'500);
   setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1", 1);
+  EXPECT_EQ(launch_error(), "the rank has number 1 on its host, and OMPI_COMM_WORLD_LOCAL_SIZE is 1");
+  setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0", 1);
   EXPECT_THAT(launch_error(), testing::StartsWith("MASTER_ADDR is not set"));
 }
 
@@ -209,6 +217,7 @@ TEST(LaunchedRank, NamesTheVariableThatIsWrong) {
     const Environment environment({{"RANK", "0"},
                                    {"WORLD_SIZE", "2"},
                                    {"LOCAL_RANK", "0"},
+                                   {"LOCAL_WORLD_SIZE", "1"},
                                    {"MASTER_ADDR", "host"},
                                    {"MASTER_PORT", "29400"}});
     if (value == nullptr) {
@@ -218,16 +227,20 @@ TEST(LaunchedRank, NamesTheVariableThatIsWrong) {
     }
     return launch_error();
   };
-  for (const char* variable : {"WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK"}) {
+  for (const char* variable :
+       {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK"}) {
     EXPECT_THAT(error_with(variable, nullptr), testing::StartsWith(fmt::format("{} is not set", variable)));
   }
-  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"}) {
+  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"}) {
     EXPECT_THAT(error_with(variable, "two"), testing::HasSubstr(variable));
   }
   EXPECT_EQ(error_with("RANK", "2"), "RANK is 2 and WORLD_SIZE is 2; ranks are 0 to 1");
   EXPECT_THAT(error_with("MASTER_PORT", "65536"), testing::HasSubstr("MASTER_PORT"));
   const Environment nothing({});
   EXPECT_FALSE(rank_is_launched());
+  EXPECT_EQ(launched_count(), 1);
+  setenv("RANK", "0", 1);  // by itself it says nothing
+  EXPECT_EQ(launched_count(), 1);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 # left a few seconds after another has failed are killed: one of the tests stops a rank.
 count=$1
 shift
-export WORLD_SIZE="$count" MASTER_ADDR=127.0.0.1 MASTER_PORT="${MASTER_PORT:-$((20000 + $$ % 40000))}"
+export WORLD_SIZE="$count" LOCAL_WORLD_SIZE="$count" MASTER_ADDR=127.0.0.1 MASTER_PORT="${MASTER_PORT:-$((20000 + $$ % 40000))}"
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-lo}"
 rank=0
 ranks=

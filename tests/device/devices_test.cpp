@@ -40,6 +40,7 @@ TEST(Devices, WithoutABudgetItIsWhatIsFreeLessWhatLiesOutsideTheArena) {
   EXPECT_EQ(device_budget(device, 5).arithmetic, "");
   device.device.kind = DeviceKind::cuda;
   EXPECT_EQ(device_budget(device, {}).bytes, kGiB / 2);
+  EXPECT_EQ(device_budget(device, {}, 2).bytes, 0);  // each loads kernels of its own
   EXPECT_EQ(device_budget(device, {}).arithmetic,
             "1 GiB free less 512 MiB for kernels that are loaded at their first use");
   device.memory.free_bytes = kMiB;
@@ -47,6 +48,15 @@ TEST(Devices, WithoutABudgetItIsWhatIsFreeLessWhatLiesOutsideTheArena) {
   EXPECT_EQ(host_budget(with_free(5 * kGiB), {}).bytes, kGiB);
   EXPECT_EQ(host_budget(with_free(kGiB), {}).bytes, 0);
   EXPECT_EQ(host_budget({}, 7).bytes, 7);
+}
+
+TEST(Devices, RanksTakeThemInTurn) {
+  const std::vector<Device> devices = {{DeviceKind::cuda, 0}, {DeviceKind::cuda, 1}, {DeviceKind::cuda, 1}};
+  EXPECT_EQ(device_of_rank(devices, 4).index, 1);
+  EXPECT_EQ(ranks_on_device(devices, 0, 3), 1);
+  EXPECT_EQ(ranks_on_device(devices, 1, 3), 2);
+  EXPECT_EQ(ranks_on_device(devices, 0, 4), 2);
+  EXPECT_EQ(ranks_on_device({{DeviceKind::cpu, 0}}, 2, 3), 3);
 }
 
 }  // namespace

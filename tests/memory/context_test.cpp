@@ -537,7 +537,11 @@ TEST(Context, TheDeviceMeasuresTheWork) {
   EXPECT_NEAR(work[1].began - work[0].began, 2, 1e-6);  // added to the host's clock
   EXPECT_EQ(work[2].seconds, 9);                        // the work inside it too
   EXPECT_EQ(work[3].seconds, 3);
-  EXPECT_EQ(context.device_seconds(3, [](std::size_t) {}), (std::vector<double>{1, 1, 1}));
+  std::vector<std::size_t> pieces;
+  const auto note = [&](std::size_t piece) { pieces.push_back(piece); };
+  EXPECT_EQ(context.device_seconds(3, note), (std::vector<double>{1, 1, 1}));
+  EXPECT_THAT(pieces, testing::ElementsAre(0, 1, 2));
+  EXPECT_THROW(static_cast<void>(context.device_seconds(Context::kMostTimed + 1, note)), Error);
 }
 
 }  // namespace

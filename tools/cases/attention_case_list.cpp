@@ -180,7 +180,7 @@ void add_options(CaseList& list) {
   // In key tiles too that every row sees whole. Query 128 sees nothing of the tile before them.
   for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
     for (const Mask& mask : {Mask{}, causal()}) {
-      list.add("peaked", sized(430, 429, head_dim, head_dim == 96 ? DType::f16 : DType::bf16, mask));
+      list.add("peaked", sized(430, 429, head_dim, mask.causal ? DType::f16 : DType::bf16, mask));
       list.last().spread = 6;
     }
   }

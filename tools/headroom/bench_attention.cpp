@@ -267,13 +267,13 @@ Row measure(const AttentionRunCase& c, const Options& options, Backend& backend,
 }
 
 // The largest seq of a case's kind whose rehearsal fits.
-std::int64_t largest_seq(AttentionRunCase c, const DeviceDescription& device, std::int64_t budget) {
+std::int64_t largest_seq(AttentionRunCase c, bool own_keys, const DeviceDescription& device,
+                         std::int64_t budget) {
   const AttentionImplementation& implementation =
       find_implementation(attention_implementations(), c.implementation);
-  const bool square = c.problem.seq_q == c.problem.seq_k;
   const auto fits = [&](std::int64_t seq) {
     c.problem.seq_q = seq;
-    if (square) c.problem.seq_k = seq;
+    if (!own_keys) c.problem.seq_k = seq;
     try {
       return implementation.supports(c.problem, device) &&
              rehearse(c, implementation, device).reserved(Space::device) <= budget;
@@ -321,8 +321,8 @@ std::string kind_of(const AttentionRunCase& c) {
                      p.heads_q, p.head_dim);
 }
 
-std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescription& device,
-                               std::int64_t budget) {
+std::vector<Growth> fit_growth(const std::vector<Row>& rows, const Options& options,
+                               const DeviceDescription& device, std::int64_t budget) {
   std::map<std::string, std::vector<const Row*>> kinds;
   for (const Row& row : rows) {
     if (row.status != "unsupported") kinds[kind_of(row.c)].push_back(&row);
@@ -336,7 +336,8 @@ std::vector<Growth> fit_growth(const std::vector<Row>& rows, const DeviceDescrip
       if (row->status == "ok") times.emplace_back(seq, row->forward_ms + row->backward_ms);
       if (row->peak_bytes > 0) bytes.emplace_back(seq, static_cast<double>(row->peak_bytes));
     }
-    fits.push_back({kind, growth(times), growth(bytes), largest_seq(members[0]->c, device, budget)});
+    fits.push_back(
+        {kind, growth(times), growth(bytes), largest_seq(members[0]->c, options.keys > 0, device, budget)});
   }
   return fits;
 }
@@ -462,7 +463,7 @@ void run(Options options, std::ostream& out) {
     rows.push_back(measure(c, options, backend, budget));
   }
 
-  const std::vector<Growth> fits = fit_growth(rows, backend.description(), budget);
+  const std::vector<Growth> fits = fit_growth(rows, options, backend.description(), budget);
   std::vector<double> peaks;
   for (const Row& row : rows) peaks.insert(peaks.end(), row.peak_gflops.begin(), row.peak_gflops.end());
   const double peak = peaks.empty() ? 0 : median(peaks);
@@ -483,11 +484,11 @@ void run(Options options, std::ostream& out) {
     table.add(
         {row.c.implementation, std::string(name(p.dtype)), std::to_string(p.batch),
          p.heads_q == p.heads_kv ? std::to_string(p.heads_q) : fmt::format("{}/{}", p.heads_q, p.heads_kv),
-         std::to_string(p.seq_q), std::to_string(p.head_dim), row.c.mask,
-         cell(fmt::format("{:.3f}", row.forward_ms)), cell(fmt::format("{:.3f}", row.backward_ms)),
-         bytes_cell(row.peak_bytes), bytes_cell(row.added_bytes), bytes_cell(row.saved_bytes),
-         cell(fmt::format("{:.1e}", row.error)), rate(row.forward_gflops, row.forward_of_peak),
-         rate(row.backward_gflops, row.backward_of_peak),
+         p.seq_q == p.seq_k ? std::to_string(p.seq_q) : fmt::format("{}/{}", p.seq_q, p.seq_k),
+         std::to_string(p.head_dim), row.c.mask, cell(fmt::format("{:.3f}", row.forward_ms)),
+         cell(fmt::format("{:.3f}", row.backward_ms)), bytes_cell(row.peak_bytes),
+         bytes_cell(row.added_bytes), bytes_cell(row.saved_bytes), cell(fmt::format("{:.1e}", row.error)),
+         rate(row.forward_gflops, row.forward_of_peak), rate(row.backward_gflops, row.backward_of_peak),
          row.reason.empty() ? row.status : fmt::format("{}: {}", row.status, row.reason)});
   }
   write_bench_page(options.bench, "Attention, forward and backward", "seq", budget, std::move(points), table,
@@ -520,7 +521,8 @@ void add_bench_attention(Command app, std::ostream& out) {
       app.add_whole("--kv-heads", options->kv_heads, 1, kMostTokens,
                     "Key and value heads (default: as many as query heads)"),
       app.add_whole("--keys", options->keys, 1, kMostTokens,
-                    "Keys and values of a sequence (default: as many as queries)"),
+                    "Keys and values of a sequence, with the last query at the last key (default: as many as "
+                    "queries)"),
       app.add_list("--mask", options->mask,
                    "full, causal, window:N, dilated:SEGMENT/RATE, documents:FILE; joined by +")};
   app.add_list("--dtype", options->dtype, "f32, bf16, f16");

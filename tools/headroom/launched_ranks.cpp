@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "headroom/core/error.h"
+
 namespace headroom {
 
 namespace {
@@ -18,7 +20,7 @@ void call_ranks_hosts(const LaunchedRank& self) {
 }  // namespace
 
 LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices, Seconds timeout) : device_(devices[0]) {
-  if (devices[0].kind == DeviceKind::cuda && rank_is_launched()) {
+  if (devices[0].kind == DeviceKind::cuda && launched_count() > 1) {
     const LaunchedRank self = launched_rank();
     local_rank_ = self.local_rank;
     local_count_ = self.local_count;
@@ -28,6 +30,12 @@ LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices, Seconds timeout
   } else if (MpiRanks::launched()) {
     local_count_ = MpiRanks::on_this_host();
     mpi_.emplace(timeout);
+  } else {
+    const int started = launched_count();
+    check(started == 1,
+          "torchrun has started {} processes, which talk to each other on GPUs (--device cuda:0); on CPUs "
+          "ranks are threads (--ranks {}) or processes of mpirun",
+          started, started);
   }
 }
 

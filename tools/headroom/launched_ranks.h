@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "headroom/comm.h"
-#include "rank_devices.h"
+#include "headroom/device.h"
 
 namespace headroom {
 

@@ -16,7 +16,8 @@ class NcclRanks {
   [[nodiscard]] static std::string missing();
 
   // Connects this process, whose GPU is `gpu`, with all others. Throws where NCCL is missing, or where
-  // another rank does not connect within the timeout. No two ranks may have the same GPU.
+  // another rank does not connect within the timeout. No two ranks of what NCCL takes for a host
+  // (NCCL_HOSTID) may have the same GPU.
   NcclRanks(const LaunchedRank& self, int gpu, Seconds timeout = kDefaultTimeout);
   NcclRanks(const NcclRanks&) = delete;
   NcclRanks& operator=(const NcclRanks&) = delete;

@@ -45,9 +45,10 @@ struct MemoryBudget {
   std::int64_t bytes = 0;
   std::string arithmetic{};  // "139 GiB free less 512 MiB for ..."; empty where somebody named the bytes
 };
-// Without a number: what is free now, less what lies outside of the arena. A GPU is to be asked when its
-// backend is open, because the backend takes memory too.
-[[nodiscard]] MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked);
+// Without a number: what is free now, less what lies outside of the arenas of so many processes. A GPU is to
+// be asked when its backend is open, because the backend takes memory too.
+[[nodiscard]] MemoryBudget device_budget(const ListedDevice& device, std::optional<std::int64_t> asked,
+                                         int processes = 1);
 // The host's memory for what a GPU offloads. Without a number: what is free now, less a reserve.
 [[nodiscard]] MemoryBudget host_budget(const MemoryStatus& host, std::optional<std::int64_t> asked);
 

@@ -18,8 +18,9 @@ struct RunDeviceOptions {
   int threads = 0;                                  // 0: every core, or a rank's share of them
   std::optional<std::int64_t> budget_bytes{};       // without it: what is free now
   std::optional<std::int64_t> host_budget_bytes{};  // for what is offloaded; without it: what is free now
-  int ranks_here = 1;       // that share this machine's cores and what is free of its memory now
-  int ranks_on_device = 1;  // that share what is free of a GPU's
+  int ranks_here = 1;                // that share this machine's cores and what is free of its memory now
+  int ranks_on_device = 1;           // that share what is free of a GPU's
+  bool ranks_are_processes = false;  // each of which loads kernels of its own
 };
 
 struct RunDevice {

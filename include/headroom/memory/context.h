@@ -218,8 +218,8 @@ class Context {
   // Returns when every stream is idle. To be called outside of phases.
   void synchronize();
   // Returns the seconds that main takes for the work that each of body(0), body(1) ... gives it, as the
-  // device measures them; zeros on a phantom. The work is queued: the device never waits for the host in
-  // between.
+  // device measures them; zeros on a phantom. The work is queued: the host waits for all of it
+  // together.
   static constexpr std::size_t kMostTimed = 64;
   template <class Body>
   [[nodiscard]] std::vector<double> device_seconds(std::size_t count, const Body& body) {

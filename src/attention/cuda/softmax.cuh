@@ -57,11 +57,12 @@ struct Softmax {
       total[r] += probabilities[i];
     }
   }
-  // Whether that was right: of kScores scores, none exceeds the maximum by kSlack unless a total is over
-  // this.
+  // Whether that was right. Where no score exceeds the maximum by kSlack, no total is over this; where one
+  // does and no total is, probabilities are still in range.
   template <int kScores>
   [[nodiscard]] static __device__ __forceinline__ bool guessed_right(const float (&total)[2]) {
     constexpr float kMost = kScores / 2 * (1 << static_cast<int>(kSlack));
+    static_assert(kMost < 65504, "f16 has no larger numbers");
     return __all_sync(0xFFFFFFFF, total[0] <= kMost && total[1] <= kMost);
   }
 

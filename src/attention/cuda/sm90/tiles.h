@@ -15,7 +15,8 @@ struct ForwardTile {
   int keys;
   int stages;        // of keys and of values, in shared memory
   int query_stages;  // 2: the next tile's queries arrive before this one's are done with
-  int guesses;       // scores that are exponentiated before O is waited for; 0: their maximum comes first
+  int guesses;       // scores that are exponentiated before O is waited for, half of them where registers
+                     // hold as many; 0: the maximum comes first
 
   [[nodiscard]] constexpr int rows() const { return 64 * consumers; }
   bool operator==(const ForwardTile&) const = default;
