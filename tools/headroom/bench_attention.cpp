@@ -142,6 +142,7 @@ void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies,
   std::vector<double> forward;
   std::vector<double> backward;
   constexpr double kQueuedSeconds = 0.02;
+  constexpr std::size_t kMostPairs = Context::kMostTimed / 2;
   std::size_t queued = 1;
   double spent = 0;
   for (std::size_t left = static_cast<std::size_t>(options.bench.steps);
@@ -161,8 +162,8 @@ void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies,
     const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
     spent += sum;
     left -= pairs;
-    queued = static_cast<std::size_t>(std::clamp(kQueuedSeconds * static_cast<double>(pairs) / sum, 1.0,
-                                                 static_cast<double>(Context::kMostTimed / 2)));
+    queued = static_cast<std::size_t>(
+        std::clamp(kQueuedSeconds * static_cast<double>(pairs) / sum, 1.0, static_cast<double>(kMostPairs)));
   }
   row.free_change_bytes = free_bytes() - free_before;
   set_rates(forward, backward, pair_flops, row);
