@@ -333,6 +333,11 @@ TrainingPlan plan_rank(const TrainingOptions& options, const RankProcess& proces
   if (launched != nullptr) check_same_options(options, *launched);
   const int ranks_here = launched == nullptr ? static_cast<int>(options.pins.ranks) : process.local_count;
   const std::vector<Device> devices = devices_of_ranks(options.devices);
+  check(
+      launched != nullptr || std::ssize(devices) <= ranks_here,
+      "--device lists {} devices and --ranks is {}; a rank takes one device, so list no more than there are "
+      "ranks",
+      devices.size(), ranks_here);
   const bool on_cpu = devices[0].kind == DeviceKind::cpu;
   const auto open = [&](int rank) {
     return open_run_device({.device = to_string(device_of_rank(devices, rank)),
@@ -349,8 +354,6 @@ TrainingPlan plan_rank(const TrainingOptions& options, const RankProcess& proces
   if (launched != nullptr) {
     for (MemoryBudget* budget : {&device.budget, &device.host}) agree_on(*budget, *launched);
   } else {
-    check(std::ssize(devices) <= ranks_here, "--device lists {} devices for {} {}", devices.size(),
-          ranks_here, ranks_here == 1 ? "rank; --ranks says how many train" : "ranks");
     for (int rank = 1; rank < std::ssize(devices); ++rank) {
       device.budget.bytes = std::min(device.budget.bytes, open(rank).budget.bytes);
     }

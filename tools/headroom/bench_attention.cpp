@@ -126,8 +126,8 @@ void set_rates(const std::vector<double>& forward, const std::vector<double>& ba
 }
 
 // On a GPU: by its own clock, forward and backward in turn, each on another copy of the inputs, and queued as
-// in training, so that launching costs nothing. Nothing may be allocated after the warm-up, in which the
-// driver loads the kernels; it goes over every copy, since backward takes the next one.
+// in training, so that launching is hidden behind what takes longer. Nothing may be allocated after the
+// warm-up, in which the driver loads the kernels; it goes over every copy, since backward takes the next one.
 void time_steps_on_gpu(Context& context, AttentionRun& run, std::int64_t copies, const Options& options,
                        double pair_flops, Row& row) {
   std::size_t turn = 0;

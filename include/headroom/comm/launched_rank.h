@@ -18,10 +18,9 @@ struct LaunchedRank {
 // Whether the environment describes a rank.
 [[nodiscard]] bool rank_is_launched();
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or without RANK what
-// mpirun sets. Throws an error of kind input that names the variable which is missing or
-// wrong. Where torchrun itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the port is the next
-// one. Under mpirun the address is needed only for several hosts, and the port is 29500 unless MASTER_PORT is
-// set.
+// mpirun sets. Throws an error of kind input that names the variable which is missing or wrong. Where
+// torchrun itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the port is the next one. Under
+// mpirun the address is needed only for several hosts, and the port is 29500 unless MASTER_PORT is set.
 [[nodiscard]] LaunchedRank launched_rank();
 // How many ranks the environment describes: WORLD_SIZE beside RANK, or what mpirun sets; 1 without both.
 [[nodiscard]] int launched_count();
