@@ -185,6 +185,7 @@ void add_train(Table& table, const fs::path& folder) {
   table.size(line, "--budget");
   table.name(line, "--model", "gpt-2");
   table.name(line, "--device", "cuda:77");
+  table.add(with(line, "--device", "cpu,cpu"), "--device lists 2 devices and --ranks is 1");
   table.name(line, "--dtype", "f64");
   table.name(line, "--dtype", "f16");
   table.name(line, "--state", "f16");
