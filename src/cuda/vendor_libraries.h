@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cublasLt.h>
+#include <cuda_runtime_api.h>
 
 #include <compare>
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <source_location>
 
 #include "headroom/core/dtype.h"
+
+struct nvtxDomainRegistration_st;
 
 namespace headroom {
 
@@ -55,8 +58,21 @@ class VendorLibraries {
                                               : product_algorithms_.emplace(kind, choose()).first->second;
   }
 
+  // Rows of memory.
+  struct Rows {
+    const void* first = nullptr;
+    std::int64_t row_bytes = 0;
+    std::int64_t rows = 1;
+    std::int64_t stride_bytes = 0;
+  };
+  // Tells a tool that watches memory (compute-sanitizer's initcheck) that work on the stream writes these
+  // rows. Such a tool does not see what the copy engine writes. Does nothing where no tool is attached.
+  void mark_written(const Rows& rows, cudaStream_t stream) const;
+
  private:
   cublasLtHandle_t cublas_lt_ = nullptr;
+  bool watched_ = false;  // by such a tool
+  nvtxDomainRegistration_st* domain_ = nullptr;
   std::map<ProductKind, cublasLtMatmulAlgo_t> product_algorithms_;
 };
 

@@ -323,18 +323,25 @@ void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice
   const Layout layout = rehearse_ring(schedule, views, backend->description(), {});
   Context context(*backend, layout);
   RingRun run(context, schedule, views);
-  const auto median_ms = [&](const auto& pass) {
-    const auto whole_pass = [&] {
+  // Both passes in turn, as the ranks make them: a GPU under load changes its clocks.
+  std::vector<double> forward;
+  std::vector<double> backward;
+  const auto timed = [&](const auto& pass) {
+    return seconds_of([&] {
       pass();
       context.synchronize();
-    };
-    for (int i = 0; i < options.warmup; ++i) whole_pass();
-    std::vector<double> seconds;
-    repeat(options, [&] { seconds.push_back(seconds_of(whole_pass)); });
-    return median(seconds) * 1e3;
+    });
   };
-  row.single_forward_ms = median_ms([&] { run.forward(); });
-  row.single_backward_ms = median_ms([&] { run.backward(); });
+  const auto both = [&] {
+    forward.push_back(timed([&] { run.forward(); }));
+    backward.push_back(timed([&] { run.backward(); }));
+  };
+  for (int i = 0; i < options.warmup; ++i) both();
+  forward.clear();
+  backward.clear();
+  repeat(options, both);
+  row.single_forward_ms = median(forward) * 1e3;
+  row.single_backward_ms = median(backward) * 1e3;
   row.single_bytes = layout.reserved(Space::device);
   if (row.linked && c.way != AttentionWay::gather) row.linked->predicted = predict(row);
 }

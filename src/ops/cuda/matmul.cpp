@@ -183,6 +183,12 @@ void product_cuda(const Product& product, TensorView workspace, const Stream& st
                               &description.result, &algorithm, workspace.raw(),
                               static_cast<std::size_t>(workspace.bytes()), native),
                "cublasLtMatmul");
+  const std::int64_t element_bytes = size_bytes(c.dtype());
+  stream.libraries->mark_written({.first = c.raw(),
+                                  .row_bytes = kind.result.rows * element_bytes,
+                                  .rows = kind.result.columns,
+                                  .stride_bytes = kind.result.stride * element_bytes},
+                                 native);
 }
 
 }  // namespace headroom

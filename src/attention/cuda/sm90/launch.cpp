@@ -6,6 +6,7 @@
 #include "attention/cuda/sm90/kernels.h"
 #include "attention/cuda/sm90/plan.h"
 #include "cuda/check.h"
+#include "cuda/vendor_libraries.h"
 #include "headroom/core/checked.h"
 
 namespace headroom::cuda::sm90 {
@@ -235,6 +236,12 @@ struct Launches {
       set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
     }
     compiled().backward[workspace.plan.general](to, blocks(to.order), stream);
+    if (stream.libraries != nullptr) {
+      stream.libraries->mark_written({.first = workspace.query_sums,
+                                      .row_bytes = workspace.query_sums_bytes,
+                                      .stride_bytes = workspace.query_sums_bytes},
+                                     static_cast<cudaStream_t>(stream.native));
+    }
     if (!workspace.plan.tiles.queries_apart()) return round_query_sums(call, to);
     if (call.group_end == call.group()) backward_queries(call, pattern);
   }
