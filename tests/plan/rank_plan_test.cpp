@@ -46,7 +46,7 @@ DeviceDescription device_of(const Case& c) {
 std::int64_t check_classes(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device) {
   const CostModel costs(device, problem.compute_dtype);
-  RankPlan plan(costs);
+  RankPlan plan(costs, device);
   const RankClasses& found = plan.classes(problem, strategy);
   std::vector<Layout> of_class;
   for (const RankClass& like : found.classes) {
@@ -157,7 +157,7 @@ TEST(RankPlan, AThousandRanksAreAFewClasses) {
                               .ring_ranks = 1024,
                               .sharding = sharding,
                               .compute_dtype = DType::bf16};
-      RankPlan plan(costs);
+      RankPlan plan(costs, find_in_catalogue("h200").device);
       const RankClasses& found = plan.classes(problem, strategy);
       EXPECT_LE(found.classes.size(), 24u) << context << " " << name(sharding);
       EXPECT_EQ(found.of_rank.size(), 1024u);
