@@ -337,13 +337,19 @@ RingReads::Largest RingReads::largest() {
     for (const Piece& part : parts(owner)) longest_first.push_back({owner, part});
   }
   std::ranges::stable_sort(longest_first, std::greater{}, [](const Part& part) { return part.keys.size(); });
+  std::int64_t most_rate = 1;
+  for (const MaskView& pattern : patterns_) {
+    most_rate = std::max(most_rate, std::min(pattern.dilation.rate, problem_.seq_k));
+  }
   // The first part of which somebody reads as much as can be read almost always ends the search.
   Largest most;
   for (const Part& part : longest_first) {
     Largest bound = most_of_part(part.keys);
     if (!patterns_.empty() && !most.covers(bound)) {
-      // No rank reads more of a part than all queries outside it together.
-      std::vector<Piece> others = {{0, part.keys.begin}, {part.keys.end, problem_.seq_k}};
+      // No rank reads more of a part than the queries next to it together: one of each offset is among them,
+      // and those further away see no more.
+      std::vector<Piece> others = {{std::max<std::int64_t>(part.keys.begin - most_rate, 0), part.keys.begin},
+                                   {part.keys.end, std::min(part.keys.end + most_rate, problem_.seq_k)}};
       std::erase_if(others, [](const Piece& piece) { return piece.empty(); });
       bound = most_read(queries_of(std::move(others)), part.keys);
     }
