@@ -156,7 +156,8 @@ double pairs_of_all_heads(const AttentionProblem& problem) {
   const int patterns = mask.patterns_per_head();
   std::vector<double> found;  // [head, pattern]
   for (std::int64_t head = 0; head < problem.heads_q; ++head) {
-    const std::int64_t first = mask.mix_dilations ? 0 : head / group * group;  // head with this one's patterns
+    const std::int64_t first =
+        mask.mix_dilations ? 0 : head / group * group;  // head with this one's patterns
     for (int i = 0; i < patterns; ++i) {
       const std::int64_t pattern = mask.mix_dilations ? i : head / group;
       const Dilation& dilation = mask.dilations[static_cast<std::size_t>(pattern)];

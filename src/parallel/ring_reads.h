@@ -1,6 +1,6 @@
 // What one rank of a ring reads of another: the part of the schedule that two ranks decide. Whoever needs
-// every pair of a thousand ranks calls this a million times, so masks of one interval take no memory, and what
-// a rank reads under a dilated mask is found once for all ranks that lie alike in its pattern.
+// every pair of a thousand ranks calls this a million times, so masks of one interval take no memory, and
+// what a rank reads under a dilated mask is found once for all ranks that lie alike in its pattern.
 #pragma once
 
 #include <algorithm>
@@ -60,8 +60,8 @@ class RingReads {
   }
   // Equal for transfers whose readers take the same memory.
   [[nodiscard]] std::uint64_t shape(const Read& read) const;
-  // body(read, reader, owner, step) for a sample of the transfers of one rank, by step: one of each shape that
-  // it receives, and the first that it sends.
+  // body(read, reader, owner, step) for a sample of the transfers of one rank, by step: one of each shape
+  // that it receives, and the first that it sends.
   template <class Body>
   void for_each_sampled(int rank, const Body& body);
 
@@ -112,7 +112,7 @@ class RingReads {
   // Of a dilated mask without documents.
   std::vector<MaskView> patterns_;
   std::vector<HeadsAlike> heads_alike_;
-  std::vector<Queries> queries_;           // [rank]
+  std::vector<Queries> queries_;  // [rank]
   std::vector<Read> reads_;
   std::vector<ChunkPair> pairs_;
   std::vector<ChunkPair> found_;

@@ -73,8 +73,8 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
     if (!of.timed && like.outweighed) continue;
     const RankSizes sizes =
         decoder.rank_sizes({.rank = like.first, .count = static_cast<int>(of.strategy.ranks())});
-    RankShare& share = shares.emplace_back(RankShare{
-        .first_rank = like.first, .ranks = like.count, .tokens = sizes.batch * sizes.seq});
+    RankShare& share = shares.emplace_back(
+        RankShare{.first_rank = like.first, .ranks = like.count, .tokens = sizes.batch * sizes.seq});
     if (const auto rehearsed = static_cast<std::size_t>(like.rehearsed); rehearsed < i) {
       share.arena_bytes = shares[rehearsed].arena_bytes;
       continue;

@@ -31,7 +31,8 @@ DrawnRing draw_dilated(std::uint64_t seed) {
   mask.mix_dilations = draw.coin();
   mask.dilation_count = static_cast<int>(1 + draw.below(2));
   for (int i = 0; i < mask.dilation_count; ++i) {
-    mask.dilations[static_cast<std::size_t>(i)] = {1 + draw.below(draw.coin() ? 60 : 1500), 1 + draw.below(9)};
+    mask.dilations[static_cast<std::size_t>(i)] = {1 + draw.below(draw.coin() ? 60 : 1500),
+                                                   1 + draw.below(9)};
   }
   return drawn;
 }

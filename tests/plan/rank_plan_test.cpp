@@ -114,8 +114,8 @@ TEST(RankPlan, AClassTakesTheBytesOfEachOfItsRanks) {
 }
 
 TEST(RankPlan, ClassesShareARehearsalWhereWorkspacesAreEqual) {
-  const std::vector<RankMemory> ranks = {{{1}, {7}, {10, 20}},  {{2}, {7}, {10, 20}}, {{3}, {7}, {10, 30}},
-                                         {{4}, {7}, {11, 20}},  {{1}, {7}, {10, 20}}, {{5}, {8}, {10, 20}},
+  const std::vector<RankMemory> ranks = {{{1}, {7}, {10, 20}}, {{2}, {7}, {10, 20}}, {{3}, {7}, {10, 30}},
+                                         {{4}, {7}, {11, 20}}, {{1}, {7}, {10, 20}}, {{5}, {8}, {10, 20}},
                                          {{6}, {7}, {10, 30}}};
   const RankClasses found = rank_classes(ranks);
   EXPECT_EQ(found.of_rank, (std::vector<std::int32_t>{0, 1, 2, 3, 0, 4, 5}));
