@@ -54,7 +54,8 @@ std::vector<RankMemory> rank_memory(const AttentionProblem& whole, const Partiti
   problem.heads_q /= group;
   problem.heads_kv /= group;
   const Partition groups = partition_of_groups(partition, group);
-  RingReads reads(problem, {}, groups);
+  const AttentionForward no_lists;
+  RingReads reads(problem, no_lists, groups);
   std::vector<RankMemory> memory;
   for (int member = 0; member < groups.ranks(); ++member) {
     const RankMemory pairs = pairs_of(reads, problem, groups.most_tokens(), member, device);

@@ -22,7 +22,7 @@ struct HeadsAlike {
 
 class RingReads {
  public:
-  // The problem and the partition have to outlive this.
+  // All three have to outlive this.
   RingReads(const AttentionProblem& whole, const AttentionForward& lists, const Partition& partition);
 
   // The problem with the mask that the schedule is made for; see RingSchedule.
@@ -85,7 +85,7 @@ class RingReads {
     KeyRange first;
     KeyRange last;
   };
-  // Queries of a rank, or of all ranks but one.
+  // Queries of a rank, or those on both sides of a part.
   struct Queries {
     std::vector<Piece> pieces;
     std::vector<Seen> seen;  // [piece]
@@ -97,8 +97,9 @@ class RingReads {
   void find_reads(const Queries& queries, Piece part);
   void add_pairs(const Queries& queries, std::size_t query_piece, Piece keys);
   [[nodiscard]] Largest most_read(const Queries& queries, Piece part);
-  // No rank reads more of a part, wherever it lies in the segments of a mask.
+  // An upper bound of what a rank reads of a part, wherever the part lies in the segments of a mask.
   [[nodiscard]] Largest most_of_part(Piece part) const;
+  // Sets what of `read.keys` is sent under a dilated mask.
   void count_dilated_rows(std::span<const Piece> queries, Read& read) const;
   // Writes into key_ where the queries and the part lie in the segments of a dilated mask. What is read is a
   // function of it, but for the position of the part. Returns false where nothing is seen.

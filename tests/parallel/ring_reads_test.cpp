@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <algorithm>
 
 #include "parallel/drawn.h"
 #include "parallel/rows_read.h"
@@ -60,7 +60,8 @@ TEST(RingReads, OfDilatedMasksAreThoseOfEveryPair) {
     const AttentionProblem& problem = drawn.attention.problem;
     SCOPED_TRACE(drawn.name());
     const Partition partition = make_partition(drawn.kind, drawn.ranks, problem, {});
-    RingReads reads(problem, {}, partition);
+    const AttentionForward no_lists;
+    RingReads reads(problem, no_lists, partition);
     RingReads::Largest largest;
     for (int reader = 0; reader < drawn.ranks; ++reader) {
       const std::vector<Piece>& queries = partition.pieces[static_cast<std::size_t>(reader)];
