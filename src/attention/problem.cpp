@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "headroom/attention.h"
 #include "headroom/core/checked.h"
@@ -151,14 +153,21 @@ double pairs_of_all_heads(const AttentionProblem& problem) {
     return static_cast<double>(visible_pairs(problem)) * static_cast<double>(problem.heads_q);
   }
   const std::int64_t group = divide_up(problem.heads_q, mask.dilation_count);
-  double pairs = 0;
+  const int patterns = mask.patterns_per_head();
+  std::vector<double> found;  // [head, pattern]
   for (std::int64_t head = 0; head < problem.heads_q; ++head) {
-    for (int i = 0; i < mask.patterns_per_head(); ++i) {
+    const std::int64_t first =
+        mask.mix_dilations ? 0 : head / group * group;  // head with this one's patterns
+    for (int i = 0; i < patterns; ++i) {
       const std::int64_t pattern = mask.mix_dilations ? i : head / group;
-      pairs += dilated_pairs(problem, mask.dilations[static_cast<std::size_t>(pattern)], head);
+      const Dilation& dilation = mask.dilations[static_cast<std::size_t>(pattern)];
+      // Heads that leave the same remainder have the same pairs.
+      const std::int64_t like = head - dilation.rate;
+      found.push_back(like >= first ? found[static_cast<std::size_t>(like * patterns + i)]
+                                    : dilated_pairs(problem, dilation, head));
     }
   }
-  return pairs;
+  return std::accumulate(found.begin(), found.end(), 0.0);
 }
 
 double flops(const AttentionProblem& problem, Pass pass) {

@@ -101,7 +101,7 @@ class SlotStream {
         const std::span<const ChunkPair> pairs = reads_.pairs(read);
         slots_[slot++].push_back({.reader = reader,
                                   .owner = owner,
-                                  .rows = static_cast<double>(reads_.row_count(read, reader, owner)),
+                                  .rows = static_cast<double>(read.row_count),
                                   .forward_seconds = seconds_.of(pairs, Pass::forward),
                                   .backward_seconds = seconds_.of(pairs, Pass::backward)});
       }

@@ -1,67 +1,108 @@
 #include "headroom/parallel/rank_classes.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
+#include "headroom/parallel/ring_attention.h"
 #include "parallel/ring_reads.h"
 
 namespace headroom {
 namespace {
 
-void add_once(RankMemoryKey& key, std::uint64_t shape) {
-  if (std::ranges::find(key, shape) == key.end()) key.push_back(shape);
+// The part of the keys that the pairs of a member of the ring decide.
+RankMemory pairs_of(RingReads& reads, const AttentionProblem& of_ring, std::int64_t most_tokens, int member,
+                    const DeviceDescription& device) {
+  RankMemory memory{.key = {}, .rehearsal = {}, .workspace_bytes = {0, 0}};
+  const auto consider = [&](const ChunkPair& pair) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      std::int64_t& most = memory.workspace_bytes[pass == Pass::forward ? 0 : 1];
+      most = std::max(
+          most, attention_workspace_bytes(problem_of_pair(of_ring, most_tokens, pair, pass), device, pass));
+    }
+  };
+  const std::vector<ChunkPair> local = reads.local(member);
+  for (const ChunkPair& pair : local) consider(pair);
+  memory.rehearsal.push_back(local.size());
+  reads.for_each_sampled(member, [&](const RingReads::Read& read, int reader, int, std::int64_t) {
+    memory.rehearsal.push_back(reader == member ? read.pair_count : 0);  // or it is sent
+    if (reader != member) return;
+    memory.key.push_back(reads.shape(read));
+    for (const ChunkPair& pair : reads.pairs(read)) consider(reads.as_sent(pair, read));
+  });
+  std::ranges::sort(memory.key);
+  memory.key.push_back(shape_of(local));
+  return memory;
 }
 
-// The shapes of the pairs that a member of the ring computes, each once.
-RankMemoryKey shapes_of(RingReads& reads, int member, int members) {
-  RankMemoryKey shapes;
-  for (int owner = 0; owner < members; ++owner) {
-    if (owner == member) continue;
-    for (const RingReads::Read& read : reads.between(member, owner)) {
-      add_once(shapes, reads.shape(read, member, owner));
-    }
-  }
-  std::ranges::sort(shapes);
-  shapes.push_back(shape_of(reads.local(member)));
-  return shapes;
+// Whether no block of a rank is larger than the same block of another, of two with equal rehearsals.
+bool holds_no_more(const RankMemory& rank, const RankMemory& other) {
+  return std::ranges::equal(rank.workspace_bytes, other.workspace_bytes, std::less_equal());
 }
 
 }  // namespace
 
-std::vector<RankMemoryKey> rank_memory_keys(const AttentionProblem& whole, const Partition& partition,
-                                            int group) {
+void RankMemory::append(const RankMemory& more) {
+  key.insert(key.end(), more.key.begin(), more.key.end());
+  rehearsal.insert(rehearsal.end(), more.rehearsal.begin(), more.rehearsal.end());
+  workspace_bytes.insert(workspace_bytes.end(), more.workspace_bytes.begin(), more.workspace_bytes.end());
+}
+
+std::vector<RankMemory> rank_memory(const AttentionProblem& whole, const Partition& partition, int group,
+                                    const DeviceDescription& device) {
   AttentionProblem problem = whole;
   problem.heads_q /= group;
   problem.heads_kv /= group;
   const Partition groups = partition_of_groups(partition, group);
-  RingReads reads(problem, {}, groups);
-  std::vector<RankMemoryKey> keys;
+  const AttentionForward no_lists;
+  RingReads reads(problem, no_lists, groups);
+  std::vector<RankMemory> memory;
   for (int member = 0; member < groups.ranks(); ++member) {
-    const RankMemoryKey shapes = shapes_of(reads, member, groups.ranks());
+    const RankMemory pairs = pairs_of(reads, problem, groups.most_tokens(), member, device);
     for (int rank = member * group; rank < (member + 1) * group; ++rank) {
-      RankMemoryKey& key = keys.emplace_back();
+      RankMemoryKey sizes;
       const auto add_sizes = [&](int of) {
         for (const Piece& piece : partition.pieces[static_cast<std::size_t>(of)]) {
-          key.push_back(static_cast<std::uint64_t>(piece.size()));
+          sizes.push_back(static_cast<std::uint64_t>(piece.size()));
         }
-        key.push_back(~std::uint64_t{0});  // between one rank's sizes and the next one's
+        sizes.push_back(~std::uint64_t{0});  // between one rank's sizes and the next one's
       };
       add_sizes(rank);
       for (int other = member * group; other < (member + 1) * group; ++other) add_sizes(other);
-      key.insert(key.end(), shapes.begin(), shapes.end());
+      memory.push_back({sizes, sizes, {}});
+      memory.back().append(pairs);
     }
   }
-  return keys;
+  return memory;
 }
 
-RankClasses rank_classes(const std::vector<RankMemoryKey>& keys) {
+RankClasses rank_classes(const std::vector<RankMemory>& ranks) {
   RankClasses found;
   std::map<RankMemoryKey, std::int32_t> known;
-  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-    const auto [place, is_new] = known.emplace(keys[rank], static_cast<std::int32_t>(found.classes.size()));
-    if (is_new) found.classes.push_back({.first = static_cast<int>(rank)});
+  std::map<RankMemoryKey, std::vector<std::int32_t>> alike;  // classes, by rehearsal
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto index = static_cast<std::int32_t>(found.classes.size());
+    const auto [place, is_new] = known.emplace(ranks[rank].key, index);
+    if (is_new) {
+      found.classes.push_back({.first = static_cast<int>(rank), .rehearsed = index});
+      alike[ranks[rank].rehearsal].push_back(index);
+    }
     ++found.classes[static_cast<std::size_t>(place->second)].count;
     found.of_rank.push_back(place->second);
+  }
+  const auto memory = [&](std::int32_t of) -> const RankMemory& {
+    return ranks[static_cast<std::size_t>(found.classes[static_cast<std::size_t>(of)].first)];
+  };
+  for (const auto& [rehearsal, classes] : alike) {
+    for (const std::int32_t one : classes) {
+      RankClass& like = found.classes[static_cast<std::size_t>(one)];
+      for (const std::int32_t other : classes) {
+        if (one == other || !holds_no_more(memory(one), memory(other))) continue;
+        const bool equal = memory(one).workspace_bytes == memory(other).workspace_bytes;
+        like.outweighed |= !equal || other < one;
+        if (equal) like.rehearsed = std::min(like.rehearsed, other);
+      }
+    }
   }
   return found;
 }

@@ -8,6 +8,40 @@
 #include "parallel/ring_exchange.h"
 
 namespace headroom {
+
+namespace {
+
+AttentionProblem chunk_of_pair(const AttentionProblem& of_ring, const ChunkPair& pair) {
+  AttentionProblem part = of_ring;
+  part.seq_q = pair.queries.size();
+  part.seq_k = pair.keys.size();
+  part.chunk = {.query_start = pair.queries.begin, .key_start = pair.keys.begin};
+  part.sinks = of_ring.sinks && pair.first;
+  return part;
+}
+
+}  // namespace
+
+AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t most_tokens,
+                                 const ChunkPair& pair, Pass pass) {
+  AttentionProblem part = chunk_of_pair(of_ring, pair);
+  if (pass == Pass::forward) {
+    part.output_dtype = of_ring.dtype_of_sums();
+    part.resume = !pair.first;
+    return part;
+  }
+  part.gradient_dtype = of_ring.dtype_of_sums();
+  part.add_gradients = true;
+  // An f32 chunk of O and a chunk of K and V, of the member with most tokens. The workspace of backward is
+  // held to that where heads can run one after the other: it would not shrink with the chunks by itself, as
+  // smaller chunks have more heads under way at a time.
+  const std::int64_t row = of_ring.heads_q * size_bytes(of_ring.dtype_of_sums()) +
+                           2 * of_ring.heads_kv * size_bytes(of_ring.dtype);
+  const std::int64_t chunk_bytes = checked_multiply(of_ring.batch * most_tokens, row * of_ring.head_dim);
+  part.most_backward_bytes = std::min(of_ring.most_backward_bytes, chunk_bytes);
+  return part;
+}
+
 namespace {
 
 // [batch, tokens, heads, head_dim] as [batch * tokens, heads * head_dim].
@@ -34,7 +68,8 @@ class RingRank {
         place_(place_of(context, schedule, rings)),
         rank_(place_.member),
         pieces_(schedule.partition().pieces[static_cast<std::size_t>(rank_)]),
-        tokens_(schedule.partition().tokens(rank_)) {
+        tokens_(schedule.partition().tokens(rank_)),
+        most_tokens_(schedule.partition().most_tokens()) {
     check_dense(views.inputs.query, rows(problem_.heads_q), problem_.dtype, "query");
     check_dense(views.inputs.key, rows(problem_.heads_kv), problem_.dtype, "key");
     check_dense(views.inputs.value, rows(problem_.heads_kv), problem_.dtype, "value");
@@ -56,32 +91,8 @@ class RingRank {
 
   // A ring of one member has one pair: the sequence with itself. Nothing is added to its results.
   [[nodiscard]] bool alone() const { return schedule_.ranks() == 1; }
-  // The first pair of a piece has the sinks, and nothing to resume from.
   [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
-    AttentionProblem part = problem_;
-    part.seq_q = pair.queries.size();
-    part.seq_k = pair.keys.size();
-    part.chunk = {.query_start = pair.queries.begin, .key_start = pair.keys.begin};
-    part.sinks = problem_.sinks && pair.first;
-    if (alone()) return part;
-    if (pass == Pass::forward) {
-      part.output_dtype = problem_.dtype_of_sums();
-      part.resume = !pair.first;
-    } else {
-      part.gradient_dtype = problem_.dtype_of_sums();
-      part.add_gradients = true;
-      part.most_backward_bytes = std::min(problem_.most_backward_bytes, chunk_bytes());
-    }
-    return part;
-  }
-
-  // An f32 chunk of O and a chunk of K and V, of the member with most tokens. The workspace of backward is
-  // held to that where heads can run one after the other: it would not shrink with the chunks by itself, as
-  // smaller chunks have more heads under way at a time.
-  [[nodiscard]] std::int64_t chunk_bytes() const {
-    const std::int64_t row = problem_.heads_q * size_bytes(problem_.dtype_of_sums()) +
-                             2 * problem_.heads_kv * size_bytes(problem_.dtype);
-    return checked_multiply(problem_.batch * schedule_.partition().most_tokens(), row * problem_.head_dim);
+    return alone() ? chunk_of_pair(problem_, pair) : problem_of_pair(problem_, most_tokens_, pair, pass);
   }
 
   // body(pair), over everything that the rank computes.
@@ -143,6 +154,7 @@ class RingRank {
   int rank_;  // the member of the ring
   const std::vector<Piece>& pieces_;
   std::int64_t tokens_;
+  std::int64_t most_tokens_;  // of a member
   Tensor workspace_;
 
  private:

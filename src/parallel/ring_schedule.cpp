@@ -68,23 +68,10 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
   most_rows_ = largest.rows;
   packs_ = reads.problem().mask.dilation_count > 0 && largest.keys > 0;
 
-  std::vector<std::uint64_t> seen;
-  bool sends = false;
-  for (std::int64_t step = 1; step < ranks(); ++step) {
-    const int owner = static_cast<int>((sampled_rank + ranks() - step) % ranks());
-    for (const RingReads::Read& read : reads.between(sampled_rank, owner)) {
-      const std::uint64_t shape = reads.shape(read, sampled_rank, owner);
-      if (std::ranges::find(seen, shape) != seen.end()) continue;
-      seen.push_back(shape);
-      add(reads.transfer(read, sampled_rank, owner), slots_, step);
-    }
-    if (sends) continue;
-    const int reader = static_cast<int>((sampled_rank + step) % ranks());
-    for (const RingReads::Read& read : reads.between(reader, sampled_rank)) {
-      if (!sends) add(reads.transfer(read, reader, sampled_rank), slots_, step);
-      sends = true;
-    }
-  }
+  reads.for_each_sampled(sampled_rank,
+                         [&](const RingReads::Read& read, int reader, int owner, std::int64_t step) {
+                           add(reads.transfer(read, reader, owner), slots_, step);
+                         });
   index_transfers();
 }
 

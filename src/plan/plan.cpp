@@ -68,15 +68,20 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
   PlannedStep most;
   std::vector<RankShare> shares;
   double slowest = 0;
-  for (const RankClass& like : ranks.classes) {
-    Layout other;
-    PlannedStep step = rehearsed_rank(of, like.first, &other);
+  for (std::size_t i = 0; i < ranks.classes.size(); ++i) {
+    const RankClass& like = ranks.classes[i];
+    if (!of.timed && like.outweighed) continue;
     const RankSizes sizes =
         decoder.rank_sizes({.rank = like.first, .count = static_cast<int>(of.strategy.ranks())});
-    shares.push_back({.first_rank = like.first,
-                      .ranks = like.count,
-                      .tokens = sizes.batch * sizes.seq,
-                      .arena_bytes = step.arena_bytes});
+    RankShare& share = shares.emplace_back(
+        RankShare{.first_rank = like.first, .ranks = like.count, .tokens = sizes.batch * sizes.seq});
+    if (const auto rehearsed = static_cast<std::size_t>(like.rehearsed); rehearsed < i) {
+      share.arena_bytes = shares[rehearsed].arena_bytes;
+      continue;
+    }
+    Layout other;
+    PlannedStep step = rehearsed_rank(of, like.first, &other);
+    share.arena_bytes = step.arena_bytes;
     slowest = std::max(slowest, step.seconds);
     if (shares.size() > 1 && budgeted_bytes(of.request, step) <= budgeted_bytes(of.request, most)) continue;
     most = std::move(step);
@@ -94,7 +99,7 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
 
 PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, const CostModel& costs,
                       Layout* layout) {
-  RankPlan ranks(costs);
+  RankPlan ranks(costs, request.device);
   return rehearsed_step({request, strategy, costs, ranks, std::numeric_limits<std::int64_t>::max()}, layout);
 }
 
@@ -139,7 +144,7 @@ class LeanStrategies {
         costs_(costs),
         policies_(smallest_policies(request_)),
         strategy_(common_strategy(request_, 1)),
-        ranks_(costs) {
+        ranks_(costs, request_.device) {
     strategy_.accumulation = accumulation_choices(request_).back();
     for (const bool away : optimizer_choices(request_)) {
       strategy_.offload_optimizer = away;
@@ -271,7 +276,7 @@ std::optional<std::int64_t> smallest_ranks(const PlanRequest& request, const Cos
 
 std::vector<Change> what_if(const PlanRequest& request, const Plan& plan, const CostModel& costs) {
   std::vector<Change> changes;
-  RankPlan ranks(costs);
+  RankPlan ranks(costs, request.device);
   // The rank that takes most of the plan: the others differ from it by little, whatever changes.
   const int largest =
       std::ranges::max_element(plan.step.rank_shares, {}, &RankShare::arena_bytes)->first_rank;

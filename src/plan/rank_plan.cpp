@@ -12,12 +12,11 @@ namespace {
 
 // body(kind, problem of its attention), for every kind that layers have, in one group of ranks.
 template <class Body>
-void for_each_attention(TrainingProblem problem, const Decoder& decoder, const Body& body) {
-  problem.sizes = decoder.group_sizes();
+void for_each_attention(const ModelConfig& config, const Decoder& decoder, const Body& body) {
   std::array<bool, 2> known{};
-  for (std::int64_t layer = 0; layer < problem.config.layers; ++layer) {
-    const auto kind = static_cast<std::size_t>(layer_spec(problem.config, layer).attention);
-    if (!known[kind]) body(kind, attention_problem(problem, decoder.layer_mask(layer)));
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto kind = static_cast<std::size_t>(layer_spec(config, layer).attention);
+    if (!known[kind]) body(kind, decoder.schedule(layer)->problem());
     known[kind] = true;
   }
 }
@@ -31,7 +30,7 @@ RankMemoryKey shard_memory_key(const Shards& shards, int rank) {
   return key;
 }
 
-// It has the partition, the masks and the shards; its schedules are not used.
+// It has the partition, the problems of attention and the shards; its schedules are not used.
 Decoder partitioned(const TrainingProblem& problem, Strategy strategy) {
   strategy.layers = {.recompute = problem.config.layers};
   return {problem.config, strategy, problem.sizes, problem.mask, 0};
@@ -59,27 +58,23 @@ const RankedAttention& RankPlan::attention(const TrainingProblem& micro_step, co
   const auto [place, is_new] = attention_.try_emplace(attention_key_of(micro_step, strategy));
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
-  for_each_attention(micro_step, decoder, [&](std::size_t kind, AttentionProblem problem) {
-    problem.mask.max_documents = micro_step.sizes.max_documents;
+  for_each_attention(micro_step.config, decoder, [&](std::size_t kind, const AttentionProblem& problem) {
     place->second[kind] = play_attention(problem, {}, decoder.partition(),
                                          static_cast<int>(strategy.head_group), costs_.rank_rates());
   });
   return place->second;
 }
 
-const std::vector<RankMemoryKey>& RankPlan::attention_memory(const TrainingProblem& micro_step,
-                                                             const Strategy& strategy) {
+const std::vector<RankMemory>& RankPlan::attention_memory(const TrainingProblem& micro_step,
+                                                          const Strategy& strategy) {
   const auto [place, is_new] = attention_memory_.try_emplace(attention_key_of(micro_step, strategy));
   if (!is_new || strategy.ring_ranks == 1) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
   place->second.resize(static_cast<std::size_t>(strategy.ring_ranks));
-  for_each_attention(micro_step, decoder, [&](std::size_t, AttentionProblem problem) {
-    problem.mask.max_documents = micro_step.sizes.max_documents;
-    const std::vector<RankMemoryKey> of_kind =
-        rank_memory_keys(problem, decoder.partition(), static_cast<int>(strategy.head_group));
-    for (std::size_t rank = 0; rank < of_kind.size(); ++rank) {
-      place->second[rank].insert(place->second[rank].end(), of_kind[rank].begin(), of_kind[rank].end());
-    }
+  for_each_attention(micro_step.config, decoder, [&](std::size_t, const AttentionProblem& problem) {
+    const std::vector<RankMemory> of_kind =
+        rank_memory(problem, decoder.partition(), static_cast<int>(strategy.head_group), device_);
+    for (std::size_t rank = 0; rank < of_kind.size(); ++rank) place->second[rank].append(of_kind[rank]);
   });
   return place->second;
 }
@@ -88,21 +83,19 @@ const RankClasses& RankPlan::classes(const TrainingProblem& micro_step, const St
   const auto [place, is_new] = classes_.try_emplace(key_of(micro_step, strategy));
   if (!is_new) return place->second;
   const Decoder decoder = partitioned(micro_step, strategy);
-  std::vector<RankMemoryKey> keys(static_cast<std::size_t>(strategy.ranks()));
-  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-    keys[rank] = shard_memory_key(decoder.shards(), static_cast<int>(rank));
-    if (strategy.loss_ranks == LossRanks::tokens) continue;
-    const VocabularySlice slice =
-        vocabulary_slice(decoder.parameters(), static_cast<int>(rank), static_cast<int>(strategy.ranks()));
-    keys[rank].push_back(static_cast<std::uint64_t>(slice.words));
-  }
-  if (const std::vector<RankMemoryKey>& places = attention_memory(micro_step, strategy); !places.empty()) {
-    for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-      const RankMemoryKey& of_place = places[rank % places.size()];
-      keys[rank].insert(keys[rank].end(), of_place.begin(), of_place.end());
+  const std::vector<RankMemory>& places = attention_memory(micro_step, strategy);
+  std::vector<RankMemory> ranks;
+  for (int rank = 0; rank < static_cast<int>(strategy.ranks()); ++rank) {
+    RankMemoryKey state = shard_memory_key(decoder.shards(), rank);
+    if (strategy.loss_ranks != LossRanks::tokens) {
+      const VocabularySlice slice =
+          vocabulary_slice(decoder.parameters(), rank, static_cast<int>(strategy.ranks()));
+      state.push_back(static_cast<std::uint64_t>(slice.words));
     }
+    ranks.push_back({state, state, {}});
+    if (!places.empty()) ranks.back().append(places[static_cast<std::size_t>(rank) % places.size()]);
   }
-  place->second = rank_classes(keys);
+  place->second = rank_classes(ranks);
   return place->second;
 }
 

@@ -15,7 +15,7 @@ using RankedAttention = std::array<AttentionTime, 2>;  // [AttentionKind]
 
 class RankPlan {
  public:
-  explicit RankPlan(const CostModel& costs) : costs_(costs) {}
+  RankPlan(const CostModel& costs, DeviceDescription device) : costs_(costs), device_(std::move(device)) {}
 
   // Of a micro-step under a strategy.
   [[nodiscard]] const RankedAttention& attention(const TrainingProblem& micro_step, const Strategy& strategy);
@@ -30,12 +30,13 @@ class RankPlan {
   // Attention is the same however the state and the loss are divided.
   [[nodiscard]] static Key attention_key_of(const TrainingProblem& micro_step, const Strategy& strategy);
   // What decides the memory of attention, by the place of a rank in its ring; empty without one.
-  [[nodiscard]] const std::vector<RankMemoryKey>& attention_memory(const TrainingProblem& micro_step,
-                                                                   const Strategy& strategy);
+  [[nodiscard]] const std::vector<RankMemory>& attention_memory(const TrainingProblem& micro_step,
+                                                                const Strategy& strategy);
 
   const CostModel& costs_;
+  DeviceDescription device_;
   std::map<Key, RankedAttention> attention_;
-  std::map<Key, std::vector<RankMemoryKey>> attention_memory_;
+  std::map<Key, std::vector<RankMemory>> attention_memory_;
   std::map<Key, RankClasses> classes_;
 };
 

@@ -18,7 +18,9 @@ struct StepQuestion {
   RankPlan& ranks;
   std::int64_t most_bytes;            // more than this need not be packed
   std::optional<int> only_rank = {};  // in place of a rank of each class
-  bool timed = true;                  // false: seconds are without attention over ranks
+  // False: the rank that takes most is all that counts. Seconds are without attention over ranks, and classes
+  // that are outweighed are left out.
+  bool timed = true;
 };
 // The rank that takes most of all, unless one before it is over `most_bytes` already.
 [[nodiscard]] PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout);

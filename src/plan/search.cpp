@@ -233,7 +233,7 @@ Plan search(const PlanRequest& request, const CostModel& costs, bool divide_head
 
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   check_sizes(request.problem);
-  RankPlan ranks(costs);
+  RankPlan ranks(costs, request.device);
   Plan plan = search(request, costs, true, ranks);
   if (plan.fits || plan.step.strategy.head_group == 1) return plan;
   // Heads that are divided hold Q, K, V and O twice; a ring takes less.

@@ -46,12 +46,28 @@ DeviceDescription device_of(const Case& c) {
 std::int64_t check_classes(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device) {
   const CostModel costs(device, problem.compute_dtype);
-  RankPlan plan(costs);
+  RankPlan plan(costs, device);
   const RankClasses& found = plan.classes(problem, strategy);
   std::vector<Layout> of_class;
+  std::vector<double> seconds_of_class;
+  std::int64_t most = 0;
+  std::int64_t most_outweighed = 0;
+  const AttentionTime long_pass{.forward = {.seconds = 0.7}, .backward = {.seconds = 1.9}};
+  const RankedAttention attention{long_pass, long_pass};
   for (const RankClass& like : found.classes) {
-    of_class.push_back(make_layout(rehearse_memory(problem, strategy, device, like.first).ledger));
+    TrainingRehearsal rehearsal = rehearse_memory(problem, strategy, device, like.first);
+    const RecordSeconds seconds(costs, problem.config, rehearsal, attention);
+    seconds_of_class.push_back(seconds.of(Phase::micro_step, rehearsal.micro_step));
+    of_class.push_back(make_layout(std::move(rehearsal.ledger)));
+    // Classes with the same rehearsal take the same bytes and the same time, to the last digit.
+    const auto same = static_cast<std::size_t>(like.rehearsed);
+    EXPECT_EQ(of_class.back().reserved(Space::device), of_class[same].reserved(Space::device));
+    EXPECT_EQ(of_class.back().reserved(Space::host), of_class[same].reserved(Space::host));
+    EXPECT_EQ(seconds_of_class.back(), seconds_of_class[same]);
+    std::int64_t& largest = like.outweighed ? most_outweighed : most;
+    largest = std::max(largest, of_class.back().reserved(Space::device));
   }
+  EXPECT_GE(most, most_outweighed);
   EXPECT_EQ(std::ssize(found.of_rank), strategy.ranks());
   for (int rank = 0; rank < strategy.ranks(); ++rank) {
     const Layout whole = rehearse_training(problem, strategy, device, rank);
@@ -79,6 +95,8 @@ TEST(RankPlan, AClassTakesTheBytesOfEachOfItsRanks) {
                             Case{"h200", "causal", 1009, 2, 0},
                             Case{"cpu", "window:21", 251, 1, 0},
                             Case{"h200", "causal+dilated:64/2", 200, 1, 0},
+                            Case{"h200", "causal+dilated:777/3", 20'011, 1, 0},
+                            Case{"cpu", "causal+dilated:700/5", 1531, 1, 0},
                             Case{"cpu", "causal", 333, 1, 17}};
   std::int64_t ranks_rehearsed = 0;
   std::int64_t classes = 0;
@@ -91,8 +109,24 @@ TEST(RankPlan, AClassTakesTheBytesOfEachOfItsRanks) {
       ranks_rehearsed += ranks;
     }
   }
-  EXPECT_EQ(ranks_rehearsed, 6 * 135);
+  EXPECT_EQ(ranks_rehearsed, 8 * 135);
   EXPECT_LT(classes, ranks_rehearsed * 3 / 4);  // in sequences this short, pieces of few tokens differ most
+}
+
+TEST(RankPlan, ClassesShareARehearsalWhereWorkspacesAreEqual) {
+  const std::vector<RankMemory> ranks = {{{1}, {7}, {10, 20}}, {{2}, {7}, {10, 20}}, {{3}, {7}, {10, 30}},
+                                         {{4}, {7}, {11, 20}}, {{1}, {7}, {10, 20}}, {{5}, {8}, {10, 20}},
+                                         {{6}, {7}, {10, 30}}};
+  const RankClasses found = rank_classes(ranks);
+  EXPECT_EQ(found.of_rank, (std::vector<std::int32_t>{0, 1, 2, 3, 0, 4, 5}));
+  std::vector<std::int32_t> rehearsed;
+  std::vector<bool> outweighed;
+  for (const RankClass& like : found.classes) {
+    rehearsed.push_back(like.rehearsed);
+    outweighed.push_back(like.outweighed);
+  }
+  EXPECT_EQ(rehearsed, (std::vector<std::int32_t>{0, 0, 2, 3, 4, 2}));
+  EXPECT_EQ(outweighed, (std::vector<bool>{true, true, false, false, false, true}));
 }
 
 // Groups of ranks that divide the batch, and a state that all ranks divide.
@@ -157,7 +191,7 @@ TEST(RankPlan, AThousandRanksAreAFewClasses) {
                               .ring_ranks = 1024,
                               .sharding = sharding,
                               .compute_dtype = DType::bf16};
-      RankPlan plan(costs);
+      RankPlan plan(costs, find_in_catalogue("h200").device);
       const RankClasses& found = plan.classes(problem, strategy);
       EXPECT_LE(found.classes.size(), 24u) << context << " " << name(sharding);
       EXPECT_EQ(found.of_rank.size(), 1024u);

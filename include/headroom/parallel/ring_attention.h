@@ -51,6 +51,11 @@ void ring_attention_forward(Context& context, const RingSchedule& schedule, cons
 void ring_attention_backward(Context& context, const RingSchedule& schedule, const RingBackward& views,
                              std::string_view pinned = {}, int rings = 1);
 
+// The attention of one pair of chunks, in a ring of several members, of which none has more than
+// `most_tokens`. The first pair of a piece has the sinks, and nothing to resume from.
+[[nodiscard]] AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t most_tokens,
+                                               const ChunkPair& pair, Pass pass);
+
 // The part of a rank's lse that belongs to one of its pieces: [batch, heads_q, tokens of the piece].
 [[nodiscard]] TensorView lse_of_piece(const RingSchedule& schedule, int rank, const TensorView& lse,
                                       std::int64_t piece);
