@@ -89,6 +89,7 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
     if (most.live_peak_bytes > of.most_bytes) break;
   }
   most.seconds = slowest;
+  if (!of.timed) return most;  // some classes were left out
   for (const std::int32_t like : ranks.of_rank) {
     if (static_cast<std::size_t>(like) >= shares.size()) break;
     most.rank_arena_bytes.push_back(shares[static_cast<std::size_t>(like)].arena_bytes);
