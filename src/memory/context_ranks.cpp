@@ -143,10 +143,15 @@ Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> c
   check_counts(values, counts, ranks_.count);
   to_others_.clear();
   from_others_.clear();
+  const TensorPart own = slice(values, counts, ranks_.rank);
+  std::int64_t begin = 0;
   for (int peer = 0; peer < ranks_.count; ++peer) {
-    if (peer == ranks_.rank) continue;
-    to_others_.push_back({peer, slice(values, counts, ranks_.rank)});
-    from_others_.push_back({peer, slice(values, counts, peer)});
+    const std::int64_t theirs = counts[static_cast<std::size_t>(peer)];
+    if (peer != ranks_.rank) {
+      to_others_.push_back({peer, own});
+      from_others_.push_back({peer, {values, begin, theirs}});
+    }
+    begin += theirs;
   }
   return exchange(to_others_, from_others_, step);
 }

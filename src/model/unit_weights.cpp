@@ -37,6 +37,8 @@ UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit)
   const TensorPart own{weights.tensor, slice_of(rank).own_begin, slice_of(rank).elements};
   std::vector<Parcel> sends;
   std::vector<Parcel> receives;
+  sends.reserve(static_cast<std::size_t>(context.ranks().count));
+  receives.reserve(static_cast<std::size_t>(context.ranks().count));
   for (int peer = 0; peer < context.ranks().count; ++peer) {
     if (peer == rank) continue;
     if (own.elements > 0) sends.push_back({peer, own});

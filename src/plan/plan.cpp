@@ -87,6 +87,7 @@ PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout) {
     most = std::move(step);
     if (layout != nullptr) *layout = std::move(other);
     if (most.live_peak_bytes > of.most_bytes) break;
+    if (!of.timed && budgeted_bytes(of.request, most) > of.most_bytes) break;  // no rank makes it fit again
   }
   most.seconds = slowest;
   if (!of.timed) return most;  // some classes were left out
@@ -104,10 +105,10 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
   return rehearsed_step({request, strategy, costs, ranks, std::numeric_limits<std::int64_t>::max()}, layout);
 }
 
-PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
-                     const RunCosts& run) {
+PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
+                     std::int64_t micro_step_bytes) {
   PlannedStep step;
-  step.arena_bytes = std::max(run.device_bytes + layers.bytes_at_least(policy, loss), run.update_peak_bytes);
+  step.arena_bytes = std::max(run.device_bytes + micro_step_bytes, run.update_peak_bytes);
   step.host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes);
   return step;
 }
@@ -140,12 +141,12 @@ std::int64_t bisect(std::int64_t low, std::int64_t high, const Fits& fits) {
 // The strategies of a division that take least, at one context after another.
 class LeanStrategies {
  public:
-  LeanStrategies(PlanRequest request, const CostModel& costs)
+  LeanStrategies(PlanRequest request, const CostModel& costs, RankPlan& ranks)
       : request_(std::move(request)),
         costs_(costs),
         policies_(smallest_policies(request_)),
         strategy_(common_strategy(request_, 1)),
-        ranks_(costs, request_.device) {
+        ranks_(ranks) {
     strategy_.accumulation = accumulation_choices(request_).back();
     for (const bool away : optimizer_choices(request_)) {
       strategy_.offload_optimizer = away;
@@ -190,7 +191,8 @@ class LeanStrategies {
       for (std::size_t i = aways.size(); i-- > 0;) {
         strategy_.layers = policy;
         strategy_.offload_optimizer = aways[i];
-        if (headroom::fits(request_, at_least(policy, layers, {}, runs_[i])) && holds(strategy_)) return true;
+        const PlannedStep bound = at_least(policy, layers, runs_[i], layers.bytes_at_least(policy));
+        if (headroom::fits(request_, bound) && holds(strategy_)) return true;
       }
     }
     return false;
@@ -201,14 +203,15 @@ class LeanStrategies {
   std::vector<LayerPolicy> policies_;
   Strategy strategy_;
   std::vector<RunCosts> runs_;  // as optimizer_choices has them
-  RankPlan ranks_;
+  RankPlan& ranks_;
 };
 
 // Those of every way in which ranks may divide the loss.
 class LeanWays {
  public:
-  LeanWays(const PlanRequest& request, const CostModel& costs) {
-    for (PlanRequest& division : least_divisions(request)) ways_.emplace_back(std::move(division), costs);
+  LeanWays(const PlanRequest& request, const CostModel& costs) : ranks_(costs, request.device) {
+    for (PlanRequest& division : least_divisions(request))
+      ways_.emplace_back(std::move(division), costs, ranks_);
   }
 
   [[nodiscard]] bool may_fit(std::int64_t seq) {
@@ -219,6 +222,7 @@ class LeanWays {
   }
 
  private:
+  RankPlan ranks_;
   std::vector<LeanStrategies> ways_;
 };
 

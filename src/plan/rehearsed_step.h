@@ -25,9 +25,10 @@ struct StepQuestion {
 // The rank that takes most of all, unless one before it is over `most_bytes` already.
 [[nodiscard]] PlannedStep rehearsed_step(const StepQuestion& of, Layout* layout);
 
-// A lower bound of what a strategy takes.
-[[nodiscard]] PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const LossCosts& loss,
-                                   const RunCosts& run);
+// A lower bound of what a strategy takes whose micro-step takes at least so many bytes above those of the
+// run.
+[[nodiscard]] PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
+                                   std::int64_t micro_step_bytes);
 
 // How loss and layers of a strategy are cut. A rank has no more tokens than its share of a micro-step's
 // batch.

@@ -15,15 +15,21 @@ namespace {
 class Cuts {
  public:
   Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
-       RankPlan& ranks);
+       RankPlan& ranks, CostsOfCuts& known);
 
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(cuts_.size()); }
   [[nodiscard]] double seconds(std::uint32_t cut, const LayerPolicy& policy) const {
     return layers(cut).seconds(policy, cuts_[cut].loss) + runs_[cuts_[cut].run].update_seconds;
   }
   [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy) const {
-    return headroom::at_least(policy, layers(cut), cuts_[cut].loss, runs_[cuts_[cut].run]);
+    return at_least(cut, policy, layers(cut).bytes_at_least(policy, cuts_[cut].loss));
   }
+  // No more than that, and found sooner.
+  [[nodiscard]] PlannedStep at_least_in_loss(std::uint32_t cut, const LayerPolicy& policy) const {
+    return at_least(cut, policy, layers(cut).bytes_in_loss(policy, cuts_[cut].loss));
+  }
+  // Whether a cut before this one is the same.
+  [[nodiscard]] bool is_repeated(std::uint32_t cut) const { return cuts_[cut].is_repeated; }
   [[nodiscard]] Strategy strategy(std::uint32_t cut, const LayerPolicy& policy) const {
     Strategy strategy = cuts_[cut].strategy;
     strategy.layers = policy;
@@ -33,14 +39,18 @@ class Cuts {
  private:
   struct Cut {
     Strategy strategy;
-    std::size_t layers = 0;
+    const LayerCosts* layers = nullptr;  // with the first way to cut the loss
     LossCosts loss;
     std::size_t run = 0;
+    bool is_repeated = false;
   };
-  [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return layers_[cuts_[cut].layers]; }
+  [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return *cuts_[cut].layers; }
+  [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy,
+                                     std::int64_t micro_step_bytes) const {
+    return headroom::at_least(policy, layers(cut), runs_[cuts_[cut].run], micro_step_bytes);
+  }
 
-  std::vector<LayerCosts> layers_;  // [accumulations][layer cuts], with the first way to cut the loss
-  std::vector<RunCosts> runs_;      // [places of the optimizer's state]
+  std::vector<RunCosts> runs_;  // [places of the optimizer's state]
   std::vector<Cut> cuts_;
 };
 
@@ -69,7 +79,7 @@ void for_each_ascending(std::vector<Candidate>& candidates, const Body& body) {
 }
 
 Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel& costs, Strategy strategy,
-           RankPlan& ranks) {
+           RankPlan& ranks, CostsOfCuts& known) {
   set_cut(strategy, space.loss_chunks.front(), request);
   for (const bool away : space.optimizer_offloads) {
     strategy.offload_optimizer = away;
@@ -80,18 +90,18 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
     std::vector<LossCosts> losses;
     for (const LossChunks& chunks : space.loss_chunks) {
       set_cut(strategy, chunks, request);
-      losses.push_back(loss_costs(request, strategy, costs));
+      losses.push_back(known.loss(request, strategy));
     }
     for (const LayerCut& cut : space.layer_cuts) {
       set_cut(strategy, cut, request);
       set_cut(strategy, space.loss_chunks.front(), request);
-      layers_.emplace_back(request, strategy, costs, space.policies,
-                           ranks.attention(micro_step_of(request, strategy), strategy));
+      const LayerCosts& layers = known.layers(request, strategy, space.policies, ranks);
       for (std::size_t i = 0; i < losses.size(); ++i) {
         set_cut(strategy, space.loss_chunks[i], request);
         for (std::size_t j = 0; j < runs_.size(); ++j) {
           strategy.offload_optimizer = space.optimizer_offloads[j];
-          cuts_.push_back({strategy, layers_.size() - 1, losses[i] - losses.front(), j});
+          const bool is_repeated = std::ranges::find(cuts_, strategy, &Cut::strategy) != cuts_.end();
+          cuts_.push_back({strategy, &layers, losses[i] - losses.front(), j, is_repeated});
         }
       }
     }
@@ -102,13 +112,14 @@ Cuts::Cuts(const PlanRequest& request, const SearchSpace& space, const CostModel
 class DivisionSearch {
  public:
   // The request is one of division_choices(). All but it have to outlive this.
-  DivisionSearch(PlanRequest request, std::int64_t head_group, const CostModel& costs, RankPlan& ranks)
+  DivisionSearch(PlanRequest request, std::int64_t head_group, const CostModel& costs, RankPlan& ranks,
+                 CostsOfCuts& known)
       : request_(std::move(request)),
         common_(common_strategy(request_, head_group)),
         costs_(&costs),
         ranks_(&ranks),
         space_(search_space(request_)),
-        cuts_(request_, space_, costs, common_, ranks) {}
+        cuts_(request_, space_, costs, common_, ranks, known) {}
 
   // What strategies take by their bounds.
   struct Bound {
@@ -139,12 +150,18 @@ class DivisionSearch {
 
 DivisionSearch::Bound DivisionSearch::bound() const {
   Bound bound{.seconds = {}, .least = {std::numeric_limits<std::int64_t>::max(), 0}};
+  const auto bytes_of = [&](const PlannedStep& step) {
+    return std::pair{bytes_over(request_, step), budgeted_bytes(request_, step)};
+  };
   for (std::uint32_t cut = 0; cut < cuts_.count(); ++cut) {
+    if (cuts_.is_repeated(cut)) continue;
     for (const LayerPolicy& policy : space_.policies) {
       const double seconds = cuts_.seconds(cut, policy);
       if (bound.seconds && seconds >= *bound.seconds) continue;
-      const PlannedStep step = cuts_.at_least(cut, policy);
-      const std::pair bytes{bytes_over(request_, step), budgeted_bytes(request_, step)};
+      // Where the loss alone is over the budget, the bytes count only if nothing fits and they are the least.
+      const std::pair in_loss = bytes_of(cuts_.at_least_in_loss(cut, policy));
+      if (in_loss.first > 0 && (bound.seconds || in_loss >= bound.least)) continue;
+      const std::pair bytes = bytes_of(cuts_.at_least(cut, policy));
       if (bytes.first == 0) bound.seconds = seconds;
       bound.least = std::min(bound.least, bytes);
     }
@@ -202,10 +219,11 @@ Plan search(const PlanRequest& request, const CostModel& costs, bool divide_head
   };
   std::map<std::int64_t, std::int64_t> groups;  // of rings
   std::vector<Compared> compared;
+  CostsOfCuts known(costs);
   for (PlanRequest& division : division_choices(request)) {
     const auto [group, is_new] = groups.try_emplace(division.pins.ring_ranks(), 1);
     if (is_new && divide_heads) group->second = fastest_head_group(division, costs);
-    compared.push_back({DivisionSearch(std::move(division), group->second, costs, ranks)});
+    compared.push_back({DivisionSearch(std::move(division), group->second, costs, ranks, known)});
   }
   if (compared.size() == 1) return compared.front().search.plan();
   for (Compared& one : compared) one.bound = one.search.bound();

@@ -118,7 +118,7 @@ RunCosts run_costs(const PlanRequest& request, Strategy cut, const CostModel& co
 LossCosts loss_costs(const PlanRequest& request, Strategy cut, const CostModel& costs) {
   cut.layers = uniform(LayerKind::recompute, 1);
   const TrainingRehearsal rehearsal =
-      rehearse_memory(one_layer(micro_step_of(request, cut)), cut, request.device, rehearsed_rank(cut));
+      rehearse_micro_step(one_layer(micro_step_of(request, cut)), cut, request.device, rehearsed_rank(cut));
   LossCosts found;
   for (const StageUsage& row : in_the_arena(rehearsal.ledger, Space::device)) {
     if (row.phase == Phase::micro_step && row.stage == kLoss) found.peak_bytes = row.peak_bytes;
@@ -206,7 +206,7 @@ UniformStep uniform_step(const PlanRequest& request, const LayerSample& sample, 
   cut.offload_optimizer = false;  // the run's business
   TrainingProblem problem = micro_step_of(request, cut);
   problem.config = sample.config;
-  const TrainingRehearsal rehearsal = rehearse_memory(problem, cut, request.device, rehearsed_rank(cut));
+  const TrainingRehearsal rehearsal = rehearse_micro_step(problem, cut, request.device, rehearsed_rank(cut));
   UniformStep step;
   step.layers.resize(at(sample.config.layers));
   read_bytes(rehearsal, kind, step);
@@ -266,6 +266,28 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
   keep(LayerKind::offload, offload);
 }
 
+Strategy CostsOfCuts::micro_step_key(Strategy cut) {
+  cut.layers = {};
+  cut.offload_optimizer = false;
+  if (cut.sharding == Sharding::optimizer) cut.sharding = Sharding::none;
+  return cut;
+}
+
+const LayerCosts& CostsOfCuts::layers(const PlanRequest& request, const Strategy& cut,
+                                      std::span<const LayerPolicy> policies, RankPlan& ranks) {
+  const Strategy key = micro_step_key(cut);
+  const auto known = layers_.find(key);
+  if (known != layers_.end()) return known->second;
+  const RankedAttention& attention = ranks.attention(micro_step_of(request, cut), cut);
+  return layers_.emplace(key, LayerCosts(request, cut, costs_, policies, attention)).first->second;
+}
+
+const LossCosts& CostsOfCuts::loss(const PlanRequest& request, const Strategy& cut) {
+  const auto [place, is_new] = losses_.try_emplace(micro_step_key(cut));
+  if (is_new) place->second = loss_costs(request, cut, costs_);
+  return place->second;
+}
+
 namespace {
 
 // body(kind, first layer, last layer + 1) for every kind that has layers.
@@ -299,8 +321,24 @@ double LayerCosts::seconds(const LayerPolicy& policy, const LossCosts& loss) con
   return accumulation_ * std::max(kernels, copies);
 }
 
+std::int64_t LayerCosts::kept(const LayerPolicy& policy, LayerKind kind, std::int64_t begin,
+                              std::int64_t end) const {
+  const UniformLayers& all = kinds_[static_cast<std::size_t>(kind)];
+  const std::int64_t every = kind == LayerKind::recompute ? policy.input_every : 1;
+  const std::int64_t inputs_left_out = (end - begin) - ((end - begin) + every - 1) / every;
+  return all.kept_before[at(end)] - all.kept_before[at(begin)] - inputs_left_out * input_bytes_;
+}
+
+std::int64_t LayerCosts::bytes_in_loss(const LayerPolicy& policy, const LossCosts& loss) const {
+  std::int64_t bytes = loss_bytes_ + loss.peak_bytes;
+  for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {
+    bytes += kept(policy, kind, begin, end);
+  });
+  return bytes;
+}
+
 std::int64_t LayerCosts::bytes_at_least(const LayerPolicy& policy, const LossCosts& loss) const {
-  std::int64_t kept = 0;  // by the kinds before
+  std::int64_t kept_before = 0;  // by the kinds before
   std::int64_t highest = 0;
   for_each_kind(policy, [&](LayerKind kind, std::int64_t begin, std::int64_t end) {
     const UniformLayers& all = kinds_[static_cast<std::size_t>(kind)];
@@ -312,16 +350,15 @@ std::int64_t LayerCosts::bytes_at_least(const LayerPolicy& policy, const LossCos
     for (std::int64_t i = sure; i < end; ++i) {
       std::int64_t peak = all.backward_peak[at(i)] - left_out * input_bytes_;
       if (every == 1) peak = std::max(peak, all.forward_peak[at(i)]);
-      highest = std::max(highest, peak - all.kept_before[at(begin)] + kept);
+      highest = std::max(highest, peak - all.kept_before[at(begin)] + kept_before);
       if (++place == every) {
         left_out += every - 1;
         place = 0;
       }
     }
-    const std::int64_t inputs_left_out = (end - begin) - ((end - begin) + every - 1) / every;
-    kept += all.kept_before[at(end)] - all.kept_before[at(begin)] - inputs_left_out * input_bytes_;
+    kept_before += kept(policy, kind, begin, end);
   });
-  return std::max(highest, kept + loss_bytes_ + loss.peak_bytes);
+  return std::max(highest, kept_before + loss_bytes_ + loss.peak_bytes);
 }
 
 }  // namespace headroom

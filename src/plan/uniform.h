@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -74,6 +75,8 @@ class LayerCosts {
   [[nodiscard]] double seconds(const LayerPolicy& policy, const LossCosts& loss = {}) const;
   // The arena is at least this: what is there at the highest of moments that surely come.
   [[nodiscard]] std::int64_t bytes_at_least(const LayerPolicy& policy, const LossCosts& loss = {}) const;
+  // The highest of them while the loss is computed, found without a loop over layers.
+  [[nodiscard]] std::int64_t bytes_in_loss(const LayerPolicy& policy, const LossCosts& loss = {}) const;
   // The inputs that have moved to the host, or what loading and saving take there, and its buffers for a
   // batch.
   [[nodiscard]] std::int64_t host_bytes(const LayerPolicy& policy, std::int64_t transfer_bytes) const {
@@ -81,6 +84,10 @@ class LayerCosts {
   }
 
  private:
+  // What layers begin to end - 1 keep of a kind.
+  [[nodiscard]] std::int64_t kept(const LayerPolicy& policy, LayerKind kind, std::int64_t begin,
+                                  std::int64_t end) const;
+
   double accumulation_;
   std::array<UniformLayers, kLayerKinds> kinds_;  // empty where no policy has the kind
   std::int64_t input_bytes_ = 0;
@@ -88,6 +95,26 @@ class LayerCosts {
   std::int64_t loss_bytes_ = 0;  // live peak of the loss, less what the layers have kept
   double outside_seconds_ = 0;   // embedding, loss
   double outside_copy_seconds_ = 0;
+};
+
+// Both, learned once for cuts whose micro-steps are the same: many coincide, since a tile or a chunk has no
+// more tokens than a rank, and a micro-step is the same whether or not ranks divide the optimizer's state.
+// Good for requests that differ in nothing but what ranks divide.
+class CostsOfCuts {
+ public:
+  explicit CostsOfCuts(const CostModel& costs) : costs_(costs) {}
+
+  [[nodiscard]] const LayerCosts& layers(const PlanRequest& request, const Strategy& cut,
+                                         std::span<const LayerPolicy> policies, RankPlan& ranks);
+  [[nodiscard]] const LossCosts& loss(const PlanRequest& request, const Strategy& cut);
+
+ private:
+  // Equal for strategies with equal micro-steps.
+  [[nodiscard]] static Strategy micro_step_key(Strategy cut);
+
+  const CostModel& costs_;
+  std::map<Strategy, LayerCosts> layers_;
+  std::map<Strategy, LossCosts> losses_;
 };
 
 }  // namespace headroom

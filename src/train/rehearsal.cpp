@@ -66,8 +66,11 @@ std::int64_t pairs_of_pass(const RingSchedule& schedule, int member) {
   return pairs;
 }
 
+enum class Rehearsed : std::uint8_t { all_phases, up_to_micro_step };
+
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
-                           const DeviceDescription& device, int rank, std::optional<int> sampled_rank) {
+                           const DeviceDescription& device, int rank, std::optional<int> sampled_rank,
+                           Rehearsed phases) {
   validate(problem);
   TrainingRehearsal rehearsal;
   Context context(device, {.rank = rank, .count = static_cast<int>(strategy.ranks())},
@@ -86,10 +89,12 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
       if (updates) trainer.initialize(context, 0);
     });
     const LossSum loss = trainer.micro_step(context, {});
-    if (updates) trainer.update(context, 1, loss.labels);
-    trainer.evaluate(context, {});
-    trainer.save(context, {});
-    if (trainer.divides_state()) trainer.save_divided(context, {});
+    if (phases == Rehearsed::all_phases) {
+      if (updates) trainer.update(context, 1, loss.labels);
+      trainer.evaluate(context, {});
+      trainer.save(context, {});
+      if (trainer.divides_state()) trainer.save_divided(context, {});
+    }
   }
   const auto work = [&](Phase phase) {
     const auto records = context.work(phase);
@@ -105,12 +110,17 @@ TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strat
 
 TrainingRehearsal rehearse(const TrainingProblem& problem, const Strategy& strategy,
                            const DeviceDescription& device, int rank) {
-  return rehearse(problem, strategy, device, rank, std::nullopt);
+  return rehearse(problem, strategy, device, rank, std::nullopt, Rehearsed::all_phases);
 }
 
 TrainingRehearsal rehearse_memory(const TrainingProblem& problem, const Strategy& strategy,
                                   const DeviceDescription& device, int rank) {
-  return rehearse(problem, strategy, device, rank, rank);
+  return rehearse(problem, strategy, device, rank, rank, Rehearsed::all_phases);
+}
+
+TrainingRehearsal rehearse_micro_step(const TrainingProblem& problem, const Strategy& strategy,
+                                      const DeviceDescription& device, int rank) {
+  return rehearse(problem, strategy, device, rank, rank, Rehearsed::up_to_micro_step);
 }
 
 std::vector<AssumedKernel> assumed_kernels(const TrainingRehearsal& rehearsal) {

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "headroom/core/bytes.h"
 #include "headroom/plan.h"
+#include "plan/rehearsed_step.h"
+#include "plan/search_space.h"
 
 namespace headroom {
 namespace {
@@ -48,6 +51,89 @@ std::vector<Plan> plan_everything(PlanRequest request, const CostModel& costs) {
     }
   }
   return plans;
+}
+
+// The bound of a division in the plain way: what every strategy costs is learned anew, none is passed over.
+struct PlainBound {
+  RankDivision division;
+  std::pair<std::int64_t, std::int64_t> least;  // bytes over, bytes
+};
+
+PlainBound plain_bound(const PlanRequest& request, std::int64_t head_group, const CostModel& costs) {
+  const SearchSpace space = search_space(request);
+  RankPlan ranks(costs, request.device);
+  Strategy strategy = common_strategy(request, head_group);
+  PlainBound bound{.division = {strategy.ring_ranks, head_group, strategy.sharding, strategy.loss_ranks, {}},
+                   .least = {std::numeric_limits<std::int64_t>::max(), 0}};
+  std::optional<double>& fastest = bound.division.seconds;
+  const RunCosts run = run_costs(request, strategy, costs);
+  for (const std::int64_t accumulation : space.accumulations) {
+    strategy.accumulation = accumulation;
+    for (const LayerCut& cut : space.layer_cuts) {
+      set_cut(strategy, cut, request);
+      set_cut(strategy, space.loss_chunks.front(), request);
+      const LayerCosts layers(request, strategy, costs, space.policies,
+                              ranks.attention(micro_step_of(request, strategy), strategy));
+      const LossCosts first = loss_costs(request, strategy, costs);
+      for (const LossChunks& chunks : space.loss_chunks) {
+        set_cut(strategy, chunks, request);
+        const LossCosts loss = loss_costs(request, strategy, costs) - first;
+        for (const LayerPolicy& policy : space.policies) {
+          const double seconds = layers.seconds(policy, loss) + run.update_seconds;
+          const PlannedStep step = at_least(policy, layers, run, layers.bytes_at_least(policy, loss));
+          EXPECT_LE(layers.bytes_in_loss(policy, loss), layers.bytes_at_least(policy, loss));
+          const std::pair bytes{bytes_over(request, step), budgeted_bytes(request, step)};
+          if (bytes.first == 0) fastest = std::min(fastest.value_or(seconds), seconds);
+          bound.least = std::min(bound.least, bytes);
+        }
+      }
+    }
+  }
+  return bound;
+}
+
+// Costs that divisions share, cuts that coincide and strategies that are passed over change no bound, and not
+// the order of those that do not fit.
+TEST(RankChoice, BoundsAreThoseOfThePlainWay) {
+  int fit = 0;
+  int unfit = 0;
+  for (const char* device : {"", "h200"}) {
+    for (const std::int64_t budget : {kGiB, 12 * kMiB, 6 * kMiB, kMiB}) {
+      PlanRequest request = request_of(8, 4);
+      request.problem.config.layers = 5;
+      if (*device != 0) request.device = find_in_catalogue(device).device;
+      request.budget_bytes = budget;
+      const CostModel costs = costs_of(request, {.latency = Seconds(1e-5), .bytes_per_second = 1e9});
+      const std::vector<RankDivision> found = make_plan(request, costs).divisions;
+      const std::vector<PlanRequest> requests = division_choices(request);
+      ASSERT_EQ(found.size(), requests.size());
+      std::vector<PlainBound> plain;
+      for (const PlanRequest& one : requests) {
+        const auto same = std::ranges::find_if(found, [&](const RankDivision& division) {
+          return division.ring_ranks == one.pins.ring && division.sharding == one.pins.sharding &&
+                 division.loss_ranks == one.pins.loss_ranks;
+        });
+        ASSERT_NE(same, found.end());
+        plain.push_back(plain_bound(one, same->head_group, costs));
+        EXPECT_EQ(plain.back().division.seconds, same->seconds) << device << " " << budget;
+        ++(same->seconds ? fit : unfit);
+      }
+      // The chosen one is first; the others are in the order of their bounds.
+      const auto key = [](const RankDivision& division) {
+        return std::tuple{division.ring_ranks, division.sharding, division.loss_ranks};
+      };
+      std::ranges::stable_sort(plain, [](const PlainBound& a, const PlainBound& b) {
+        if (a.division.seconds && b.division.seconds) return *a.division.seconds < *b.division.seconds;
+        return a.division.seconds || b.division.seconds ? a.division.seconds.has_value() : a.least < b.least;
+      });
+      std::erase_if(plain, [&](const PlainBound& one) { return key(one.division) == key(found.front()); });
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        EXPECT_EQ(key(plain[i].division), key(found[i + 1])) << device << " " << budget << " " << i;
+      }
+    }
+  }
+  EXPECT_GT(fit, 0);
+  EXPECT_GT(unfit, 0);
 }
 
 TEST(RankChoice, IsTheFastestThatFits) {

@@ -2,6 +2,7 @@
 // parts of it, a rehearsal says to the byte what it takes.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string_view>
 
@@ -58,7 +59,7 @@ struct LayerPolicy {
   std::int64_t offload = 0;         // layer inputs move to host memory and come back in time
   std::int64_t input_every = 1;     // of the recomputed layers, every how many-th keeps its input
 
-  bool operator==(const LayerPolicy&) const = default;
+  auto operator<=>(const LayerPolicy&) const = default;
 };
 
 struct Strategy {
@@ -83,7 +84,7 @@ struct Strategy {
   // Ranks that take part in a step.
   [[nodiscard]] std::int64_t ranks() const { return ring_ranks * data_ranks; }
 
-  bool operator==(const Strategy&) const = default;
+  auto operator<=>(const Strategy&) const = default;
 };
 
 // Throws with the value that is wrong for a model of that many layers.

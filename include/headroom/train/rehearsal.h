@@ -51,6 +51,9 @@ struct TrainingRehearsal {
 // it has one slot of each shape (see RingSchedule). That part of its work is not the work of a step.
 [[nodiscard]] TrainingRehearsal rehearse_memory(const TrainingProblem& problem, const Strategy& strategy,
                                                 const DeviceDescription& device, int rank = 0);
+// The same without the phases after the micro-step.
+[[nodiscard]] TrainingRehearsal rehearse_micro_step(const TrainingProblem& problem, const Strategy& strategy,
+                                                    const DeviceDescription& device, int rank = 0);
 
 // The kernels that the device does not have yet, each with the largest workspace that its row states: bytes
 // that are assumed, not those of a kernel. Empty where the step can run.
