@@ -22,6 +22,13 @@ struct AttentionChunk {
   std::int64_t key_start = 0;
 };
 
+// Backward of the same queries over one chunk of keys after the other, with what they have in common kept
+// between the chunks: row statistics and the sums of dQ.
+struct OpenQueries {
+  bool first = false;  // this chunk opens them
+  bool last = false;   // this chunk closes them: dQ is written, and by no other
+};
+
 struct AttentionProblem {
   std::int64_t batch = 1;
   std::int64_t seq_q = 0;
@@ -37,6 +44,9 @@ struct AttentionProblem {
   bool sinks = false;                     // one learned logit per query head joins every softmax
   bool resume = false;                    // forward goes on from the f32 output and lse of earlier keys
   bool add_gradients = false;             // backward adds to the dQ, dK and dV that are there, in f32
+  // Where it is set, dQ is not added to, and may be f32 or dtype whatever dK and dV are. To be set where
+  // attention_open_bytes is above 0 alone.
+  std::optional<OpenQueries> open_queries{};
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   // Where the workspace of backward would be larger than this, backward runs in parts, one sequence or one
@@ -97,6 +107,7 @@ struct AttentionBackward {
   TensorView key_gradient;
   TensorView value_gradient;
   TensorView sinks_gradient;
+  TensorView open{};  // [attention_open_bytes] u8, where the problem has open queries
 };
 
 using AttentionImplementation = Implementation<AttentionProblem, AttentionForward, AttentionBackward>;
@@ -131,6 +142,12 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
 [[nodiscard]] std::int64_t attention_workspace_bytes(const AttentionProblem& problem,
                                                      const DeviceDescription& device, Pass pass,
                                                      std::string_view pinned = {});
+
+// Bytes that open queries keep between the chunks of keys that backward takes, whatever the chunk; 0 where
+// the implementation that would be picked cannot.
+[[nodiscard]] std::int64_t attention_open_bytes(const AttentionProblem& problem,
+                                                const DeviceDescription& device,
+                                                std::string_view pinned = {});
 
 // Attention of the same queries over some of their keys. Where lse is -inf a row has seen nothing; merging
 // does not read its output then, so that a first partial result may be lse = -inf and any output.

@@ -9,6 +9,10 @@
 namespace headroom {
 namespace {
 
+std::int64_t open_bytes(const AttentionProblem& problem, const AttentionImplementation& row) {
+  return row.open_bytes == nullptr ? 0 : row.open_bytes(problem);
+}
+
 void check_view(const TensorView& view, const Shape& shape, DType dtype, std::string_view what) {
   check(view.shape() == shape, "{} has shape {}, the problem says {}", what, view.shape(), shape);
   check(view.dtype() == dtype, "{} holds {}, the problem says {}", what, name(view.dtype()), name(dtype));
@@ -33,6 +37,15 @@ void check_result(const TensorView& view, const Shape& shape, DType dtype, std::
     check(view.extent(i) <= 1 || view.stride(i) != 0, "{} is written and has stride 0 in dimension {}", what,
           i);
   }
+}
+
+void check_open(const AttentionProblem& problem, const AttentionBackward& views,
+                const AttentionImplementation& chosen) {
+  if (!problem.open_queries) return;
+  const std::int64_t needed = open_bytes(problem, chosen);
+  check(needed > 0, "{} keeps nothing of open queries", chosen.name);
+  check(views.open.dtype() == DType::u8 && views.open.is_dense() && views.open.elements() >= needed,
+        "{} keeps {} bytes of open queries, open holds {}", chosen.name, needed, views.open.bytes());
 }
 
 void check_saved(const AttentionProblem& problem, const AttentionForward& views,
@@ -198,7 +211,10 @@ Picked checked_backward(Context& context, const AttentionProblem& given, const A
   check_views(given, views.forward);
   const AttentionForward& forward = views.forward;
   check_rows(views.output_gradient, query_shape(given), given.dtype_of_output(), "output_gradient");
-  check_result(views.query_gradient, query_shape(given), given.dtype_of_gradients(), "query_gradient");
+  const DType of_queries = given.open_queries && views.query_gradient.dtype() == given.dtype
+                               ? given.dtype
+                               : given.dtype_of_gradients();
+  check_result(views.query_gradient, query_shape(given), of_queries, "query_gradient");
   check_result(views.key_gradient, key_shape(given), given.dtype_of_gradients(), "key_gradient");
   check_result(views.value_gradient, key_shape(given), given.dtype_of_gradients(), "value_gradient");
   if (views.lse_gradient.elements() > 0) {
@@ -211,6 +227,7 @@ Picked checked_backward(Context& context, const AttentionProblem& given, const A
                                    &views.value_gradient}),
                 Pass::backward, pinned);
   check_saved(picked.problem, views.forward, picked.row);
+  check_open(picked.problem, views, picked.row);
   return picked;
 }
 
@@ -265,6 +282,11 @@ std::int64_t attention_workspace_bytes(const AttentionProblem& problem, const De
                                        Pass pass, std::string_view pinned) {
   return workspace_bytes(problem, pick(attention_implementations(), problem, device, pinned, "attention"),
                          device, pass);
+}
+
+std::int64_t attention_open_bytes(const AttentionProblem& problem, const DeviceDescription& device,
+                                  std::string_view pinned) {
+  return open_bytes(problem, pick(attention_implementations(), problem, device, pinned, "attention"));
 }
 
 MaskView mask_view(const AttentionProblem& problem, const AttentionForward& views, std::int64_t batch,

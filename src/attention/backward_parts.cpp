@@ -3,9 +3,9 @@
 namespace headroom {
 namespace {
 
-// What forward kept is not cut, and dSink is a sum over sequences.
+// What forward kept and open queries keep is not cut, and dSink is a sum over sequences.
 bool sequences_are_apart(const AttentionProblem& problem, const AttentionImplementation& row) {
-  return row.saved_bytes(problem) == 0 && (!problem.sinks || problem.batch == 1);
+  return row.saved_bytes(problem) == 0 && !problem.open_queries && (!problem.sinks || problem.batch == 1);
 }
 
 // A head's dilated pattern, and its offset in it, follow from its number among all heads.

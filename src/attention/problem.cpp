@@ -36,6 +36,8 @@ void validate(const AttentionProblem& problem) {
         "attention resumes from an output in {}, not in {}", name(sums), name(problem.dtype_of_output()));
   check(!problem.add_gradients || problem.dtype_of_gradients() == sums,
         "attention adds to gradients in {}, not in {}", name(sums), name(problem.dtype_of_gradients()));
+  check(!problem.open_queries || (problem.add_gradients && problem.seq_q > 0 && problem.seq_k > 0),
+        "attention with open queries has queries and keys, and adds to the gradients of keys and values");
   check(!problem.resume || !problem.sinks,
         "sinks are part of the first chunk's softmax; a problem that resumes has none of its own");
   check(problem.scale >= 0 && std::isfinite(problem.scale), "scale {} is negative or not finite",

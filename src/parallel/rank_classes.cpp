@@ -17,8 +17,8 @@ RankMemory pairs_of(RingReads& reads, const AttentionProblem& of_ring, std::int6
   const auto consider = [&](const ChunkPair& pair) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       std::int64_t& most = memory.workspace_bytes[pass == Pass::forward ? 0 : 1];
-      most = std::max(
-          most, attention_workspace_bytes(problem_of_pair(of_ring, most_tokens, pair, pass), device, pass));
+      most = std::max(most, attention_workspace_bytes(
+                                problem_of_pair(of_ring, most_tokens, pair, pass, device), device, pass));
     }
   };
   const std::vector<ChunkPair> local = reads.local(member);

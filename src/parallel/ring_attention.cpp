@@ -23,7 +23,8 @@ AttentionProblem chunk_of_pair(const AttentionProblem& of_ring, const ChunkPair&
 }  // namespace
 
 AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t most_tokens,
-                                 const ChunkPair& pair, Pass pass) {
+                                 const ChunkPair& pair, Pass pass, const DeviceDescription& device,
+                                 std::string_view pinned) {
   AttentionProblem part = chunk_of_pair(of_ring, pair);
   if (pass == Pass::forward) {
     part.output_dtype = of_ring.dtype_of_sums();
@@ -39,6 +40,7 @@ AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t m
                            2 * of_ring.heads_kv * size_bytes(of_ring.dtype);
   const std::int64_t chunk_bytes = checked_multiply(of_ring.batch * most_tokens, row * of_ring.head_dim);
   part.most_backward_bytes = std::min(of_ring.most_backward_bytes, chunk_bytes);
+  if (attention_open_bytes(part, device, pinned) > 0) part.open_queries = {.first = pair.first};
   return part;
 }
 
@@ -92,7 +94,8 @@ class RingRank {
   // A ring of one member has one pair: the sequence with itself. Nothing is added to its results.
   [[nodiscard]] bool alone() const { return schedule_.ranks() == 1; }
   [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
-    return alone() ? chunk_of_pair(problem_, pair) : problem_of_pair(problem_, most_tokens_, pair, pass);
+    if (alone()) return chunk_of_pair(problem_, pair);
+    return problem_of_pair(problem_, most_tokens_, pair, pass, context_.description(), pinned_);
   }
 
   // body(pair), over everything that the rank computes.
@@ -267,7 +270,9 @@ class RingBackwardRank : private RingRank {
       if (narrows) own = take(name, Category::gradients, problem_.dtype_of_sums(), result.shape());
       return narrows ? own.view() : result;
     };
-    const TensorView query = sums_of(query_sum_, "ring dQ", backward_.query_gradient);
+    take_open_queries();
+    const TensorView query =
+        open() ? backward_.query_gradient : sums_of(query_sum_, "ring dQ", backward_.query_gradient);
     const KeyValueViews sums{sums_of(key_sum_, "ring dK", backward_.key_gradient),
                              sums_of(value_sum_, "ring dV", backward_.value_gradient)};
     KeyExchange keys(context_, schedule_, place_, Pass::backward, views_.inputs.key, views_.inputs.value);
@@ -277,7 +282,8 @@ class RingBackwardRank : private RingRank {
 
     keys.start();
     if (!alone()) {
-      for (const TensorView* view : {&query, &sums.key, &sums.value}) zero(context_, by_token(*view));
+      if (!open()) zero(context_, by_token(query));
+      for (const TensorView* view : {&sums.key, &sums.value}) zero(context_, by_token(*view));
     }
     for (const ChunkPair& pair : schedule_.local(rank_)) {
       compute(pair, own_keys(pair, views_.inputs.key, views_.inputs.value), query,
@@ -298,7 +304,7 @@ class RingBackwardRank : private RingRank {
     gradients.finish();
     keys.finish();
     if (narrows) {
-      convert(context_, by_token(query), by_token(backward_.query_gradient));
+      if (!open()) convert(context_, by_token(query), by_token(backward_.query_gradient));
       convert(context_, by_token(sums.key), by_token(backward_.key_gradient));
       convert(context_, by_token(sums.value), by_token(backward_.value_gradient));
     }
@@ -319,8 +325,33 @@ class RingBackwardRank : private RingRank {
     backward.key_gradient = key_gradients.key;
     backward.value_gradient = key_gradients.value;
     if (problem_.sinks) backward.sinks_gradient = sinks_.view().select(0, pair.query_piece + 1);
-    attention_backward(context_, problem_of(pair, Pass::backward), backward, workspace_, pinned_);
+    AttentionProblem problem = problem_of(pair, Pass::backward);
+    if (problem.open_queries) {
+      const auto piece = static_cast<std::size_t>(pair.query_piece);
+      problem.open_queries->last = last_pairs_[piece] == &pair;
+      backward.open =
+          open_.view().slice(0, open_begins_[piece], open_begins_[piece + 1] - open_begins_[piece]);
+    }
+    attention_backward(context_, problem, backward, workspace_, pinned_);
   }
+
+  // Where the implementation keeps dQ between the pairs of a piece: the memory for it, one piece after the
+  // other, and which pair is a piece's last.
+  void take_open_queries() {
+    last_pairs_.assign(pieces_.size(), nullptr);
+    for_each_pair(
+        [&](const ChunkPair& pair) { last_pairs_[static_cast<std::size_t>(pair.query_piece)] = &pair; });
+    open_begins_.assign(1, 0);
+    for (const ChunkPair* last : last_pairs_) {
+      std::int64_t bytes = 0;
+      if (last != nullptr && problem_of(*last, Pass::backward).open_queries) {
+        bytes = attention_open_bytes(problem_of(*last, Pass::backward), context_.description(), pinned_);
+      }
+      open_begins_.push_back(open_begins_.back() + bytes);
+    }
+    if (open()) open_ = take("ring dQ", Category::gradients, DType::u8, {open_begins_.back()});
+  }
+  [[nodiscard]] bool open() const { return open_begins_.back() > 0; }
 
   // Other heads may lie between those of one token and of the next.
   void check_gradient(const TensorView& view, std::int64_t heads, std::string_view what) const {
@@ -356,6 +387,9 @@ class RingBackwardRank : private RingRank {
 
   const RingBackward& backward_;
   Tensor query_sum_, key_sum_, value_sum_, sinks_, sinks_sum_;
+  std::vector<const ChunkPair*> last_pairs_;  // [piece]; null where it is empty
+  std::vector<std::int64_t> open_begins_;     // [piece], then the end
+  Tensor open_;
 };
 
 }  // namespace

@@ -47,6 +47,7 @@ TEST(AttentionProblem, ValidatesEveryField) {
         p.dtype = DType::bf16;  // its gradients too
         p.add_gradients = true;
       },
+      [](auto& p) { p.open_queries = OpenQueries{}; },  // and dK and dV are not added to
       [](auto& p) { p.chunk = {.query_start = -1, .key_start = 0}; },
       [](auto& p) { p.chunk = {.query_start = 0, .key_start = (std::int64_t{1} << 60) + 1}; },
       [](auto& p) { p.sinks = p.resume = true; },

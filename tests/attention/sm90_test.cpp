@@ -62,11 +62,13 @@ TEST(Sm90, WorkspaceIsForTheTilesOfThePlannedKernels) {
         EXPECT_EQ(forward.plan.general, softcap > 0 || block_rows > 0);
         general += forward.plan.general ? 1 : 0;
         // One row is padded to a tile.
-        EXPECT_EQ(backward.padded_places, backward.plan.tiles.backward.queries) << head_dim;
-        EXPECT_EQ(backward.padded_places, head_dim <= 64 && !backward.plan.general ? 128 : 64) << head_dim;
-        EXPECT_EQ(backward.query_sums_bytes, backward.plan.tiles.queries_apart()
-                                                 ? 0
-                                                 : 4 * backward.padded_places * backward.plan.tiles.head_dim);
+        EXPECT_EQ(backward.queries.padded_places, backward.plan.tiles.backward.queries) << head_dim;
+        EXPECT_EQ(backward.queries.padded_places, head_dim <= 64 && !backward.plan.general ? 128 : 64)
+            << head_dim;
+        EXPECT_EQ(backward.queries.sums_bytes,
+                  backward.plan.tiles.queries_apart()
+                      ? 0
+                      : 4 * backward.queries.padded_places * backward.plan.tiles.head_dim);
         if (block_rows == 0) continue;
         EXPECT_EQ(forward.visits.tile_rows, forward.plan.tiles.forward.rows());
         EXPECT_EQ(forward.visits.tile_rows, 128) << "of two consumers";
@@ -282,6 +284,47 @@ TEST(Sm90, WorkspaceOfChunks) {
   EXPECT_EQ(sm90::Plan::of(problem).source, sm90::Source::formula);
   problem.chunk = AttentionChunk{.query_start = 2, .key_start = 2};
   EXPECT_EQ(sm90::Plan::of(problem).source, sm90::Source::lists);
+}
+
+TEST(Sm90, OpenQueriesAreOutsideOfTheWorkspace) {
+  AttentionProblem problem{.seq_q = 1000,
+                           .seq_k = 4096,
+                           .heads_q = 32,
+                           .heads_kv = 8,
+                           .head_dim = 128,
+                           .dtype = DType::bf16,
+                           .gradient_dtype = DType::f32,
+                           .add_gradients = true};
+  const auto workspace = [&] { return sm90::Workspace(problem, Pass::backward, nullptr).bytes; };
+  const std::int64_t closed = workspace();
+  problem.open_queries = OpenQueries{.first = true};
+  // 1,000 rows in tiles of 64: two statistics and the sums of each.
+  EXPECT_EQ(sm90::open_bytes(problem), std::int64_t{1024} * 32 * (2 + 128) * 4);
+  EXPECT_EQ(closed - workspace(), sm90::open_bytes(problem));
+  // One answer for every chunk of keys.
+  const std::int64_t bytes = sm90::open_bytes(problem);
+  problem.seq_k = 7;
+  problem.mask.causal = true;
+  problem.mask.window_left = 100;
+  problem.mask.max_documents = 3;
+  EXPECT_EQ(sm90::open_bytes(problem), bytes);
+
+  // Where dQ is apart, rows are listed, or products read a dO of their own.
+  const auto none_with = [&](const auto& change) {
+    AttentionProblem changed = problem;
+    change(changed);
+    EXPECT_EQ(sm90::open_bytes(changed), 0);
+  };
+  none_with([](AttentionProblem& p) { p.head_dim = 192; });
+  none_with([](AttentionProblem& p) { p.output_dtype = DType::f32; });
+  none_with([](AttentionProblem& p) {
+    p.mask.block_rows = p.mask.block_columns = 128;
+    p.mask.max_blocks_per_row = 2;
+  });
+  none_with([](AttentionProblem& p) {
+    p.mask.dilations[0] = {1024, 4};
+    p.mask.dilation_count = 1;
+  });
 }
 
 }  // namespace

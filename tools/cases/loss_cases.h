@@ -39,7 +39,8 @@ struct LossErrors {
 
 struct LossResults {
   std::array<std::vector<double>, kLossResults> values;
-  bool forward_agrees = true;  // forward made the loss that backward made, bit for bit
+  std::vector<double> token_losses{};  // each with its weight; of the plain computation alone
+  bool forward_agrees = true;          // forward made the loss that backward made, bit for bit
   bool canaries_alive = true;
 };
 

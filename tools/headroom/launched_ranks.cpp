@@ -10,10 +10,17 @@ namespace headroom {
 
 namespace {
 
+constexpr int kKeepWhatIsSet = 0;
+
+// A stream that waits holds up those that share its queue to the GPU. Streams that wait for another process
+// could so wait for each other; by default there are 8 queues, and 32 is the most.
+void give_streams_queues_of_their_own() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
+}
+
 // NCCL takes one rank of a host on a GPU. Ranks that share one are hosts of their own to it, and their
 // messages go through sockets: slow, but the same.
 void call_ranks_hosts(const LaunchedRank& self) {
-  constexpr int kKeepWhatIsSet = 0;
   setenv("NCCL_HOSTID", fmt::format("rank{}", self.ranks.rank).c_str(), kKeepWhatIsSet);
 }
 
@@ -25,6 +32,7 @@ LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices, Seconds timeout
     local_rank_ = self.local_rank;
     local_count_ = self.local_count;
     device_ = device_of_rank(devices, local_rank_);
+    give_streams_queues_of_their_own();
     if (ranks_on_device(devices, local_rank_, local_count_) > 1) call_ranks_hosts(self);
     nccl_.emplace(self, device_.index, timeout);
   } else if (MpiRanks::launched()) {

@@ -46,6 +46,8 @@ struct Implementation {
   void (*forward)(const Problem&, const Forward&, TensorView workspace, const Stream&);
   void (*backward)(const Problem&, const Backward&, TensorView workspace, const Stream&);
   bool only_when_named = false;  // never chosen: for those that are less exact than the others
+  // Kept between calls of backward that have a result in common, where it can be; null: nothing.
+  std::int64_t (*open_bytes)(const Problem&) = nullptr;
 
   [[nodiscard]] bool assumed() const { return forward == nullptr; }
 };

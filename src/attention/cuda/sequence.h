@@ -62,12 +62,12 @@ struct Workspace {
 
 // A row's workspace in the memory it is given.
 template <std::derived_from<Workspace> RowWorkspace>
-[[nodiscard]] RowWorkspace workspace_in(const TensorView& memory, const AttentionProblem& problem,
-                                        Pass pass) {
+[[nodiscard]] RowWorkspace workspace_in(const TensorView& memory, const AttentionProblem& problem, Pass pass,
+                                        const auto&... more) {
   const std::int64_t needed = RowWorkspace(problem, pass, nullptr).bytes;
   check(memory.elements() >= needed, "attention needs a workspace of {} bytes, not {}", needed,
         memory.elements());
-  return RowWorkspace(problem, pass, static_cast<std::byte*>(memory.raw()));
+  return RowWorkspace(problem, pass, static_cast<std::byte*>(memory.raw()), more...);
 }
 
 // What a row brings to the sequence: launches for one pattern of a problem. The call says which.

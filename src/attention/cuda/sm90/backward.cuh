@@ -87,8 +87,8 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& 
         if (call.turns != nullptr) {
           // The first need not find zeros.
           const int turn = turn_of<Shape>(call, tile, head, visit);
-          first = turn == 0;
-          if (!first) wait_for_turn(call.turns + query_tile, turn);
+          first = turn == 0 && !call.sums_are_open;
+          if (turn > 0) wait_for_turn(call.turns + query_tile, turn);
         }
         shared.sums_ring.wait_full(sums_at);
         const float* from = shared.query_sums[sums_at.stage()];

@@ -272,11 +272,19 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
 
 // ---- before
 
-// A warp per place of a head: delta = sum of O dO, less what the log-sum-exp's own gradient adds.
-template <class Element>
+// Threads of a place of a head, each of eight columns.
+inline constexpr int before_threads(int head_dim) {
+  return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32;
+}
+
+// delta = sum of O dO, less what the log-sum-exp's own gradient adds.
+template <class Element, int kThreads>
 __global__ void before_backward_kernel(const BeforeCall call) {
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t index =
+      static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kThreads) + threadIdx.x / kThreads;
+  const int lane = static_cast<int>(threadIdx.x) % kThreads;
+  const unsigned others = (kThreads == 32 ? 0xFFFFFFFF : (1u << kThreads % 32) - 1)
+                          << (threadIdx.x % 32 / kThreads * kThreads);
   if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places) return;
   const int head = static_cast<int>(index % call.heads);
   const std::int64_t rest = index / call.heads;
@@ -310,7 +318,7 @@ __global__ void before_backward_kernel(const BeforeCall call) {
     }
   }
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
+  for (int step = kThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(others, sum, step);
   if (lane != 0) return;
   const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
   call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2E;

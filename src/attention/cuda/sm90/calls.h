@@ -95,6 +95,7 @@ struct BackwardCall {
   int padded_places = 0;
   int period = 1;               // query tiles that a window is long; blocks begin at a multiple of it
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
+  bool sums_are_open = false;   // they hold what earlier chunks of keys added, at first zeros
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
                          // holds zeros and anybody adds at any time
   HeadsView key_gradient;
@@ -146,6 +147,7 @@ struct BeforeCall {
 
 struct AfterCall {
   const float* query_sums = nullptr;
+  bool sums_are_open = false;
   Places queries;
   Intervals seen;
   HeadsView query_gradient;

@@ -16,11 +16,12 @@ void launch_forward(const ForwardCall& call, int blocks, const Stream& stream) {
          stream, call);
 }
 
-template <class Element>
+template <class Element, int kHeadDim>
 void launch_before(const BeforeCall& call, const Stream& stream) {
-  const std::int64_t warps = static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places;
-  launch("before_backward_kernel", before_backward_kernel<Element>, ceil_div(warps * kWarp, kRowThreads),
-         kRowThreads, 0, stream, call);
+  constexpr int kThreads = before_threads(kHeadDim);
+  const std::int64_t places = static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places;
+  launch("before_backward_kernel", before_backward_kernel<Element, kThreads>,
+         ceil_div(places * kThreads, kRowThreads), kRowThreads, 0, stream, call);
 }
 
 template <class Element, int kHeadDim, bool kGeneral>
@@ -55,7 +56,7 @@ constexpr Kernels make_kernels(DType dtype) {
       .head_dim = kHeadDim,
       .forward = {launch_forward<ForwardShape<Element, kHeadDim, false>>,
                   launch_forward<ForwardShape<Element, kHeadDim, true>>},
-      .before_backward = launch_before<Element>,
+      .before_backward = launch_before<Element, kHeadDim>,
       .backward = {launch_backward<Element, kHeadDim, false>, launch_backward<Element, kHeadDim, true>},
       .backward_queries = nullptr,
       .after_backward = {}};

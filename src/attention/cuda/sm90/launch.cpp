@@ -184,6 +184,7 @@ struct Launches {
   }
 
   void pattern_statistics(const AttentionCall& call) const {
+    if (open() && !problem.open_queries->first) return;
     if (workspace.output_gradient != nullptr && call.pattern == 0) {
       shared.narrow(call, output_gradient(call), call.output_gradient, problem.seq_q, problem.heads_q, 1,
                     false, stream);
@@ -195,14 +196,15 @@ struct Launches {
     to.queries = Pattern::of(problem, workspace, call.pattern).queries;
     to.lse = call.lse;
     to.lse_gradient = call.lse_gradient;
-    to.lse_log2 = workspace.lse_log2;
-    to.delta = workspace.delta;
+    to.lse_log2 = workspace.queries.lse_log2;
+    to.delta = workspace.queries.delta;
     to.batch = static_cast<int>(call.batch);
     to.heads = static_cast<int>(call.heads_q);
     to.rows = call.seq_q;
-    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.padded_places = static_cast<int>(workspace.queries.padded_places);
     to.head_dim = call.head_dim;
     compiled().before_backward(to, stream);
+    if (open()) set_to_zero(workspace.queries.sums, workspace.queries.sums_bytes, stream);
   }
 
   void backward(const AttentionCall& call) const {
@@ -216,34 +218,38 @@ struct Launches {
     to.order = order(pattern.keys, tile.keys, problem.heads_kv * to.parts);
     to.group_begin = static_cast<int>(call.group_begin);
     to.part_heads = static_cast<int>(call.group_end - call.group_begin) / to.parts;
-    to.lse = workspace.lse_log2;
-    to.delta = workspace.delta;
-    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.lse = workspace.queries.lse_log2;
+    to.delta = workspace.queries.delta;
+    to.padded_places = static_cast<int>(workspace.queries.padded_places);
     const Intervals& seen_by = pattern.seen_by;
     to.period = static_cast<int>(std::min<std::int64_t>(
         divide_up(std::int64_t{seen_by.end_shift} - seen_by.begin_shift - 1 + tile.keys, tile.queries),
-        workspace.padded_places / tile.queries));
+        workspace.queries.padded_places / tile.queries));
     to.order.sections =
         backward_sections(problem, *stream.device, to.order, to.seen, to.period * tile.queries / tile.keys);
-    to.query_sums = workspace.query_sums;
+    to.query_sums = workspace.queries.sums;
+    to.sums_are_open = open();
     if (workspace.plan.turns) to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
     to.key_gradient = call.key_gradient;
     to.value_gradient = call.value_gradient;
     to.key_rows = write(call.key_gradient, call.add_key_gradients);
     to.visits = workspace.visits;
     set_to_zero(workspace.counters, workspace.counter_bytes, stream);
-    if (!workspace.plan.turns && !workspace.plan.tiles.queries_apart()) {
-      set_to_zero(workspace.query_sums, workspace.query_sums_bytes, stream);
+    if (!workspace.plan.turns && !workspace.plan.tiles.queries_apart() && !open()) {
+      set_to_zero(workspace.queries.sums, workspace.queries.sums_bytes, stream);
     }
     compiled().backward[workspace.plan.general](to, blocks(to.order), stream);
     if (stream.libraries != nullptr) {
-      stream.libraries->mark_written({.first = workspace.query_sums,
-                                      .row_bytes = workspace.query_sums_bytes,
-                                      .stride_bytes = workspace.query_sums_bytes},
+      stream.libraries->mark_written({.first = workspace.queries.sums,
+                                      .row_bytes = workspace.queries.sums_bytes,
+                                      .stride_bytes = workspace.queries.sums_bytes},
                                      static_cast<cudaStream_t>(stream.native));
     }
-    if (!workspace.plan.tiles.queries_apart()) return round_query_sums(call, to);
-    if (call.group_end == call.group()) backward_queries(call, pattern);
+    if (workspace.plan.tiles.queries_apart()) {
+      if (call.group_end == call.group()) backward_queries(call, pattern);
+    } else if (!open() || problem.open_queries->last) {
+      round_query_sums(call, to);
+    }
   }
 
   // Dense rows of the caller by the driver, which is faster.
@@ -258,6 +264,7 @@ struct Launches {
   }
 
  private:
+  [[nodiscard]] bool open() const { return problem.open_queries.has_value(); }
   // dO as products read it.
   [[nodiscard]] TypedHeadsView output_gradient(const AttentionCall& call) const {
     if (workspace.output_gradient == nullptr) return call.output_gradient;
@@ -270,7 +277,8 @@ struct Launches {
   }
   // Every pattern adds to what the ones before it left.
   [[nodiscard]] Write write_query_rows(const AttentionCall& call) const {
-    return write(call.query_gradient, problem.add_gradients || problem.mask.patterns_per_head() > 1);
+    const bool added = problem.add_gradients && !open();
+    return write(call.query_gradient, added || problem.mask.patterns_per_head() > 1);
   }
 
   // dQ of every head, apart.
@@ -280,9 +288,9 @@ struct Launches {
     to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
     to.order = order(pattern.queries, tile.queries, problem.heads_q);
     to.order.sections = forward_sections(problem, *stream.device);
-    to.lse = workspace.lse_log2;
-    to.delta = workspace.delta;
-    to.padded_places = static_cast<int>(workspace.padded_places);
+    to.lse = workspace.queries.lse_log2;
+    to.delta = workspace.queries.delta;
+    to.padded_places = static_cast<int>(workspace.queries.padded_places);
     to.query_gradient = call.query_gradient;
     to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
@@ -294,6 +302,7 @@ struct Launches {
   void round_query_sums(const AttentionCall& call, const BackwardCall& from) const {
     AfterCall to;
     to.query_sums = from.query_sums;
+    to.sums_are_open = from.sums_are_open;
     to.queries = from.queries;
     to.seen = from.seen;
     to.query_gradient = call.query_gradient;
@@ -303,7 +312,8 @@ struct Launches {
     to.group_begin = from.group_begin;
     to.group_heads = from.part_heads * from.parts;
     to.group = from.group;
-    to.query_tiles = static_cast<int>(workspace.padded_places / workspace.plan.tiles.backward.queries);
+    to.query_tiles =
+        static_cast<int>(workspace.queries.padded_places / workspace.plan.tiles.backward.queries);
     to.head_dim = from.head_dim;
     to.scale = from.scale;
     to.visits = from.visits;
@@ -368,7 +378,9 @@ void backward(const AttentionProblem& problem, const AttentionBackward& views, c
                    &views.output_gradient, &views.query_gradient, &views.key_gradient,
                    &views.value_gradient});
   run_backward(problem, views,
-               Launches{problem, workspace_in<Workspace>(workspace, problem, Pass::backward),
+               Launches{problem,
+                        workspace_in<Workspace>(workspace, problem, Pass::backward,
+                                                static_cast<std::byte*>(views.open.raw())),
                         shared_launches(), stream});
 }
 

@@ -122,7 +122,33 @@ Plan Plan::of(const AttentionProblem& problem) {
   return plan;
 }
 
-Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base) : plan(Plan::of(problem)) {
+QueryState QueryState::of(const AttentionProblem& problem, const Plan& plan, Pieces& pieces) {
+  const std::int64_t places =
+      dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;
+  QueryState state;
+  state.padded_places = round_up(places, plan.tiles.backward.queries);
+  const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, state.padded_places);
+  state.lse_log2 = pieces.take<float>(padded);
+  state.delta = pieces.take<float>(padded);
+  if (plan.tiles.queries_apart()) return state;
+  state.sums_bytes = checked_multiply(checked_multiply(padded, plan.tiles.head_dim), 4);
+  state.sums = pieces.take<float>(state.sums_bytes / 4);
+  return state;
+}
+
+std::int64_t open_bytes(const AttentionProblem& problem) {
+  const Plan plan = Plan::of(problem);
+  if (dilated(problem) || problem.mask.block_rows > 0 || plan.tiles.queries_apart() ||
+      problem.dtype_of_output() != problem.dtype) {
+    return 0;
+  }
+  Pieces pieces(nullptr);
+  static_cast<void>(QueryState::of(problem, plan, pieces));
+  return pieces.bytes();
+}
+
+Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base, std::byte* open)
+    : plan(Plan::of(problem)) {
   Pieces pieces(base);
   take(problem, pass,
        {.intervals = plan.source != Source::formula,
@@ -149,9 +175,6 @@ Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base
   }
 
   const BackwardTile& tile = plan.tiles.backward;
-  const std::int64_t places =
-      dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;
-  padded_places = round_up(places, tile.queries);
   if (plan.source != Source::formula) {
     const std::int64_t count = problem.batch * (lists.per_head ? problem.heads_q : 1);
     seen_by_first = pieces.take<std::int32_t>(checked_multiply(count, lists.key_capacity));
@@ -168,15 +191,12 @@ Workspace::Workspace(const AttentionProblem& problem, Pass pass, std::byte* base
     output_gradient = pieces.take<std::uint16_t>(
         checked_multiply(checked_multiply(problem.batch * problem.heads_q, problem.seq_q), problem.head_dim));
   }
-  const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, padded_places);
-  if (plan.turns) counter_bytes += 4 * (padded / tile.queries);
-  counters = pieces.take<std::int32_t>(counter_bytes / 4);
-  lse_log2 = pieces.take<float>(padded);
-  delta = pieces.take<float>(padded);
-  if (!plan.tiles.queries_apart()) {
-    query_sums_bytes = checked_multiply(checked_multiply(padded, plan.tiles.head_dim), 4);
-    query_sums = pieces.take<float>(query_sums_bytes / 4);
+  Pieces open_pieces(open);
+  queries = QueryState::of(problem, plan, problem.open_queries ? open_pieces : pieces);
+  if (plan.turns) {
+    counter_bytes += 4 * (problem.batch * problem.heads_q * queries.padded_places / tile.queries);
   }
+  counters = pieces.take<std::int32_t>(counter_bytes / 4);
   bytes = pieces.bytes();
 }
 
@@ -225,7 +245,8 @@ const AttentionImplementation& sm90_attention() {
       .forward = [](const AttentionProblem& problem, const AttentionForward& views, TensorView workspace,
                     const Stream& stream) { cuda::sm90::forward(problem, views, workspace, stream); },
       .backward = [](const AttentionProblem& problem, const AttentionBackward& views, TensorView workspace,
-                     const Stream& stream) { cuda::sm90::backward(problem, views, workspace, stream); }};
+                     const Stream& stream) { cuda::sm90::backward(problem, views, workspace, stream); },
+      .open_bytes = cuda::sm90::open_bytes};
   return kRow;
 }
 

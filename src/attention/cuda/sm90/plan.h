@@ -41,8 +41,24 @@ struct IntervalsOfPlaces {
   [[nodiscard]] static IntervalsOfPlaces of(const AttentionProblem& problem, const Dilation& dilation);
 };
 
+// What backward has of the queries: in the workspace, or, of open queries, beside it.
+struct QueryState {
+  [[nodiscard]] static QueryState of(const AttentionProblem& problem, const Plan& plan, Pieces& pieces);
+
+  std::int64_t padded_places = 0;
+  float* lse_log2 = nullptr;
+  float* delta = nullptr;
+  float* sums = nullptr;  // of dQ, unless it is apart
+  std::int64_t sums_bytes = 0;
+};
+
+// Of open queries; 0 where rows differ between chunks, and where there are no sums or no dO that products
+// read.
+[[nodiscard]] std::int64_t open_bytes(const AttentionProblem& problem);
+
 struct Workspace : cuda::Workspace {
-  Workspace(const AttentionProblem& problem, Pass pass, std::byte* base);
+  // `open`: the memory of open queries.
+  Workspace(const AttentionProblem& problem, Pass pass, std::byte* base, std::byte* open = nullptr);
 
   Plan plan;
   Visits visits;                          // with block lists
@@ -52,12 +68,8 @@ struct Workspace : cuda::Workspace {
   static constexpr std::int64_t kNextTileBytes = 16;
   std::int32_t* counters = nullptr;  // the next tile to take; then, in backward, turns
   std::int64_t counter_bytes = 0;
-  std::int64_t padded_places = 0;
   std::uint16_t* output_gradient = nullptr;  // dO in the problem's dtype, dense, where it is f32
-  float* lse_log2 = nullptr;
-  float* delta = nullptr;
-  float* query_sums = nullptr;  // unless dQ is apart
-  std::int64_t query_sums_bytes = 0;
+  QueryState queries;
 };
 
 // Compiled with CUDA.

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
   const auto* from = reinterpret_cast<const float4*>(
       call.query_sums + (tile * Shape::kQueries + first_query) * Shape::kHeadDim);
   // Where no key is seen nobody has added, and the memory holds anything.
-  const bool added = !visited_keys<Shape>(call, batch, head, m, count).empty();
+  const bool added = call.sums_are_open || !visited_keys<Shape>(call, batch, head, m, count).empty();
   if (!added && call.rows == Write::added) return;
   float sums[Shape::kHeadDim / 2];
 #pragma unroll
