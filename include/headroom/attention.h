@@ -22,11 +22,12 @@ struct AttentionChunk {
   std::int64_t key_start = 0;
 };
 
-// Backward of the same queries over one chunk of keys after the other, with what they have in common kept
-// between the chunks: row statistics and the sums of dQ.
+// Backward may take the keys of some queries chunk by chunk. Row statistics and the sums of dQ then stay in
+// `open` between the calls. All of these calls have the same queries and options, a query_gradient, and the
+// same `open`, which nobody else writes. The first call alone reads the output, lse and lse_gradient.
 struct OpenQueries {
-  bool first = false;  // this chunk opens them
-  bool last = false;   // this chunk closes them: dQ is written, and by no other
+  bool first = false;  // the first call
+  bool last = false;   // the last call: it alone writes dQ
 };
 
 struct AttentionProblem {
@@ -44,14 +45,14 @@ struct AttentionProblem {
   bool sinks = false;                     // one learned logit per query head joins every softmax
   bool resume = false;                    // forward goes on from the f32 output and lse of earlier keys
   bool add_gradients = false;             // backward adds to the dQ, dK and dV that are there, in f32
-  // Where it is set, dQ is not added to, and may be f32 or dtype whatever dK and dV are. To be set where
-  // attention_open_bytes is above 0 alone.
+  // If it is set, dQ is written, not added to, and may be in f32 or in dtype. Set it only where
+  // attention_open_bytes returns more than 0.
   std::optional<OpenQueries> open_queries{};
   bool deterministic =
       true;  // false: where that is faster, gradients may differ in their last bits from run to run
   // Where the workspace of backward would be larger than this, backward runs in parts, one sequence or one
   // group of K/V heads after the other, in a smaller workspace and with the same bits. Dilated heads are not
-  // cut into groups, sequences with sinks not into parts.
+  // cut into groups, sequences with sinks not into parts, and open queries not at all.
   std::int64_t most_backward_bytes = std::numeric_limits<std::int64_t>::max();
   // K/V heads of all sequences of the problem that this is a part of, so that a part has the bits of the
   // whole; 0: it is whole.
@@ -143,8 +144,8 @@ void attention_backward(Context& context, const AttentionProblem& problem, const
                                                      const DeviceDescription& device, Pass pass,
                                                      std::string_view pinned = {});
 
-// Bytes that open queries keep between the chunks of keys that backward takes, whatever the chunk; 0 where
-// the implementation that would be picked cannot.
+// Returns the bytes that backward keeps of open queries, the same for every chunk of keys; 0 if the
+// implementation that would be picked cannot keep them. Throws where none serves.
 [[nodiscard]] std::int64_t attention_open_bytes(const AttentionProblem& problem,
                                                 const DeviceDescription& device,
                                                 std::string_view pinned = {});

@@ -40,7 +40,11 @@ AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t m
                            2 * of_ring.heads_kv * size_bytes(of_ring.dtype);
   const std::int64_t chunk_bytes = checked_multiply(of_ring.batch * most_tokens, row * of_ring.head_dim);
   part.most_backward_bytes = std::min(of_ring.most_backward_bytes, chunk_bytes);
-  if (attention_open_bytes(part, device, pinned) > 0) part.open_queries = {.first = pair.first};
+  // Open queries need sums of dQ beside it, as narrow gradients do anyway.
+  if (of_ring.dtype_of_gradients() != of_ring.dtype_of_sums() &&
+      attention_open_bytes(part, device, pinned) > 0) {
+    part.open_queries = {.first = pair.first};
+  }
   return part;
 }
 
@@ -95,7 +99,10 @@ class RingRank {
   [[nodiscard]] bool alone() const { return schedule_.ranks() == 1; }
   [[nodiscard]] AttentionProblem problem_of(const ChunkPair& pair, Pass pass) const {
     if (alone()) return chunk_of_pair(problem_, pair);
-    return problem_of_pair(problem_, most_tokens_, pair, pass, context_.description(), pinned_);
+    AttentionProblem part =
+        problem_of_pair(problem_, most_tokens_, pair, pass, context_.description(), pinned_);
+    if (!may_be_open_) part.open_queries.reset();
+    return part;
   }
 
   // body(pair), over everything that the rank computes.
@@ -159,6 +166,7 @@ class RingRank {
   std::int64_t tokens_;
   std::int64_t most_tokens_;  // of a member
   Tensor workspace_;
+  bool may_be_open_ = true;  // queries, in backward
 
  private:
   static RingPlace place_of(const Context& context, const RingSchedule& schedule, int rings) {
@@ -258,6 +266,9 @@ class RingBackwardRank : private RingRank {
     check_gradient(views.query_gradient, problem_.heads_q, "query_gradient");
     check_gradient(views.key_gradient, problem_.heads_kv, "key_gradient");
     check_gradient(views.value_gradient, problem_.heads_kv, "value_gradient");
+    // Open queries are closed into dQ itself, and kernels want its rows aligned.
+    const TensorView& dq = views.query_gradient;
+    may_be_open_ = dq.stride(1) * size_bytes(dq.dtype()) % problem_.row_alignment_bytes == 0;
     if (views.lse_gradient.elements() > 0) {
       check_dense(views.lse_gradient, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(),
                   "lse_gradient");
@@ -342,13 +353,17 @@ class RingBackwardRank : private RingRank {
     for_each_pair(
         [&](const ChunkPair& pair) { last_pairs_[static_cast<std::size_t>(pair.query_piece)] = &pair; });
     open_begins_.assign(1, 0);
+    bool some_closed = false;
     for (const ChunkPair* last : last_pairs_) {
       std::int64_t bytes = 0;
-      if (last != nullptr && problem_of(*last, Pass::backward).open_queries) {
-        bytes = attention_open_bytes(problem_of(*last, Pass::backward), context_.description(), pinned_);
+      if (last != nullptr) {
+        const AttentionProblem problem = problem_of(*last, Pass::backward);
+        if (problem.open_queries) bytes = attention_open_bytes(problem, context_.description(), pinned_);
+        some_closed |= bytes == 0;
       }
       open_begins_.push_back(open_begins_.back() + bytes);
     }
+    check(!open() || !some_closed, "ring attention: of a rank's pieces all have open queries, or none has");
     if (open()) open_ = take("ring dQ", Category::gradients, DType::u8, {open_begins_.back()});
   }
   [[nodiscard]] bool open() const { return open_begins_.back() > 0; }

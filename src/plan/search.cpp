@@ -1,10 +1,7 @@
 // The fastest strategy that fits, over everything that nobody has decided.
 #include <algorithm>
-#include <functional>
-#include <future>
 #include <limits>
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "headroom/core/checked.h"
@@ -214,70 +211,31 @@ Plan DivisionSearch::plan() {
   return plan;
 }
 
-struct Compared {
-  DivisionSearch search;
-  DivisionSearch::Bound bound;
-};
-
-// The divisions into rings of one size, which have their schedules in common.
-class RingSearch {
- public:
-  RingSearch(std::vector<PlanRequest> divisions, const CostModel& costs, bool divide_heads)
-      : ranks_(costs, divisions.front().device), known_(costs) {
-    const std::int64_t group = divide_heads ? fastest_head_group(divisions.front(), costs) : 1;
-    for (PlanRequest& division : divisions) {
-      DivisionSearch search(std::move(division), group, costs, ranks_, known_);
-      const DivisionSearch::Bound bound = search.bound();
-      compared_.push_back({std::move(search), bound});
-    }
-  }
-  RingSearch(const RingSearch&) = delete;
-  RingSearch& operator=(const RingSearch&) = delete;
-
-  [[nodiscard]] std::vector<Compared>& compared() { return compared_; }
-
- private:
-  RankPlan ranks_;
-  CostsOfCuts known_;
-  std::vector<Compared> compared_;
-};
-
-// Side by side: those of many ranks take most of a plan's time, and have nothing in common.
-std::vector<std::unique_ptr<RingSearch>> search_rings(const PlanRequest& request, const CostModel& costs,
-                                                      bool divide_heads) {
-  std::map<std::int64_t, std::vector<PlanRequest>, std::greater<>> rings;
-  for (PlanRequest& division : division_choices(request)) {
-    rings[division.pins.ring_ranks()].push_back(std::move(division));
-  }
-  std::vector<std::future<std::unique_ptr<RingSearch>>> under_way;
-  for (auto& [ring, divisions] : rings) {
-    const auto when = rings.size() == 1 ? std::launch::deferred : std::launch::async;
-    under_way.push_back(std::async(when, [&costs, divide_heads, of_ring = std::move(divisions)]() mutable {
-      return std::make_unique<RingSearch>(std::move(of_ring), costs, divide_heads);
-    }));
-  }
-  std::vector<std::unique_ptr<RingSearch>> searched;
-  for (std::future<std::unique_ptr<RingSearch>>& ring : under_way) searched.push_back(ring.get());
-  return searched;
-}
-
 // The best over the divisions, with heads divided in the groups that are fastest for each ring, or in none.
-Plan search(const PlanRequest& request, const CostModel& costs, bool divide_heads) {
-  const std::vector<std::unique_ptr<RingSearch>> rings = search_rings(request, costs, divide_heads);
-  std::vector<Compared*> compared;
-  for (const std::unique_ptr<RingSearch>& ring : rings) {
-    for (Compared& one : ring->compared()) compared.push_back(&one);
+Plan search(const PlanRequest& request, const CostModel& costs, bool divide_heads, RankPlan& ranks) {
+  struct Compared {
+    DivisionSearch search;
+    DivisionSearch::Bound bound{};
+  };
+  std::map<std::int64_t, std::int64_t> groups;  // of rings
+  std::vector<Compared> compared;
+  CostsOfCuts known(costs);
+  for (PlanRequest& division : division_choices(request)) {
+    const auto [group, is_new] = groups.try_emplace(division.pins.ring_ranks(), 1);
+    if (is_new && divide_heads) group->second = fastest_head_group(division, costs);
+    compared.push_back({DivisionSearch(std::move(division), group->second, costs, ranks, known)});
   }
-  if (compared.size() == 1) return compared.front()->search.plan();
+  if (compared.size() == 1) return compared.front().search.plan();
+  for (Compared& one : compared) one.bound = one.search.bound();
   std::ranges::stable_sort(compared,
-                           [](const Compared* a, const Compared* b) { return a->bound.is_before(b->bound); });
+                           [](const Compared& a, const Compared& b) { return a.bound.is_before(b.bound); });
   // No plan of a division is faster than its bound, so that almost always the first one is the fastest. Where
   // nothing fits, the first is the one that is least over.
-  Plan best = compared.front()->search.plan();
+  Plan best = compared.front().search.plan();
   std::size_t chosen = 0;
-  for (std::size_t i = 1; i < compared.size() && compared[i]->bound.seconds; ++i) {
-    if (best.fits && *compared[i]->bound.seconds >= best.step.seconds) break;
-    Plan plan = compared[i]->search.plan();
+  for (std::size_t i = 1; i < compared.size() && compared[i].bound.seconds; ++i) {
+    if (best.fits && *compared[i].bound.seconds >= best.step.seconds) break;
+    Plan plan = compared[i].search.plan();
     const std::pair cost{bytes_over(request, plan.step), plan.step.seconds};
     if (cost >= std::pair{bytes_over(request, best.step), best.step.seconds}) continue;
     best = std::move(plan);
@@ -285,7 +243,7 @@ Plan search(const PlanRequest& request, const CostModel& costs, bool divide_head
   }
   std::rotate(compared.begin(), compared.begin() + static_cast<std::ptrdiff_t>(chosen),
               compared.begin() + static_cast<std::ptrdiff_t>(chosen) + 1);
-  for (const Compared* one : compared) best.divisions.push_back(one->search.division(one->bound.seconds));
+  for (const Compared& one : compared) best.divisions.push_back(one.search.division(one.bound.seconds));
   return best;
 }
 
@@ -293,10 +251,11 @@ Plan search(const PlanRequest& request, const CostModel& costs, bool divide_head
 
 Plan make_plan(const PlanRequest& request, const CostModel& costs) {
   check_sizes(request.problem);
-  Plan plan = search(request, costs, true);
+  RankPlan ranks(costs, request.device);
+  Plan plan = search(request, costs, true, ranks);
   if (plan.fits || plan.step.strategy.head_group == 1) return plan;
   // Heads that are divided hold Q, K, V and O twice; a ring takes less.
-  return search(request, costs, false);
+  return search(request, costs, false, ranks);
 }
 
 TrainingFit fit_training(PlanRequest request, const CostModel& costs) {

@@ -48,6 +48,11 @@ TEST(AttentionProblem, ValidatesEveryField) {
         p.add_gradients = true;
       },
       [](auto& p) { p.open_queries = OpenQueries{}; },  // and dK and dV are not added to
+      [](auto& p) {
+        p.open_queries = OpenQueries{};
+        p.add_gradients = true;
+        p.seq_k = 0;
+      },
       [](auto& p) { p.chunk = {.query_start = -1, .key_start = 0}; },
       [](auto& p) { p.chunk = {.query_start = 0, .key_start = (std::int64_t{1} << 60) + 1}; },
       [](auto& p) { p.sinks = p.resume = true; },

@@ -210,9 +210,13 @@ AttentionBackward shapes_of(const AttentionProblem& p) {
   return shapes;
 }
 
-Layout rehearsed(const ParallelSchedule& schedule, int rank) {
+DeviceDescription one_core() {
   DeviceDescription device = describe_cpu();
   device.cores = 1;
+  return device;
+}
+
+Layout rehearsed(const ParallelSchedule& schedule, int rank, const DeviceDescription& device = one_core()) {
   return rehearse_ring(schedule, shapes_of(schedule.problem()), device, {rank, schedule.ranks()});
 }
 
@@ -237,9 +241,10 @@ TEST(RingAttention, MemoryOfARankIsAShare) {
       {DType::f32, 8, 8, PartitionKind::contiguous}, {DType::f32, 8, 2, PartitionKind::zigzag},
       {DType::bf16, 8, 8, PartitionKind::zigzag},    {DType::bf16, 8, 2, PartitionKind::contiguous},
       {DType::bf16, 8, 1, PartitionKind::zigzag},    {DType::f16, 16, 4, PartitionKind::zigzag}};
-  for (const auto& [dtype, heads_q, heads_kv, kind] : kSizes) {
+  const auto expect_share = [](const Sizes& sizes, const DeviceDescription& device) {
+    const auto& [dtype, heads_q, heads_kv, kind] = sizes;
     const AttentionProblem problem = sized(8192, heads_q, heads_kv, dtype, true);
-    const Layout single = rehearsed(schedule_of(problem, 1, kind), 0);
+    const Layout single = rehearsed(schedule_of(problem, 1, kind), 0, device);
     for (const int ranks : {2, 4, 8, 16}) {
       const ParallelSchedule schedule = schedule_of(problem, ranks, kind);
       const auto tokens = static_cast<double>(schedule.partition().most_tokens());
@@ -251,14 +256,20 @@ TEST(RingAttention, MemoryOfARankIsAShare) {
         return phase == Phase::forward ? forward : forward + 4 * queries + 3 * 4 * keys;
       };
       for (int rank = 0; rank < ranks; ++rank) {
-        const Layout layout = rehearsed(schedule, rank);
+        const Layout layout = rehearsed(schedule, rank, device);
         for (const Phase phase : {Phase::forward, Phase::backward}) {
           EXPECT_LE(static_cast<double>(peak_bytes(layout, phase)), allowed(phase))
               << name(phase) << " " << name(dtype) << " heads " << heads_q << "/" << heads_kv << " "
-              << name(kind) << " rank " << rank << " of " << ranks;
+              << name(kind) << " rank " << rank << " of " << ranks << " on " << device.name;
         }
       }
     }
+  };
+  const DeviceDescription hopper{
+      .kind = DeviceKind::cuda, .name = "a Hopper GPU", .cores = 132, .compute_major = 9};
+  for (const Sizes& sizes : kSizes) {
+    expect_share(sizes, one_core());
+    expect_share(sizes, hopper);
   }
 }
 

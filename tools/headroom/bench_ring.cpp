@@ -81,9 +81,9 @@ std::vector<RingBenchCase> make_cases(const Options& options, std::optional<int>
 }
 
 void run(Options options, std::ostream& given) {
-  const std::vector<Device> devices = devices_of_ranks(options.devices);
   check_link(options.link);
-  LaunchedRanks launched(devices);
+  LaunchedRanks launched(options.devices);
+  const std::vector<Device>& devices = launched.devices();
   check(launched.communicator() == nullptr || !options.link.given(),
         "--link-rate, --link-share and --latency are for ranks that are threads, and this is one of several "
         "processes");

@@ -12,10 +12,12 @@ namespace {
 
 constexpr int kKeepWhatIsSet = 0;
 
-// A stream that waits holds up those that share its queue to the GPU. Streams that wait for another process
-// could so wait for each other; by default there are 8 queues, and 32 is the most.
-void give_streams_queues_of_their_own() {
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
+// A stream that waits blocks the others in its hardware queue, and processes that wait for each other's
+// streams could then deadlock. By default there are 8 queues, and 32 is the most. CUDA reads the variable
+// when it starts, so this comes before anybody asks for devices.
+std::vector<Device> devices_with_queues(const std::vector<std::string>& names) {
+  if (launched_count() > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
+  return devices_of_ranks(names);
 }
 
 // NCCL takes one rank of a host on a GPU. Ranks that share one are hosts of their own to it, and their
@@ -26,14 +28,14 @@ void call_ranks_hosts(const LaunchedRank& self) {
 
 }  // namespace
 
-LaunchedRanks::LaunchedRanks(const std::vector<Device>& devices, Seconds timeout) : device_(devices[0]) {
-  if (devices[0].kind == DeviceKind::cuda && launched_count() > 1) {
+LaunchedRanks::LaunchedRanks(const std::vector<std::string>& devices, Seconds timeout)
+    : devices_(devices_with_queues(devices)), device_(devices_[0]) {
+  if (device_.kind == DeviceKind::cuda && launched_count() > 1) {
     const LaunchedRank self = launched_rank();
     local_rank_ = self.local_rank;
     local_count_ = self.local_count;
-    device_ = device_of_rank(devices, local_rank_);
-    give_streams_queues_of_their_own();
-    if (ranks_on_device(devices, local_rank_, local_count_) > 1) call_ranks_hosts(self);
+    device_ = device_of_rank(devices_, local_rank_);
+    if (ranks_on_device(devices_, local_rank_, local_count_) > 1) call_ranks_hosts(self);
     nccl_.emplace(self, device_.index, timeout);
   } else if (MpiRanks::launched()) {
     local_count_ = MpiRanks::on_this_host();

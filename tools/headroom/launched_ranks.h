@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace headroom {
 
 class LaunchedRanks {
  public:
-  // The devices are those that the ranks of a host take in turn. Returns when all ranks are connected.
-  explicit LaunchedRanks(const std::vector<Device>& devices, Seconds timeout = kDefaultTimeout);
+  // The devices, by name, are those that the ranks of a host take in turn. To be made before anything else
+  // uses CUDA. Returns when all ranks are connected.
+  explicit LaunchedRanks(const std::vector<std::string>& devices, Seconds timeout = kDefaultTimeout);
 
   // Of this process; none where the ranks are threads of it.
   [[nodiscard]] Communicator* communicator();
@@ -23,6 +25,7 @@ class LaunchedRanks {
   // This process among those of its host; alone where the ranks are threads of it.
   [[nodiscard]] int local_rank() const { return local_rank_; }
   [[nodiscard]] int local_count() const { return local_count_; }
+  [[nodiscard]] const std::vector<Device>& devices() const { return devices_; }
   // The device of this process, or the first of them.
   [[nodiscard]] Device device() const { return device_; }
   // Waits for all ranks. A rank that fails after its last message would otherwise go unnoticed.
@@ -31,6 +34,7 @@ class LaunchedRanks {
  private:
   std::optional<MpiRanks> mpi_;
   std::optional<NcclRanks> nccl_;
+  std::vector<Device> devices_;
   Device device_;
   int local_rank_ = 0;
   int local_count_ = 1;

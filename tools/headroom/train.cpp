@@ -218,7 +218,7 @@ void print_result(const TrainingResult& result, const Data& data, std::ostream& 
 // Ranks that mpirun or torchrun has started, or threads of this process.
 void train(Options options, std::ostream& given) {
   options.run.rank_timeout = Seconds(options.rank_timeout);
-  LaunchedRanks processes(devices_of_ranks(options.run.devices), options.run.rank_timeout);
+  LaunchedRanks processes(options.run.devices, options.run.rank_timeout);
   Communicator* launched = processes.communicator();
   if (launched != nullptr) {
     const Ranks ranks = launched->ranks();

@@ -43,9 +43,9 @@ std::vector<RingCase> chosen_cases(const Options& options, const Ranks& launched
 }
 
 int run(const Options& options, std::ostream& out) {
-  const std::vector<Device> devices = devices_of_ranks(options.devices);
+  LaunchedRanks launched(options.devices);
+  const std::vector<Device>& devices = launched.devices();
   const MakeBackend backend_of = [&](int rank) { return open_backend(device_of_rank(devices, rank), 1); };
-  LaunchedRanks launched(devices);
   Communicator* communicator = launched.communicator();
   const Ranks ranks = launched.ranks();
   const std::vector<RingCase> cases = chosen_cases(options, ranks);

@@ -46,7 +46,7 @@ struct Implementation {
   void (*forward)(const Problem&, const Forward&, TensorView workspace, const Stream&);
   void (*backward)(const Problem&, const Backward&, TensorView workspace, const Stream&);
   bool only_when_named = false;  // never chosen: for those that are less exact than the others
-  // Kept between calls of backward that have a result in common, where it can be; null: nothing.
+  // Returns the bytes that backward keeps between calls for the same queries, 0 where it cannot; null: never.
   std::int64_t (*open_bytes)(const Problem&) = nullptr;
 
   [[nodiscard]] bool assumed() const { return forward == nullptr; }

@@ -39,7 +39,7 @@ struct RingBackward {
 
 // Runs a rank's part of the schedule. Every rank calls it. What it needs it takes before it starts: two
 // transfers of K and V and, unless the output is f32, an f32 output; in backward f32 sums of dQ, dK and dV
-// where those are not f32 (of dQ also where the implementation keeps its own), and three transfers of f32 dK
+// where those are not f32, and three transfers of f32 dK
 // and dV. A ring of one member is attention as on one rank, and takes none of that.
 //
 // The Context is one of ranks x rings ranks. Rings run side by side, each with heads of its own: rank r is
@@ -53,7 +53,8 @@ void ring_attention_backward(Context& context, const RingSchedule& schedule, con
 
 // The attention of one pair of chunks, in a ring of several members, of which none has more than
 // `most_tokens`. The first pair of a piece has the sinks, and nothing to resume from. In backward queries are
-// open where the implementation can keep them so; which pair closes them is not said here.
+// open where dQ is narrower than its sums and the implementation can keep them; `open_queries->last` is left
+// false, the caller sets it.
 [[nodiscard]] AttentionProblem problem_of_pair(const AttentionProblem& of_ring, std::int64_t most_tokens,
                                                const ChunkPair& pair, Pass pass,
                                                const DeviceDescription& device, std::string_view pinned = {});

@@ -272,7 +272,7 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
 
 // ---- before
 
-// Threads of a place of a head, each of eight columns.
+// Threads for each row of a head. Each of them reads eight columns.
 inline constexpr int before_threads(int head_dim) {
   return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32;
 }

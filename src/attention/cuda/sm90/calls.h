@@ -97,7 +97,7 @@ struct BackwardCall {
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   bool sums_are_open = false;   // they hold what earlier chunks of keys added, at first zeros
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
-                         // holds zeros and anybody adds at any time
+                         // holds zeros, unless they are open, and anybody adds at any time
   HeadsView key_gradient;
   HeadsView value_gradient;
   Write key_rows = Write::rounded;  // of dK and dV

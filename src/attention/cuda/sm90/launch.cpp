@@ -375,8 +375,8 @@ void forward(const AttentionProblem& problem, const AttentionForward& views, con
 void backward(const AttentionProblem& problem, const AttentionBackward& views, const TensorView& workspace,
               const Stream& stream) {
   check_addresses({&views.forward.query, &views.forward.key, &views.forward.value, &views.forward.output,
-                   &views.output_gradient, &views.query_gradient, &views.key_gradient,
-                   &views.value_gradient});
+                   &views.output_gradient, &views.query_gradient, &views.key_gradient, &views.value_gradient,
+                   &views.open});
   run_backward(problem, views,
                Launches{problem,
                         workspace_in<Workspace>(workspace, problem, Pass::backward,

@@ -41,7 +41,7 @@ struct IntervalsOfPlaces {
   [[nodiscard]] static IntervalsOfPlaces of(const AttentionProblem& problem, const Dilation& dilation);
 };
 
-// What backward has of the queries: in the workspace, or, of open queries, beside it.
+// What backward holds for each query. It lies in the workspace, or in `open` for open queries.
 struct QueryState {
   [[nodiscard]] static QueryState of(const AttentionProblem& problem, const Plan& plan, Pieces& pieces);
 
@@ -52,8 +52,8 @@ struct QueryState {
   std::int64_t sums_bytes = 0;
 };
 
-// Of open queries; 0 where rows differ between chunks, and where there are no sums or no dO that products
-// read.
+// Of open queries; 0 where chunks differ in their rows or may differ in their implementation (dilation, block
+// lists), and where there are no sums of dQ (wide heads) or dO is rounded for every chunk (f32).
 [[nodiscard]] std::int64_t open_bytes(const AttentionProblem& problem);
 
 struct Workspace : cuda::Workspace {
