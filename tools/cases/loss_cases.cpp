@@ -187,8 +187,9 @@ std::size_t at(std::int64_t index) {
   return static_cast<std::size_t>(index);
 }
 
-// The root of the sum of the squares: what independent errors of these sizes come to in their sum.
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
+// The root of the sum of the squares of the differences: about what independent errors of these sizes come to
+// when they are added.
+double root_of_squares(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(std::transform_reduce(a.begin(), a.end(), b.begin(), 0.0, std::plus<>(),
                                          [](double x, double y) { return (x - y) * (x - y); }));
 }
@@ -407,7 +408,7 @@ LossErrors PreparedLossCase::judge(std::string_view implementation, const Device
     double plain = largest_difference(truth_.values[i], plainly.values[i]);
     // The errors of many tokens may cancel by luck in the one number of a mean or a sum.
     if (i == 0 && narrow && case_.problem.reduction != Reduction::none) {
-      plain = std::max(plain, distance(plain_.token_losses, plainly.token_losses));
+      plain = std::max(plain, root_of_squares(plain_.token_losses, plainly.token_losses));
     }
     // Two independent derivations: had they little in common, the plain one would allow anything.
     const double unit = unit_in_last_place(case_.problem.dtype);

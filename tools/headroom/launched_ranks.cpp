@@ -13,8 +13,8 @@ namespace {
 constexpr int kKeepWhatIsSet = 0;
 
 // A stream that waits blocks the others in its hardware queue, and processes that wait for each other's
-// streams could then deadlock. By default there are 8 queues, and 32 is the most. CUDA reads the variable
-// when it starts, so this comes before anybody asks for devices.
+// streams could then deadlock. By default there are 8 queues, and 32 is the most. CUDA may read the
+// variable when it starts, so this comes before anybody asks for devices.
 std::vector<Device> devices_with_queues(const std::vector<std::string>& names) {
   if (launched_count() > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
   return devices_of_ranks(names);
