@@ -81,6 +81,9 @@ class RingRank {
     check_dense(views.inputs.value, rows(problem_.heads_kv), problem_.dtype, "value");
     check_dense(views.output, rows(problem_.heads_q), problem_.dtype_of_output(), "output");
     check_dense(views.lse, {problem_.batch * problem_.heads_q * tokens_}, problem_.dtype_of_sums(), "lse");
+    last_pairs_.assign(pieces_.size(), nullptr);
+    for_each_pair(
+        [&](const ChunkPair& pair) { last_pairs_[static_cast<std::size_t>(pair.query_piece)] = &pair; });
   }
 
  protected:
@@ -114,6 +117,10 @@ class RingRank {
       if (transfer == nullptr) continue;
       for (const ChunkPair& pair : transfer->pairs) body(pair);
     }
+  }
+  // The last pair that the rank computes of a piece of its queries; null where the piece is empty.
+  [[nodiscard]] const ChunkPair* last_pair(std::int64_t query_piece) const {
+    return last_pairs_[static_cast<std::size_t>(query_piece)];
   }
   // One workspace for every pair, and one block list.
   void take_workspace(Pass pass) {
@@ -196,6 +203,7 @@ class RingRank {
   }
 
   Tensor blocks_;
+  std::vector<const ChunkPair*> last_pairs_;  // [query piece]
 };
 
 class RingForwardRank : private RingRank {
@@ -228,7 +236,6 @@ class RingForwardRank : private RingRank {
         compute(pair, keys_of(pair, received, transfer->keys.begin), output);
       }
     }
-    if (stays_open()) close(output);
     keys.finish();
   }
 
@@ -238,19 +245,20 @@ class RingForwardRank : private RingRank {
     forward.output = own_rows(output, pair.queries);
     if (stays_open()) forward.row_sum = lse_of_piece(schedule_, rank_, row_sum_, pair.query_piece);
     attention_forward(context_, problem_of(pair, Pass::forward), forward, workspace_, pinned_);
+    if (stays_open() && last_pair(pair.query_piece) == &pair) close(pair.query_piece, output);
   }
 
   // The softmax stays open between chunks, so that the error does not grow with the number of ranks. The
   // reference in f64 divides after each chunk.
   [[nodiscard]] bool stays_open() const { return !alone() && problem_.dtype_of_sums() == DType::f32; }
-  void close(const TensorView& output) {
-    for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
-      const Piece& rows = pieces_[static_cast<std::size_t>(piece)];
-      close_attention(
-          context_,
-          {.output = own_rows(output, rows), .lse = lse_of_piece(schedule_, rank_, views_.lse, piece)},
-          lse_of_piece(schedule_, rank_, row_sum_, piece), own_rows(views_.output, rows));
-    }
+  // Writes the output of a piece whose last pair was computed.
+  void close(std::int64_t query_piece, const TensorView& output) {
+    const Piece& piece = pieces_[static_cast<std::size_t>(query_piece)];
+    const auto statistics = [&](const TensorView& of_rank) {
+      return lse_of_piece(schedule_, rank_, of_rank, query_piece);
+    };
+    close_attention(context_, {.output = own_rows(output, piece), .lse = statistics(views_.lse)},
+                    statistics(row_sum_), own_rows(views_.output, piece));
   }
 
   Tensor sum_;
@@ -339,7 +347,7 @@ class RingBackwardRank : private RingRank {
     AttentionProblem problem = problem_of(pair, Pass::backward);
     if (problem.open_queries) {
       const auto piece = static_cast<std::size_t>(pair.query_piece);
-      problem.open_queries->last = last_pairs_[piece] == &pair;
+      problem.open_queries->last = last_pair(pair.query_piece) == &pair;
       backward.open =
           open_.view().slice(0, open_begins_[piece], open_begins_[piece + 1] - open_begins_[piece]);
     }
@@ -347,14 +355,12 @@ class RingBackwardRank : private RingRank {
   }
 
   // Where the implementation keeps dQ between the pairs of a piece: the memory for it, one piece after the
-  // other, and which pair is a piece's last.
+  // other.
   void take_open_queries() {
-    last_pairs_.assign(pieces_.size(), nullptr);
-    for_each_pair(
-        [&](const ChunkPair& pair) { last_pairs_[static_cast<std::size_t>(pair.query_piece)] = &pair; });
     open_begins_.assign(1, 0);
     bool some_closed = false;
-    for (const ChunkPair* last : last_pairs_) {
+    for (std::int64_t piece = 0; piece < std::ssize(pieces_); ++piece) {
+      const ChunkPair* last = last_pair(piece);
       std::int64_t bytes = 0;
       if (last != nullptr) {
         const AttentionProblem problem = problem_of(*last, Pass::backward);
@@ -402,8 +408,7 @@ class RingBackwardRank : private RingRank {
 
   const RingBackward& backward_;
   Tensor query_sum_, key_sum_, value_sum_, sinks_, sinks_sum_;
-  std::vector<const ChunkPair*> last_pairs_;  // [piece]; null where it is empty
-  std::vector<std::int64_t> open_begins_;     // [piece], then the end
+  std::vector<std::int64_t> open_begins_;  // [piece], then the end
   Tensor open_;
 };
 

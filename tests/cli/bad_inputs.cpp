@@ -310,7 +310,10 @@ void add_bench(Table& table) {
   }
   table.size(bench_ring(), "--link-rate");
   table.number(bench_ring(), "--link-share");
-  for (const char* bad : {"", "5", "-1us", "us", "1e3s", "61s"}) table.value(bench_ring(), "--latency", bad);
+  for (const char* bad : {"", "5", "-1us", "us", "1e3s", "61s"}) {
+    table.value(bench_ring(), "--latency", bad);
+    table.value(bench_ring(), "--rest", bad);
+  }
   table.add(with(bench_ring(), {"--link-rate", "1GB", "--link-share", "0.5"}), "--link-share");
   table.add(with(bench_ring(), "--device", "cuda:77"), "cuda:77");
   table.numbers(bench_step(), "--context", 1);

@@ -27,6 +27,7 @@ struct BenchOptions {
   int warmup = 1;
   int steps = 10;
   double max_seconds = 10;
+  double rest_seconds = 0;  // before each timed pass
   int threads = 0;
   bool json = false;
   bool csv = false;

@@ -18,6 +18,8 @@
 namespace headroom {
 namespace {
 
+constexpr double kMostRestSeconds = 60;
+
 struct Options {
   BenchOptions bench;
   std::vector<std::string> devices = {"cpu"};
@@ -136,6 +138,10 @@ void add_bench_ring(Command app, std::ostream& out) {
       "ring, heads (all-to-all), product:N (N ranks in a row divide heads, their groups are a ring), "
       "allgather (every rank gathers all of Q, K and V, to compare with)");
   add_link_model_options(app, options->link);
+  app.add_seconds(
+      "--rest", options->bench.rest_seconds, {.most = kMostRestSeconds},
+      "Rest before each timed pass, such as 500ms (default: none): a GPU that is never idle lowers "
+      "its clocks to stay within its power");
   app.add_list("--device", options->devices,
                "Devices that the ranks take in turn: cpu, cuda:0, cuda:0,cuda:1");
   add_bench_options(app, options->bench, BenchDevices::given_apart);

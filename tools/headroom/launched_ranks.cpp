@@ -12,11 +12,16 @@ namespace {
 
 constexpr int kKeepWhatIsSet = 0;
 
-// A stream that waits blocks the others in its hardware queue, and processes that wait for each other's
-// streams could then deadlock. By default there are 8 queues, and 32 is the most. CUDA may read the
-// variable when it starts, so this comes before anybody asks for devices.
-std::vector<Device> devices_with_queues(const std::vector<std::string>& names) {
-  if (launched_count() > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
+// Kernels of NCCL wait for those of other processes, so nothing else may keep those from starting. By default
+// CUDA loads a kernel when it is first launched, and may wait until the GPU is idle for that: processes whose
+// GPUs wait for each other then deadlock. And a stream that waits blocks the others in its hardware queue; by
+// default there are 8 queues, and 32 is the most. CUDA reads the variables when it starts, so this comes
+// before anybody asks for devices.
+std::vector<Device> devices_of_processes(const std::vector<std::string>& names) {
+  if (launched_count() > 1) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", kKeepWhatIsSet);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
+  }
   return devices_of_ranks(names);
 }
 
@@ -29,7 +34,7 @@ void call_ranks_hosts(const LaunchedRank& self) {
 }  // namespace
 
 LaunchedRanks::LaunchedRanks(const std::vector<std::string>& devices, Seconds timeout)
-    : devices_(devices_with_queues(devices)), device_(devices_[0]) {
+    : devices_(devices_of_processes(devices)), device_(devices_[0]) {
   if (device_.kind == DeviceKind::cuda && launched_count() > 1) {
     const LaunchedRank self = launched_rank();
     local_rank_ = self.local_rank;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <thread>
 
 #include "attention_run.h"
 #include "headroom/core/bytes.h"
@@ -78,6 +79,11 @@ double sampled_error(const ParallelSchedule& schedule, int rank, const Attention
   return worst;
 }
 
+// A GPU that is never idle lowers its clocks to stay within its power; one that has rested has all of them.
+void rest(const BenchOptions& options) {
+  std::this_thread::sleep_for(Seconds(options.rest_seconds));
+}
+
 // The share of a step in which main has work. On a GPU the host does not wait for messages; main does.
 double busy_share(Context& context, RingRun& run) {
   context.measure_work();
@@ -103,6 +109,7 @@ RingRow measure_rank(const RingBenchCase& c, const ParallelSchedule& schedule, c
   }
   RingRow row;
   row.c = c;
+  row.rest_seconds = options.rest_seconds;
   std::vector<double> forward;
   std::vector<double> backward;
   std::vector<double> overlap;
@@ -110,6 +117,7 @@ RingRow measure_rank(const RingBenchCase& c, const ParallelSchedule& schedule, c
   // Every rank makes as many steps: they agree on whether there is time for another.
   for (int i = 0; i < options.steps && spent <= options.max_seconds; ++i) {
     const auto timed = [&](const auto& pass) {
+      rest(options);
       communicator.barrier();
       const double own = seconds_of([&] {
         pass();
@@ -327,6 +335,7 @@ void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice
   std::vector<double> forward;
   std::vector<double> backward;
   const auto timed = [&](const auto& pass) {
+    rest(options);
     return seconds_of([&] {
       pass();
       context.synchronize();

@@ -67,7 +67,8 @@ struct RingRow {
   std::int64_t single_bytes = 0;
   double overlap = 0;
   double error = 0;
-  double rank_share = 1;  // of the device that one rank alone has
+  double rest_seconds = 0;  // before each pass
+  double rank_share = 1;    // of the device that one rank alone has
   std::optional<LinkedPasses> linked;
 };
 

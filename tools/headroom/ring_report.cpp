@@ -29,7 +29,8 @@ nlohmann::ordered_json to_json(const RingRow& row, std::string_view transport) {
                {"peak_bytes_per_rank", row.peak_bytes},
                {"single_bytes", row.single_bytes},
                {"overlap", row.overlap},
-               {"error", row.error}});
+               {"error", row.error},
+               {"rest_seconds", row.rest_seconds}});
   if (!row.linked) return json;
   const LinkedPasses& linked = *row.linked;
   json.update({{"alone_forward_ms", linked.alone_forward_ms},
