@@ -72,6 +72,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  headroom::NcclRanks::set_cuda_variables();
   try {
     return headroom::run(argc, argv);
   } catch (const headroom::Error& error) {

@@ -12,16 +12,9 @@ namespace {
 
 constexpr int kKeepWhatIsSet = 0;
 
-// Kernels of NCCL wait for those of other processes, so nothing else may keep those from starting. By default
-// CUDA loads a kernel when it is first launched, and may wait until the GPU is idle for that: processes whose
-// GPUs wait for each other then deadlock. And a stream that waits blocks the others in its hardware queue; by
-// default there are 8 queues, and 32 is the most. CUDA reads the variables when it starts, so this comes
-// before anybody asks for devices.
+// Comes before anybody asks for devices, as CUDA then starts.
 std::vector<Device> devices_of_processes(const std::vector<std::string>& names) {
-  if (launched_count() > 1) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", kKeepWhatIsSet);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", kKeepWhatIsSet);
-  }
+  if (launched_count() > 1) NcclRanks::set_cuda_variables();
   return devices_of_ranks(names);
 }
 

@@ -15,6 +15,11 @@ class NcclRanks {
   // Returns why ranks over NCCL are not possible here, or nothing where they are.
   [[nodiscard]] static std::string missing();
 
+  // Sets CUDA_MODULE_LOADING and CUDA_DEVICE_MAX_CONNECTIONS for ranks over NCCL, unless they are set
+  // already. Has to be called before anything in the process uses CUDA, which reads them when it starts.
+  // Without it ranks may deadlock.
+  static void set_cuda_variables();
+
   // Connects this process, whose GPU is `gpu`, with all others. Throws where NCCL is missing, or where
   // another rank does not connect within the timeout. No two ranks of what NCCL takes for a host
   // (NCCL_HOSTID) may have the same GPU.
