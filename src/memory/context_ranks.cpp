@@ -21,12 +21,19 @@ TensorPart slice(const Tensor& values, std::span<const std::int64_t> counts, int
   return {values, std::accumulate(counts.begin(), count, std::int64_t{0}), *count};
 }
 
+std::int64_t bytes_of(const Tensor& tensor, std::int64_t elements) {
+  return elements * size_bytes(tensor.view().dtype());
+}
+
 std::int64_t bytes_of(std::span<const Parcel> parcels) {
   std::int64_t bytes = 0;
-  for (const Parcel& parcel : parcels) {
-    bytes += parcel.part.elements * size_bytes(parcel.part.tensor.view().dtype());
-  }
+  for (const Parcel& parcel : parcels) bytes += bytes_of(parcel.part.tensor, parcel.part.elements);
   return bytes;
+}
+
+// Of all slices but one.
+std::int64_t bytes_of_others(const Tensor& values, std::span<const std::int64_t> counts, int rank) {
+  return bytes_of(values, values.view().elements() - counts[static_cast<std::size_t>(rank)]);
 }
 
 std::size_t size_of(const TensorView& view) {
@@ -35,17 +42,33 @@ std::size_t size_of(const TensorView& view) {
 
 }  // namespace
 
+void Context::start_messages(std::int64_t sent_bytes, std::int64_t received_bytes) {
+  outgoing_.parcels.clear();
+  incoming_.parcels.clear();
+  outgoing_.bytes = sent_bytes;
+  incoming_.bytes = received_bytes;
+}
+
 Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> receives,
                          const StepLabel& step) {
+  start_messages(bytes_of(sends), bytes_of(receives));
+  for (const Parcel& parcel : sends) send(parcel);
+  for (const Parcel& parcel : receives) receive(parcel);
+  return exchange_messages(step);
+}
+
+Ticket Context::exchange_messages(const StepLabel& step) {
   check_in_phase("exchange");
+  const std::vector<Parcel>& sends = outgoing_.parcels;
+  const std::vector<Parcel>& receives = incoming_.parcels;
   wait(StreamId::communication, record(StreamId::main));
   Work work{.kind = WorkKind::communication, .kernel = "exchange"};
   sends_.clear();
   receives_.clear();
-  note_parcels(EventKind::send, sends);
-  note_parcels(EventKind::receive, receives);
-  work.sent_bytes = bytes_of(sends);
-  work.received_bytes = bytes_of(receives);
+  for (const Parcel& parcel : sends) note_parcel(EventKind::send, parcel);
+  for (const Parcel& parcel : receives) note_parcel(EventKind::receive, parcel);
+  work.sent_bytes = outgoing_.bytes;
+  work.received_bytes = incoming_.bytes;
   work.bytes = static_cast<double>(work.sent_bytes);
   if (!sends.empty() || !receives.empty()) {
     note_work(work, StreamId::communication);
@@ -70,15 +93,6 @@ Ticket Context::exchange(std::span<const Parcel> sends, std::span<const Parcel> 
     }
   }
   return record(StreamId::communication);
-}
-
-void Context::note_parcels(EventKind kind, std::span<const Parcel> parcels) {
-  const Tensor* last = nullptr;
-  for (const Parcel& parcel : parcels) {
-    if (noted_messages_ == NotedMessages::sampled && &parcel.part.tensor == last) continue;
-    note_parcel(kind, parcel);
-    last = &parcel.part.tensor;
-  }
 }
 
 void Context::note_parcel(EventKind kind, const Parcel& parcel) {
@@ -141,34 +155,37 @@ void Context::finish_exchanges(std::uint32_t record) {
 Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> counts,
                            const StepLabel& step) {
   check_counts(values, counts, ranks_.count);
-  to_others_.clear();
-  from_others_.clear();
-  const TensorPart own = slice(values, counts, ranks_.rank);
+  return all_gather(values, counts, slice(values, counts, ranks_.rank), step);
+}
+
+Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> counts, const TensorPart& own,
+                           const StepLabel& step) {
+  check_counts(values, counts, ranks_.count);
+  start_messages((ranks_.count - 1) * bytes_of(own.tensor, own.elements),
+                 bytes_of_others(values, counts, ranks_.rank));
   std::int64_t begin = 0;
   for (int peer = 0; peer < ranks_.count; ++peer) {
     const std::int64_t theirs = counts[static_cast<std::size_t>(peer)];
-    if (peer != ranks_.rank) {
-      to_others_.push_back({peer, own});
-      from_others_.push_back({peer, {values, begin, theirs}});
-    }
+    if (peer != ranks_.rank && own.elements > 0) send({peer, own});
+    if (peer != ranks_.rank && theirs > 0) receive({peer, {values, begin, theirs}});
     begin += theirs;
   }
-  return exchange(to_others_, from_others_, step);
+  return exchange_messages(step);
 }
 
 Ticket Context::all_to_all(const Tensor& to, std::span<const std::int64_t> to_counts, const Tensor& from,
                            std::span<const std::int64_t> from_counts, const StepLabel& step) {
   check_counts(to, to_counts, ranks_.count);
   check_counts(from, from_counts, ranks_.count);
-  to_others_.clear();
-  from_others_.clear();
+  start_messages(bytes_of_others(from, from_counts, ranks_.rank),
+                 bytes_of_others(to, to_counts, ranks_.rank));
   for (int peer = 0; peer < ranks_.count; ++peer) {
     if (peer == ranks_.rank) continue;
-    to_others_.push_back({peer, slice(from, from_counts, peer)});
-    from_others_.push_back({peer, slice(to, to_counts, peer)});
+    send({peer, slice(from, from_counts, peer)});
+    receive({peer, slice(to, to_counts, peer)});
   }
   copy(StreamId::main, slice(to, to_counts, ranks_.rank), slice(from, from_counts, ranks_.rank));
-  return exchange(to_others_, from_others_, step);
+  return exchange_messages(step);
 }
 
 void Context::check_summable(const Tensor& values, std::string_view kernel) {
@@ -238,20 +255,19 @@ SumInFlight Context::start_reduce_scatter(const Tensor& values, std::span<const 
                                      .dtype = values.view().dtype(),
                                      .shape = {(ranks_.count - 1) * own}}),
                   .arrived = {}};
-  to_others_.clear();
-  from_others_.clear();
+  start_messages(bytes_of_others(values, counts, ranks_.rank), (ranks_.count - 1) * bytes_of(values, own));
   std::int64_t begin = 0;
   std::int64_t received = 0;
   for (int peer = 0; peer < ranks_.count; ++peer) {
     const std::int64_t theirs = counts[static_cast<std::size_t>(peer)];
-    if (peer != ranks_.rank && theirs > 0) to_others_.push_back({peer, {values, begin, theirs}});
+    if (peer != ranks_.rank && theirs > 0) send({peer, {values, begin, theirs}});
     if (peer != ranks_.rank && own > 0) {
-      from_others_.push_back({peer, {sum.parts, received, own}});
+      receive({peer, {sum.parts, received, own}});
       received += own;
     }
     begin += theirs;
   }
-  sum.arrived = exchange(to_others_, from_others_, step);
+  sum.arrived = exchange_messages(step);
   return sum;
 }
 

@@ -1,6 +1,8 @@
 #include "headroom/model/shards.h"
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "headroom/core/bytes.h"
 #include "headroom/core/checked.h"
@@ -27,10 +29,30 @@ std::vector<std::int64_t> begins_of_units(const ParameterTable& table, Sharding 
   return begins;
 }
 
-// Where rank r's slice of a unit begins; that of rank `ranks` is the unit's end.
-std::int64_t slice_begin(std::int64_t begin, std::int64_t end, std::int64_t rank, std::int64_t ranks) {
-  const std::int64_t blocks = (end - begin) / ParameterTable::kAlignment;
-  return begin + blocks * rank / ranks * ParameterTable::kAlignment;
+// Where the slices of a unit of so many elements begin, from where it begins, and its end.
+std::vector<std::int64_t> equal_slices(std::int64_t elements, int ranks) {
+  const std::int64_t blocks = elements / ParameterTable::kAlignment;
+  std::vector<std::int64_t> begins;
+  for (std::int64_t rank = 0; rank <= ranks; ++rank) {
+    begins.push_back(blocks * rank / ranks * ParameterTable::kAlignment);
+  }
+  return begins;
+}
+
+// The same where a rank's slice begins with the first of its words.
+std::vector<std::int64_t> slices_of_words(const ParameterTable& table, std::int64_t elements, int ranks) {
+  std::vector<std::int64_t> begins;
+  for (int rank = 0; rank < ranks; ++rank) {
+    begins.push_back(vocabulary_slice(table, rank, ranks).first * table.output().shape[1]);
+  }
+  begins.push_back(elements);
+  return begins;
+}
+
+std::vector<std::int64_t> differences(const std::vector<std::int64_t>& values) {
+  std::vector<std::int64_t> found;
+  for (std::size_t i = 1; i < values.size(); ++i) found.push_back(values[i] - values[i - 1]);
+  return found;
 }
 
 }  // namespace
@@ -49,34 +71,53 @@ Shards::Shards(const ParameterTable& table, Sharding sharding, int ranks, LossRa
     : unit_begins_(begins_of_units(table, sharding, loss_ranks)) {
   const std::int64_t elements = table.elements();
   if (sharding == Sharding::none || ranks == 1) {
-    slices_ = {{{.flat_begin = 0, .own_begin = 0, .elements = elements}}};
-    counts_ = {{elements}};
+    divisions_ = {{.begins = {0, elements}, .counts = {elements}}};
+    division_of_ = {0};
     return;
   }
   const std::int64_t most = elements / ParameterTable::kAlignment;
   check(ranks <= most, "a model of {} parameters cannot be divided over {} ranks; {} are the most",
         format_count(table.parameters()), ranks, most);
-  counts_.resize(unit_begins_.size() - 1);
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<ShardSlice>& slices = slices_.emplace_back();
-    std::int64_t own_begin = 0;
-    for (std::size_t unit = 0; unit < counts_.size(); ++unit) {
-      const bool of_words = sharding == Sharding::full && loss_ranks == LossRanks::vocabulary &&
-                            unit_begins_[unit] == table.output().offset;
-      const auto begin_of = [&](int of) {
-        if (!of_words || of == ranks) {
-          return slice_begin(unit_begins_[unit], unit_begins_[unit + 1], of, ranks);
-        }
-        return unit_begins_[unit] + vocabulary_slice(table, of, ranks).first * table.output().shape[1];
-      };
-      const ShardSlice slice{.flat_begin = begin_of(rank),
-                             .own_begin = own_begin,
-                             .elements = begin_of(rank + 1) - begin_of(rank)};
-      slices.push_back(slice);
-      counts_[unit].push_back(slice.elements);
-      own_begin += slice.elements;
-    }
+  struct Cut {
+    std::int64_t elements;
+    bool of_words;
+
+    bool operator==(const Cut&) const = default;
+  };
+  std::vector<Cut> cuts;  // [divisions]
+  for (std::size_t unit = 0; unit + 1 < unit_begins_.size(); ++unit) {
+    const bool of_words = sharding == Sharding::full && loss_ranks == LossRanks::vocabulary &&
+                          unit_begins_[unit] == table.output().offset;
+    const Cut cut{unit_begins_[unit + 1] - unit_begins_[unit], of_words};
+    const auto known = std::ranges::find(cuts, cut);
+    division_of_.push_back(static_cast<std::size_t>(known - cuts.begin()));
+    if (known != cuts.end()) continue;
+    cuts.push_back(cut);
+    std::vector<std::int64_t> begins =
+        of_words ? slices_of_words(table, cut.elements, ranks) : equal_slices(cut.elements, ranks);
+    std::vector<std::int64_t> counts = differences(begins);
+    divisions_.push_back({std::move(begins), std::move(counts)});
   }
+}
+
+std::vector<ShardSlice> Shards::slices(int rank) const {
+  const std::size_t place = divided() ? static_cast<std::size_t>(rank) : 0;
+  std::vector<ShardSlice> slices;
+  slices.reserve(division_of_.size());
+  std::int64_t own_begin = 0;
+  for (std::size_t unit = 0; unit < division_of_.size(); ++unit) {
+    const Division& cut = division(unit);
+    slices.push_back({.flat_begin = unit_begins_[unit] + cut.begins[place],
+                      .own_begin = own_begin,
+                      .elements = cut.counts[place]});
+    own_begin += cut.counts[place];
+  }
+  return slices;
+}
+
+std::int64_t Shards::elements(int rank) const {
+  const ShardSlice last = slices(rank).back();
+  return last.own_begin + last.elements;
 }
 
 }  // namespace headroom

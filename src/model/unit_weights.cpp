@@ -1,7 +1,6 @@
 #include "model/unit_weights.h"
 
 #include <utility>
-#include <vector>
 
 #include "headroom/ops/elementwise.h"
 
@@ -26,26 +25,14 @@ UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit)
     return;
   }
   Context& context = weights.context;
-  const int rank = context.ranks().rank;
   const std::int64_t begin = weights.shards.unit_begins()[unit];
   gathered_ = take_unit(weights, unit, "gathered weights", Category::parameters);
   part_ = {.values = gathered_, .begin = begin};
-  const auto slice_of = [&](int of) -> const ShardSlice& { return weights.shards.slices(of)[unit]; };
-  const auto gathered_part = [&](int of) {
-    return TensorPart{gathered_, slice_of(of).flat_begin - begin, slice_of(of).elements};
-  };
-  const TensorPart own{weights.tensor, slice_of(rank).own_begin, slice_of(rank).elements};
-  std::vector<Parcel> sends;
-  std::vector<Parcel> receives;
-  sends.reserve(static_cast<std::size_t>(context.ranks().count));
-  receives.reserve(static_cast<std::size_t>(context.ranks().count));
-  for (int peer = 0; peer < context.ranks().count; ++peer) {
-    if (peer == rank) continue;
-    if (own.elements > 0) sends.push_back({peer, own});
-    if (slice_of(peer).elements > 0) receives.push_back({peer, gathered_part(peer)});
-  }
-  arrived_ = context.exchange(sends, receives, {"gathering of weights", static_cast<std::int64_t>(unit)});
-  context.copy(StreamId::main, gathered_part(rank), own);
+  const ShardSlice slice = weights.shards.slices(context.ranks().rank)[unit];
+  const TensorPart own{weights.tensor, slice.own_begin, slice.elements};
+  arrived_ = context.all_gather(gathered_, weights.shards.counts(unit), own,
+                                {"gathering of weights", static_cast<std::int64_t>(unit)});
+  context.copy(StreamId::main, {gathered_, slice.flat_begin - begin, slice.elements}, own);
 }
 
 const FlatPart& UnitWeights::wait() {
@@ -99,7 +86,7 @@ void UnitGradients::finish() {
 
 void UnitGradients::keep() const {
   Context& context = gradients_.context;
-  const ShardSlice& own = gradients_.shards.slices(context.ranks().rank)[unit_];
+  const ShardSlice own = gradients_.shards.slices(context.ranks().rank)[unit_];
   if (own.elements == 0) return;
   const TensorView kept = gradients_.tensor.view().slice(0, own.own_begin, own.elements);
   headroom::add(context, kept, part_.values.slice(0, own.flat_begin - part_.begin, own.elements), kept);

@@ -56,9 +56,10 @@ std::vector<RankMemory> rank_memory(const AttentionProblem& whole, const Partiti
   const Partition groups = partition_of_groups(partition, group);
   const AttentionForward no_lists;
   RingReads reads(problem, no_lists, groups);
+  const std::int64_t most_tokens = groups.most_tokens();
   std::vector<RankMemory> memory;
   for (int member = 0; member < groups.ranks(); ++member) {
-    const RankMemory pairs = pairs_of(reads, problem, groups.most_tokens(), member, device);
+    const RankMemory pairs = pairs_of(reads, problem, most_tokens, member, device);
     for (int rank = member * group; rank < (member + 1) * group; ++rank) {
       RankMemoryKey sizes;
       const auto add_sizes = [&](int of) {

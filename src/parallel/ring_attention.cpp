@@ -75,7 +75,7 @@ class RingRank {
         rank_(place_.member),
         pieces_(schedule.partition().pieces[static_cast<std::size_t>(rank_)]),
         tokens_(schedule.partition().tokens(rank_)),
-        most_tokens_(schedule.partition().most_tokens()) {
+        most_tokens_(schedule.most_tokens()) {
     check_dense(views.inputs.query, rows(problem_.heads_q), problem_.dtype, "query");
     check_dense(views.inputs.key, rows(problem_.heads_kv), problem_.dtype, "key");
     check_dense(views.inputs.value, rows(problem_.heads_kv), problem_.dtype, "value");

@@ -12,20 +12,20 @@
 namespace headroom {
 namespace {
 
-// The pieces of a rank, cut so that no transfer is longer than half of the largest chunk: three transfers
-// are in memory at a time, in backward four, and five of gradients.
-std::vector<Piece> cut_for_transfers(const std::vector<Piece>& pieces, std::int64_t most_tokens,
-                                     const Mask& mask) {
-  std::int64_t longest = std::max<std::int64_t>(divide_up(most_tokens, 2), 1);
-  if (mask.block_rows > 0) longest = round_up(longest, mask.block_columns);
-  std::vector<Piece> transfers;
-  for (const Piece& piece : pieces) {
-    const std::int64_t count = divide_up(piece.size(), longest);
-    for (std::int64_t i = 0; i < count; ++i) {
-      transfers.push_back({piece.begin + i * longest, std::min(piece.begin + (i + 1) * longest, piece.end)});
-    }
+// No transfer is longer than half of the largest chunk: three transfers are in memory at a time, in backward
+// four, and five of gradients.
+std::int64_t longest_transfer(const Partition& partition, const Mask& mask) {
+  const std::int64_t parts = partition.ranks() == 1 ? 1 : 2;  // one rank sends nothing
+  const std::int64_t longest = std::max<std::int64_t>(divide_up(partition.most_tokens(), parts), 1);
+  return mask.block_rows > 0 ? round_up(longest, mask.block_columns) : longest;
+}
+
+// Adds the piece, cut into parts that are no longer than that.
+void add_parts(std::vector<Piece>& parts, Piece piece, std::int64_t longest) {
+  const std::int64_t count = divide_up(piece.size(), longest);
+  for (std::int64_t i = 0; i < count; ++i) {
+    parts.push_back({piece.begin + i * longest, std::min(piece.begin + (i + 1) * longest, piece.end)});
   }
-  return transfers;
 }
 
 // K/V heads whose query heads have the same dilated patterns at the same offsets.
@@ -79,21 +79,29 @@ Mask scheduled_mask(Mask mask, const AttentionForward& lists) {
 RingReads::RingReads(const AttentionProblem& whole, const AttentionForward& lists, const Partition& partition)
     : problem_(whole), lists_(lists), partition_(partition) {
   problem_.mask = scheduled_mask(whole.mask, lists);
-  const std::int64_t most_tokens = partition.most_tokens();
+  const std::int64_t longest = longest_transfer(partition, whole.mask);
   for (const std::vector<Piece>& pieces : partition.pieces) {
-    parts_.push_back(partition.ranks() == 1 ? pieces : cut_for_transfers(pieces, most_tokens, whole.mask));
+    parts_begin_.push_back(parts_.size());
+    for (const Piece& piece : pieces) add_parts(parts_, piece, longest);
   }
+  parts_begin_.push_back(parts_.size());
   const Mask& mask = problem_.mask;
   one_interval_ = mask.max_documents == 0 && mask.dilation_count == 0 && mask.block_rows == 0;
   for (int i = 0; i < (mask.max_documents == 0 ? mask.dilation_count : 0); ++i) {
     patterns_.push_back({.dilation = mask.dilations[static_cast<std::size_t>(i)]});
   }
   if (!patterns_.empty()) heads_alike_ = find_heads_alike(problem_);
-  for (const std::vector<Piece>& pieces : partition.pieces) queries_.push_back(queries_of(pieces));
+  queries_.resize(partition.pieces.size());
 }
 
-RingReads::Queries RingReads::queries_of(std::vector<Piece> pieces) const {
-  Queries queries{.pieces = std::move(pieces), .seen = {}};
+const RingReads::Queries& RingReads::queries_of(int rank) {
+  const auto place = static_cast<std::size_t>(rank);
+  if (queries_[place].pieces.empty()) queries_[place] = queries_of(std::span(partition_.pieces[place]));
+  return queries_[place];
+}
+
+RingReads::Queries RingReads::queries_of(std::span<const Piece> pieces) const {
+  Queries queries{.pieces = pieces, .seen = {}};
   for (const Piece& piece : queries.pieces) {
     if (one_interval_) {
       const MaskView view = mask_view(problem_, lists_, 0, 0);
@@ -137,7 +145,7 @@ void RingReads::find_reads(const Queries& queries, Piece part) {
   intervals_.clear();
   for (std::size_t q = 0; q < queries.pieces.size(); ++q) add_pairs(queries, q, part);
   for (const ChunkPair& pair : found_) intervals_.push_back(pair.keys);
-  join(intervals_);
+  if (intervals_.size() > 1) join(intervals_);
   for (const Piece& interval : intervals_) {
     Read read{.keys = interval,
               .first_pair = pairs_.size(),
@@ -226,7 +234,7 @@ void RingReads::read_part(const Queries& queries, Piece part) {
 std::span<const RingReads::Read> RingReads::between(int reader, int owner) {
   reads_.clear();
   pairs_.clear();
-  const Queries& queries = queries_[static_cast<std::size_t>(reader)];
+  const Queries& queries = queries_of(reader);
   for (const Piece& part : parts(owner)) read_part(queries, part);
   return reads_;
 }
@@ -294,7 +302,9 @@ std::int64_t RingReads::most_slots() const {
   if (partition_.ranks() == 1) return 0;
   if (!one_interval_) return Mask::kUnlimited;  // a part may have any number of intervals that are read
   std::int64_t most = 0;                        // transfers in a step
-  for (const std::vector<Piece>& parts : parts_) most = std::max<std::int64_t>(most, std::ssize(parts));
+  for (int owner = 0; owner < partition_.ranks(); ++owner) {
+    most = std::max<std::int64_t>(most, std::ssize(parts(owner)));
+  }
   return (partition_.ranks() - 1) * most;
 }
 
@@ -351,11 +361,11 @@ RingReads::Largest RingReads::largest() {
       std::vector<Piece> others = {{std::max<std::int64_t>(part.keys.begin - most_rate, 0), part.keys.begin},
                                    {part.keys.end, std::min(part.keys.end + most_rate, problem_.seq_k)}};
       std::erase_if(others, [](const Piece& piece) { return piece.empty(); });
-      bound = most_read(queries_of(std::move(others)), part.keys);
+      bound = most_read(queries_of(std::span<const Piece>(others)), part.keys);
     }
     for (int reader = 0; reader < partition_.ranks() && !most.covers(bound); ++reader) {
       if (reader == part.owner) continue;
-      const Largest read = most_read(queries_[static_cast<std::size_t>(reader)], part.keys);
+      const Largest read = most_read(queries_of(reader), part.keys);
       most.take(read.keys, read.rows);
     }
   }

@@ -28,8 +28,9 @@ class RingReads {
   // The problem with the mask that the schedule is made for; see RingSchedule.
   [[nodiscard]] const AttentionProblem& problem() const { return problem_; }
   // The pieces of a rank, in parts as long as transfers may be.
-  [[nodiscard]] const std::vector<Piece>& parts(int owner) const {
-    return parts_[static_cast<std::size_t>(owner)];
+  [[nodiscard]] std::span<const Piece> parts(int owner) const {
+    const std::size_t* begin = &parts_begin_[static_cast<std::size_t>(owner)];
+    return std::span(parts_).subspan(begin[0], begin[1] - begin[0]);
   }
 
   // The keys of one transfer, and what their reader computes with them.
@@ -87,10 +88,12 @@ class RingReads {
   };
   // Queries of a rank, or those on both sides of a part.
   struct Queries {
-    std::vector<Piece> pieces;
+    std::span<const Piece> pieces;
     std::vector<Seen> seen;  // [piece]
   };
-  [[nodiscard]] Queries queries_of(std::vector<Piece> pieces) const;
+  // The pieces have to outlive what is returned.
+  [[nodiscard]] Queries queries_of(std::span<const Piece> pieces) const;
+  [[nodiscard]] const Queries& queries_of(int rank);
   [[nodiscard]] static Piece seen_of(const Seen& seen, Piece keys);
   // Adds what the queries read of one part.
   void read_part(const Queries& queries, Piece part);
@@ -108,12 +111,13 @@ class RingReads {
   AttentionProblem problem_;
   const AttentionForward& lists_;
   const Partition& partition_;
-  std::vector<std::vector<Piece>> parts_;  // [owner]
-  bool one_interval_;                      // whatever the head and the sequence: causal and window alone
+  std::vector<Piece> parts_;              // of one owner after the other
+  std::vector<std::size_t> parts_begin_;  // [owners + 1]
+  bool one_interval_;                     // whatever the head and the sequence: causal and window alone
   // Of a dilated mask without documents.
   std::vector<MaskView> patterns_;
   std::vector<HeadsAlike> heads_alike_;
-  std::vector<Queries> queries_;  // [rank]
+  std::vector<Queries> queries_;  // [rank]; empty until the rank is asked for
   std::vector<Read> reads_;
   std::vector<ChunkPair> pairs_;
   std::vector<ChunkPair> found_;

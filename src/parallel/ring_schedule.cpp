@@ -32,7 +32,8 @@ Partition checked_partition(const AttentionProblem& whole, Partition partition) 
 RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward& lists, Partition partition)
     : problem_(whole),
       partition_(checked_partition(whole, std::move(partition))),
-      local_(partition_.pieces.size()) {
+      local_(partition_.pieces.size()),
+      most_tokens_(partition_.most_tokens()) {
   RingReads reads(problem_, lists, partition_);
   for (int rank = 0; rank < ranks(); ++rank) local_[static_cast<std::size_t>(rank)] = reads.local(rank);
   for (std::int64_t step = 1; step < ranks(); ++step) {
@@ -58,7 +59,8 @@ RingSchedule::RingSchedule(const AttentionProblem& whole, const AttentionForward
                            int sampled_rank)
     : problem_(whole),
       partition_(checked_partition(whole, std::move(partition))),
-      local_(partition_.pieces.size()) {
+      local_(partition_.pieces.size()),
+      most_tokens_(partition_.most_tokens()) {
   check(sampled_rank >= 0 && sampled_rank < ranks(), "there is no rank {} of {}", sampled_rank, ranks());
   RingReads reads(problem_, lists, partition_);
   local_[static_cast<std::size_t>(sampled_rank)] = reads.local(sampled_rank);

@@ -72,6 +72,7 @@ std::optional<std::string> one_rank_note(const PlanAnswer& answer) {
   if (over.pins.ranks == 1 || !answer.plan.fits) return std::nullopt;
   PlanRequest alone = on_one_rank(over);
   const CostModel& costs = answer.costs.costs;
+  if (!run_fits(alone, costs)) return std::nullopt;
   const Plan one = make_plan(alone, costs);
   if (!one.fits || one.step.seconds >= answer.plan.step.seconds) return std::nullopt;
   // Doubled until the ranks are faster, which they are where one has not enough memory; then halved a few

@@ -18,11 +18,11 @@ bool one_memory(const PlanRequest& request) {
   return request.device.kind == DeviceKind::cpu && request.host_budget_bytes == 0;
 }
 
-std::int64_t budgeted_bytes(const PlanRequest& request, const PlannedStep& step) {
+std::int64_t budgeted_bytes(const PlanRequest& request, const StepBytes& step) {
   return step.arena_bytes + (one_memory(request) ? step.host_bytes : 0);
 }
 
-std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
+std::int64_t bytes_over(const PlanRequest& request, const StepBytes& step) {
   const auto over = [](std::int64_t bytes, std::int64_t budget) {
     return std::max<std::int64_t>(bytes - budget, 0);
   };
@@ -105,12 +105,10 @@ PlannedStep plan_step(const PlanRequest& request, const Strategy& strategy, cons
   return rehearsed_step({request, strategy, costs, ranks, std::numeric_limits<std::int64_t>::max()}, layout);
 }
 
-PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
-                     std::int64_t micro_step_bytes) {
-  PlannedStep step;
-  step.arena_bytes = std::max(run.device_bytes + micro_step_bytes, run.update_peak_bytes);
-  step.host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes);
-  return step;
+StepBytes at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
+                   std::int64_t micro_step_bytes) {
+  return {.arena_bytes = std::max(run.device_bytes + micro_step_bytes, run.update_peak_bytes),
+          .host_bytes = run.host_bytes + layers.host_bytes(policy, run.transfer_bytes)};
 }
 
 // A rank has no more tokens than its share of a micro-step's batch. A chunk of a divided vocabulary has those
@@ -191,7 +189,7 @@ class LeanStrategies {
       for (std::size_t i = aways.size(); i-- > 0;) {
         strategy_.layers = policy;
         strategy_.offload_optimizer = aways[i];
-        const PlannedStep bound = at_least(policy, layers, runs_[i], layers.bytes_at_least(policy));
+        const StepBytes bound = at_least(policy, layers, runs_[i], layers.bytes_at_least(policy));
         if (headroom::fits(request_, bound) && holds(strategy_)) return true;
       }
     }
@@ -227,6 +225,15 @@ class LeanWays {
 };
 
 }  // namespace
+
+bool run_fits(const PlanRequest& request, const CostModel& costs) {
+  const PlanRequest division = least_divisions(request).front();
+  Strategy strategy = common_strategy(division, 1);
+  return std::ranges::any_of(optimizer_choices(division), [&](bool away) {
+    strategy.offload_optimizer = away;
+    return run_costs(division, strategy, costs).device_bytes <= request.budget_bytes;
+  });
+}
 
 std::int64_t largest_context(const PlanRequest& request, const CostModel& costs, std::int64_t step) {
   check_sizes(request.problem);

@@ -27,8 +27,8 @@ struct StepQuestion {
 
 // A lower bound of what a strategy takes whose micro-step takes at least so many bytes above those of the
 // run.
-[[nodiscard]] PlannedStep at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
-                                   std::int64_t micro_step_bytes);
+[[nodiscard]] StepBytes at_least(const LayerPolicy& policy, const LayerCosts& layers, const RunCosts& run,
+                                 std::int64_t micro_step_bytes);
 
 // How loss and layers of a strategy are cut. A rank has no more tokens than its share of a micro-step's
 // batch.

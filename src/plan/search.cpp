@@ -21,11 +21,11 @@ class Cuts {
   [[nodiscard]] double seconds(std::uint32_t cut, const LayerPolicy& policy) const {
     return layers(cut).seconds(policy, cuts_[cut].loss) + runs_[cuts_[cut].run].update_seconds;
   }
-  [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy) const {
+  [[nodiscard]] StepBytes at_least(std::uint32_t cut, const LayerPolicy& policy) const {
     return at_least(cut, policy, layers(cut).bytes_at_least(policy, cuts_[cut].loss));
   }
   // No more than that, and found sooner.
-  [[nodiscard]] PlannedStep at_least_in_loss(std::uint32_t cut, const LayerPolicy& policy) const {
+  [[nodiscard]] StepBytes at_least_in_loss(std::uint32_t cut, const LayerPolicy& policy) const {
     return at_least(cut, policy, layers(cut).bytes_in_loss(policy, cuts_[cut].loss));
   }
   // Whether a cut before this one is the same.
@@ -45,8 +45,8 @@ class Cuts {
     bool is_repeated = false;
   };
   [[nodiscard]] const LayerCosts& layers(std::uint32_t cut) const { return *cuts_[cut].layers; }
-  [[nodiscard]] PlannedStep at_least(std::uint32_t cut, const LayerPolicy& policy,
-                                     std::int64_t micro_step_bytes) const {
+  [[nodiscard]] StepBytes at_least(std::uint32_t cut, const LayerPolicy& policy,
+                                   std::int64_t micro_step_bytes) const {
     return headroom::at_least(policy, layers(cut), runs_[cuts_[cut].run], micro_step_bytes);
   }
 
@@ -150,7 +150,7 @@ class DivisionSearch {
 
 DivisionSearch::Bound DivisionSearch::bound() const {
   Bound bound{.seconds = {}, .least = {std::numeric_limits<std::int64_t>::max(), 0}};
-  const auto bytes_of = [&](const PlannedStep& step) {
+  const auto bytes_of = [&](const StepBytes& step) {
     return std::pair{bytes_over(request_, step), budgeted_bytes(request_, step)};
   };
   for (std::uint32_t cut = 0; cut < cuts_.count(); ++cut) {
@@ -188,7 +188,7 @@ Plan DivisionSearch::plan() {
   // Bounds are near what strategies take, so that almost always the first that may fit does. Where many do
   // not, those that would barely fit are passed over.
   for_each_ascending(candidates, [&](const Candidate& candidate) {
-    PlannedStep bound = cuts_.at_least(candidate.cut, space_.policies[candidate.policy]);
+    StepBytes bound = cuts_.at_least(candidate.cut, space_.policies[candidate.policy]);
     const std::pair bytes{bytes_over(request_, bound), budgeted_bytes(request_, bound)};
     if (!smallest || bytes < least) {
       least = bytes;

@@ -237,7 +237,8 @@ UniformLayers spread(const std::vector<LayerCost>& costs, const LayerSample& sam
 }  // namespace
 
 LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
-                       std::span<const LayerPolicy> policies, const RankedAttention& attention)
+                       std::span<const LayerPolicy> policies, const RankedAttention& attention,
+                       const LayerCosts* other)
     : accumulation_(static_cast<double>(cut.accumulation)) {
   const LayerSample sample = sample_layers(request.problem.config);
   const auto learn = [&](LayerKind kind) {
@@ -257,7 +258,12 @@ LayerCosts::LayerCosts(const PlanRequest& request, const Strategy& cut, const Co
   const auto any = [&](std::int64_t LayerPolicy::*count) {
     return std::ranges::any_of(policies, [&](const LayerPolicy& policy) { return policy.*count > 0; });
   };
-  if (any(&LayerPolicy::keep_all)) keep(LayerKind::keep_all, learn(LayerKind::keep_all));
+  constexpr auto kAll = static_cast<std::size_t>(LayerKind::keep_all);
+  if (other != nullptr) {
+    kinds_[kAll] = other->kinds_[kAll];  // these layers make nothing again
+  } else if (any(&LayerPolicy::keep_all)) {
+    keep(LayerKind::keep_all, learn(LayerKind::keep_all));
+  }
   if (any(&LayerPolicy::keep_attention)) keep(LayerKind::keep_attention, learn(LayerKind::keep_attention));
   if (!any(&LayerPolicy::offload)) return;
   UniformStep offload = learn(LayerKind::offload);
@@ -278,8 +284,13 @@ const LayerCosts& CostsOfCuts::layers(const PlanRequest& request, const Strategy
   const Strategy key = micro_step_key(cut);
   const auto known = layers_.find(key);
   if (known != layers_.end()) return known->second;
+  Strategy other_key = key;
+  other_key.projections_again = !cut.projections_again;
+  const auto other = layers_.find(other_key);
   const RankedAttention& attention = ranks.attention(micro_step_of(request, cut), cut);
-  return layers_.emplace(key, LayerCosts(request, cut, costs_, policies, attention)).first->second;
+  LayerCosts learned(request, cut, costs_, policies, attention,
+                     other == layers_.end() ? nullptr : &other->second);
+  return layers_.emplace(key, std::move(learned)).first->second;
 }
 
 const LossCosts& CostsOfCuts::loss(const PlanRequest& request, const Strategy& cut) {

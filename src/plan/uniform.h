@@ -67,8 +67,10 @@ struct LossCosts {
 // kinds that the given ones have.
 class LayerCosts {
  public:
+  // `other` is known of a cut that differs in nothing but whether projections are made again.
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
-             std::span<const LayerPolicy> policies, const RankedAttention& attention);
+             std::span<const LayerPolicy> policies, const RankedAttention& attention,
+             const LayerCosts* other = nullptr);
 
   // What all micro-steps of an update take by the cost model. `loss`: what the loss costs more than in the
   // cut, where it is cut in another way.

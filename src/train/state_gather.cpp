@@ -20,10 +20,14 @@ std::int64_t window_elements(const Shards& shards) {
 }  // namespace
 
 StateGather::StateGather(Context& context, const Shards& shards, std::vector<const Tensor*> flats)
-    : context_(context), shards_(shards), flats_(std::move(flats)) {}
+    : context_(context),
+      shards_(shards),
+      slices_(shards.slices(context.ranks().rank)),
+      own_elements_(shards.elements(context.ranks().rank)),
+      flats_(std::move(flats)) {}
 
 std::int64_t StateGather::shared() const {
-  return shards_.elements(context_.ranks().rank) / flats_[current_]->view().elements();
+  return own_elements_ / flats_[current_]->view().elements();
 }
 
 void StateGather::next_window() {
@@ -37,26 +41,40 @@ void StateGather::next_window() {
   }
   begin_ = end_;
   end_ = std::min(begin_ + window_elements(shards_), shards_.flat_elements());
-  const auto in_window = [&](std::int64_t flat_begin, std::int64_t elements) {
-    return TensorPart{window_, (flat_begin - begin_) / shared(), elements / shared()};
-  };
   std::vector<Parcel> sends;
-  std::vector<Parcel> receives;
   const Ranks& ranks = context_.ranks();
   // The state may be on the host; windows are on the device, where messages begin and end.
-  for_each_overlap(shards_.slices(ranks.rank), begin_, end_,
+  for_each_overlap(slices_, begin_, end_,
                    [&](std::int64_t flat, std::int64_t own_begin, std::int64_t elements) {
                      context_.copy(StreamId::main, in_window(flat, elements),
                                    {own, own_begin / shared(), elements / shared()});
                      if (ranks.rank > 0) sends.push_back({0, in_window(flat, elements)});
                    });
-  for (int other = 1; ranks.rank == 0 && other < ranks.count; ++other) {
-    for_each_overlap(shards_.slices(other), begin_, end_,
-                     [&](std::int64_t flat, std::int64_t, std::int64_t elements) {
-                       receives.push_back({other, in_window(flat, elements)});
-                     });
-  }
+  const std::vector<Parcel> receives = ranks.rank == 0 ? parcels_of_others() : std::vector<Parcel>();
   context_.wait(StreamId::main, context_.exchange(sends, receives, {"gathering of the state"}));
+}
+
+TensorPart StateGather::in_window(std::int64_t flat_begin, std::int64_t elements) const {
+  return {window_, (flat_begin - begin_) / shared(), elements / shared()};
+}
+
+// Unit by unit, as each rank sends them: a window has slices of few units, and a unit slices of all ranks.
+std::vector<Parcel> StateGather::parcels_of_others() const {
+  std::vector<Parcel> parcels;
+  const std::span<const std::int64_t> units = shards_.unit_begins();
+  for (std::size_t unit = 0; unit + 1 < units.size(); ++unit) {
+    if (units[unit + 1] <= begin_ || units[unit] >= end_) continue;
+    const std::span<const std::int64_t> counts = shards_.counts(unit);
+    std::int64_t slice_begin = units[unit] + counts.front();
+    for (int other = 1; other < context_.ranks().count; ++other) {
+      const std::int64_t slice_end = slice_begin + counts[static_cast<std::size_t>(other)];
+      const std::int64_t first = std::max(slice_begin, begin_);
+      const std::int64_t last = std::min(slice_end, end_);
+      if (first < last) parcels.push_back({other, in_window(first, last - first)});
+      slice_begin = slice_end;
+    }
+  }
+  return parcels;
 }
 
 void StateGather::next_tensor() {

@@ -30,9 +30,15 @@ class StateGather {
   [[nodiscard]] std::int64_t shared() const;
   void next_window();
   void next_tensor();
+  // The window's part of so many elements of the flat buffer.
+  [[nodiscard]] TensorPart in_window(std::int64_t flat_begin, std::int64_t elements) const;
+  // What rank 0 receives for the window.
+  [[nodiscard]] std::vector<Parcel> parcels_of_others() const;
 
   Context& context_;
   const Shards& shards_;
+  std::vector<ShardSlice> slices_;  // of this rank
+  std::int64_t own_elements_;
   std::vector<const Tensor*> flats_;
   std::size_t current_ = 0;  // of flats_
   Tensor window_;

@@ -80,7 +80,7 @@ PlainBound plain_bound(const PlanRequest& request, std::int64_t head_group, cons
         const LossCosts loss = loss_costs(request, strategy, costs) - first;
         for (const LayerPolicy& policy : space.policies) {
           const double seconds = layers.seconds(policy, loss) + run.update_seconds;
-          const PlannedStep step = at_least(policy, layers, run, layers.bytes_at_least(policy, loss));
+          const StepBytes step = at_least(policy, layers, run, layers.bytes_at_least(policy, loss));
           EXPECT_LE(layers.bytes_in_loss(policy, loss), layers.bytes_at_least(policy, loss));
           const std::pair bytes{bytes_over(request, step), budgeted_bytes(request, step)};
           if (bytes.first == 0) fastest = std::min(fastest.value_or(seconds), seconds);

@@ -174,6 +174,10 @@ class Context {
   // Slice r of the values has counts[r] elements. Each slice <- that of its rank, by an exchange.
   Ticket all_gather(const Tensor& values, std::span<const std::int64_t> counts,
                     const StepLabel& step = {"all-gather"});
+  // The same where this rank has its slice in another tensor, or in another place. That of the values is not
+  // written.
+  Ticket all_gather(const Tensor& values, std::span<const std::int64_t> counts, const TensorPart& own,
+                    const StepLabel& step);
   // Slice r of `from` goes to rank r and slice r of `to` comes from it, by an exchange; main copies this
   // rank's own slice.
   Ticket all_to_all(const Tensor& to, std::span<const std::int64_t> to_counts, const Tensor& from,
@@ -272,7 +276,23 @@ class Context {
   [[nodiscard]] bool is_of_this_phase(Ticket ticket) const;
   void check_host_access(const Tensor& tensor);
   void touch(StreamId id, const Tensor& tensor);
-  void note_parcels(EventKind kind, std::span<const Parcel> parcels);
+  // What goes to other ranks in an exchange, or comes from them. Where messages are sampled, the parcels are
+  // the first of those that follow each other in one tensor; the bytes are always those of all.
+  struct Messages {
+    std::vector<Parcel> parcels;
+    std::int64_t bytes = 0;
+
+    void add(const Parcel& parcel, NotedMessages noted) {
+      const bool follows = !parcels.empty() && &parcels.back().part.tensor == &parcel.part.tensor;
+      if (noted == NotedMessages::all || !follows) parcels.push_back(parcel);
+    }
+  };
+  void send(const Parcel& parcel) { outgoing_.add(parcel, noted_messages_); }
+  void receive(const Parcel& parcel) { incoming_.add(parcel, noted_messages_); }
+  // Forgets the messages of the last exchange; in all, those of the next one have so many bytes.
+  void start_messages(std::int64_t sent_bytes, std::int64_t received_bytes);
+  // Of the messages that were given since.
+  Ticket exchange_messages(const StepLabel& step);
   void note_parcel(EventKind kind, const Parcel& parcel);
   // Waits until the exchanges before a record of the stream communication are done.
   void finish_exchanges(std::uint32_t record);
@@ -362,8 +382,8 @@ class Context {
   // Of the exchange that is started.
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
-  std::vector<Parcel> to_others_;
-  std::vector<Parcel> from_others_;
+  Messages outgoing_;
+  Messages incoming_;
   std::optional<Error> deferred_;  // what a destructor found and could not throw
 };
 

@@ -28,25 +28,29 @@ class Shards {
   Shards(const ParameterTable& table, Sharding sharding, int ranks, LossRanks loss_ranks = LossRanks::tokens);
 
   // Whether ranks divide anything. Where they do not, every rank has one slice, the whole buffer.
-  [[nodiscard]] bool divided() const { return slices_.size() > 1; }
+  [[nodiscard]] bool divided() const { return divisions_.front().counts.size() > 1; }
   [[nodiscard]] std::int64_t flat_elements() const { return unit_begins_.back(); }
   // The slices of a rank, in the order of the buffer.
-  [[nodiscard]] std::span<const ShardSlice> slices(int rank) const { return slices_[place(rank)]; }
+  [[nodiscard]] std::vector<ShardSlice> slices(int rank) const;
   // The elements of a rank's own buffer.
-  [[nodiscard]] std::int64_t elements(int rank) const {
-    return slices(rank).back().own_begin + slices(rank).back().elements;
-  }
+  [[nodiscard]] std::int64_t elements(int rank) const;
   // Where the units of the flat buffer begin, and its end.
   [[nodiscard]] std::span<const std::int64_t> unit_begins() const { return unit_begins_; }
   // The elements of every rank's slice of a unit, as Context::reduce_scatter and all_gather take them.
-  [[nodiscard]] std::span<const std::int64_t> counts(std::size_t unit) const { return counts_[unit]; }
+  [[nodiscard]] std::span<const std::int64_t> counts(std::size_t unit) const { return division(unit).counts; }
 
  private:
-  [[nodiscard]] std::size_t place(int rank) const { return divided() ? static_cast<std::size_t>(rank) : 0; }
+  // How a unit is cut.
+  struct Division {
+    std::vector<std::int64_t> begins;  // [ranks + 1], from where the unit begins
+    std::vector<std::int64_t> counts;  // [ranks]
+  };
+  [[nodiscard]] const Division& division(std::size_t unit) const { return divisions_[division_of_[unit]]; }
 
-  std::vector<std::int64_t> unit_begins_;          // [units + 1]
-  std::vector<std::vector<ShardSlice>> slices_;    // [rank][unit]; [1][1] where nothing is divided
-  std::vector<std::vector<std::int64_t>> counts_;  // [unit][rank]
+  std::vector<std::int64_t> unit_begins_;  // [units + 1]
+  // Units of one size are cut alike, and most are layers of one size.
+  std::vector<Division> divisions_;
+  std::vector<std::size_t> division_of_;  // [units]
 };
 
 // The words of a rank where ranks divide the vocabulary: whole rows of the output weight that begin at

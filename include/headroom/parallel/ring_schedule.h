@@ -55,6 +55,8 @@ class RingSchedule {
 
   [[nodiscard]] const AttentionProblem& problem() const { return problem_; }
   [[nodiscard]] const Partition& partition() const { return partition_; }
+  // Of the rank that holds most.
+  [[nodiscard]] std::int64_t most_tokens() const { return most_tokens_; }
   [[nodiscard]] int ranks() const { return partition_.ranks(); }
   // By slot, then by reader.
   [[nodiscard]] std::span<const Transfer> transfers() const { return transfers_; }
@@ -93,6 +95,7 @@ class RingSchedule {
   std::vector<std::vector<ChunkPair>> local_;  // [rank]
   std::vector<std::int32_t> received_, sent_;  // [slot, rank] into transfers_, or -1
   std::int64_t slots_ = 0;
+  std::int64_t most_tokens_ = 0;
   std::int64_t most_slots_ = 0;
   std::int64_t most_keys_ = 0;
   std::int64_t most_rows_ = 0;

@@ -63,6 +63,12 @@ struct RankTraffic {
   double bubbles = 0;            // the share of attention in which ranks do not compute, over all of them
 };
 
+// What a step takes of both memories.
+struct StepBytes {
+  std::int64_t arena_bytes = 0;  // of the device
+  std::int64_t host_bytes = 0;
+};
+
 // One strategy, rehearsed. Over ranks, bytes are those of the rank that takes most and time is that of the
 // slowest.
 struct PlannedStep {
@@ -75,6 +81,8 @@ struct PlannedStep {
   std::vector<RankShare> rank_shares{};
   RankTraffic traffic{};
   std::vector<AssumedKernel> assumed{};
+
+  [[nodiscard]] StepBytes bytes() const { return {arena_bytes, host_bytes}; }
 };
 
 // A way in which ranks may divide a step: what of it the search has chosen, and how long it would take.
@@ -121,14 +129,26 @@ struct SearchSpace {
 [[nodiscard]] bool one_memory(const PlanRequest& request);
 
 // What of a step counts against the device's budget.
-[[nodiscard]] std::int64_t budgeted_bytes(const PlanRequest& request, const PlannedStep& step);
+[[nodiscard]] std::int64_t budgeted_bytes(const PlanRequest& request, const StepBytes& step);
+[[nodiscard]] inline std::int64_t budgeted_bytes(const PlanRequest& request, const PlannedStep& step) {
+  return budgeted_bytes(request, step.bytes());
+}
 
 // Bytes by which it does not fit its budgets.
-[[nodiscard]] std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step);
+[[nodiscard]] std::int64_t bytes_over(const PlanRequest& request, const StepBytes& step);
+[[nodiscard]] inline std::int64_t bytes_over(const PlanRequest& request, const PlannedStep& step) {
+  return bytes_over(request, step.bytes());
+}
 
-[[nodiscard]] inline bool fits(const PlanRequest& request, const PlannedStep& step) {
+[[nodiscard]] inline bool fits(const PlanRequest& request, const StepBytes& step) {
   return bytes_over(request, step) == 0;
 }
+[[nodiscard]] inline bool fits(const PlanRequest& request, const PlannedStep& step) {
+  return fits(request, step.bytes());
+}
+
+// Whether what lives as long as the run is within the device's budget. Where it is not, no strategy fits.
+[[nodiscard]] bool run_fits(const PlanRequest& request, const CostModel& costs);
 
 // Finds what trying the whole space would find, over all ways in which the ranks may divide a step; past some
 // dozens of strategies that fail (4,096 layers of them) those that would barely fit are passed over.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "headroom/memory/context.h"
 #include "headroom/memory/staging.h"
@@ -141,9 +142,9 @@ class Trainer {
   Tensor second_moment_;    // flat
   Tensor first_exponents_;  // [elements / kMomentBlock], of moments of 8 bits
   Tensor second_exponents_;
-  std::span<const ShardSlice> slices_;  // of the rank: what it updates
-  DeviceBatch host_batch_;              // whole sequences
-  Tensor host_value_;                   // [1] f32
+  std::vector<ShardSlice> slices_;  // of the rank: what it updates
+  DeviceBatch host_batch_;          // whole sequences
+  Tensor host_value_;               // [1] f32
 };
 
 }  // namespace headroom
