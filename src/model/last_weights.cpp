@@ -26,7 +26,7 @@ TensorView own_rows(const FlatBuffer& flat, const Decoder& decoder) {
     return FlatPart{.values = flat.tensor, .begin = 0}.of(output).slice(0, slice.first, slice.words);
   }
   const std::size_t unit = ties_output(decoder) ? kEmbeddingUnit : last_unit(decoder) + 1;
-  const ShardSlice own = flat.shards.slices(ranks.rank)[unit];
+  const ShardSlice own = flat.shards.slice(ranks.rank, unit);
   const std::int64_t hidden = output.shape[1];
   return flat.tensor.view().slice(0, own.own_begin, slice.words * hidden).reshape({slice.words, hidden});
 }

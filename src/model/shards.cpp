@@ -100,23 +100,25 @@ Shards::Shards(const ParameterTable& table, Sharding sharding, int ranks, LossRa
   }
 }
 
+ShardSlice Shards::slice(int rank, std::size_t unit) const {
+  ShardSlice slice{.flat_begin = unit_begins_[unit] + division(unit).begins[place(rank)],
+                   .own_begin = 0,
+                   .elements = division(unit).counts[place(rank)]};
+  for (std::size_t before = 0; before < unit; ++before) {
+    slice.own_begin += division(before).counts[place(rank)];
+  }
+  return slice;
+}
+
 std::vector<ShardSlice> Shards::slices(int rank) const {
-  const std::size_t place = divided() ? static_cast<std::size_t>(rank) : 0;
   std::vector<ShardSlice> slices;
   slices.reserve(division_of_.size());
-  std::int64_t own_begin = 0;
-  for (std::size_t unit = 0; unit < division_of_.size(); ++unit) {
-    const Division& cut = division(unit);
-    slices.push_back({.flat_begin = unit_begins_[unit] + cut.begins[place],
-                      .own_begin = own_begin,
-                      .elements = cut.counts[place]});
-    own_begin += cut.counts[place];
-  }
+  for (std::size_t unit = 0; unit < division_of_.size(); ++unit) slices.push_back(slice(rank, unit));
   return slices;
 }
 
 std::int64_t Shards::elements(int rank) const {
-  const ShardSlice last = slices(rank).back();
+  const ShardSlice last = slice(rank, division_of_.size() - 1);
   return last.own_begin + last.elements;
 }
 

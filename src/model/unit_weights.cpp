@@ -28,7 +28,7 @@ UnitWeights::UnitWeights(const FlatBuffer& weights, std::size_t unit)
   const std::int64_t begin = weights.shards.unit_begins()[unit];
   gathered_ = take_unit(weights, unit, "gathered weights", Category::parameters);
   part_ = {.values = gathered_, .begin = begin};
-  const ShardSlice slice = weights.shards.slices(context.ranks().rank)[unit];
+  const ShardSlice slice = weights.shards.slice(context.ranks().rank, unit);
   const TensorPart own{weights.tensor, slice.own_begin, slice.elements};
   arrived_ = context.all_gather(gathered_, weights.shards.counts(unit), own,
                                 {"gathering of weights", static_cast<std::int64_t>(unit)});
@@ -86,7 +86,7 @@ void UnitGradients::finish() {
 
 void UnitGradients::keep() const {
   Context& context = gradients_.context;
-  const ShardSlice own = gradients_.shards.slices(context.ranks().rank)[unit_];
+  const ShardSlice own = gradients_.shards.slice(context.ranks().rank, unit_);
   if (own.elements == 0) return;
   const TensorView kept = gradients_.tensor.view().slice(0, own.own_begin, own.elements);
   headroom::add(context, kept, part_.values.slice(0, own.flat_begin - part_.begin, own.elements), kept);

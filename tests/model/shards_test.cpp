@@ -23,7 +23,7 @@ void expect_division(const ParameterTable& table, Sharding sharding, int ranks,
   for (int rank = 0; rank < ranks; ++rank) {
     std::int64_t own = 0;
     for (std::size_t unit = 0; unit < shards.slices(rank).size(); ++unit) {
-      const ShardSlice slice = shards.slices(rank)[unit];
+      const ShardSlice slice = shards.slice(rank, unit);
       EXPECT_EQ(slice.own_begin, own);
       EXPECT_EQ(slice.flat_begin % ParameterTable::kAlignment, 0);
       EXPECT_EQ(slice.elements, shards.counts(unit)[static_cast<std::size_t>(rank)]);
@@ -61,7 +61,7 @@ TEST(Shards, OfADividedVocabularyAreRows) {
         for (int rank = 0; rank < ranks; ++rank) {
           const VocabularySlice slice = vocabulary_slice(table, rank, ranks);
           const std::size_t unit = tied ? 0 : shards.unit_begins().size() - 2;
-          const ShardSlice own = shards.slices(rank)[unit];
+          const ShardSlice own = shards.slice(rank, unit);
           EXPECT_EQ(slice.first, words);
           EXPECT_EQ(own.flat_begin, table.output().offset + slice.first * config.hidden);
           EXPECT_GE(own.elements, slice.words * config.hidden);

@@ -30,7 +30,8 @@ class Shards {
   // Whether ranks divide anything. Where they do not, every rank has one slice, the whole buffer.
   [[nodiscard]] bool divided() const { return divisions_.front().counts.size() > 1; }
   [[nodiscard]] std::int64_t flat_elements() const { return unit_begins_.back(); }
-  // The slices of a rank, in the order of the buffer.
+  // A rank's slice of a unit, and all of its slices, in the order of the buffer.
+  [[nodiscard]] ShardSlice slice(int rank, std::size_t unit) const;
   [[nodiscard]] std::vector<ShardSlice> slices(int rank) const;
   // The elements of a rank's own buffer.
   [[nodiscard]] std::int64_t elements(int rank) const;
@@ -45,6 +46,7 @@ class Shards {
     std::vector<std::int64_t> begins;  // [ranks + 1], from where the unit begins
     std::vector<std::int64_t> counts;  // [ranks]
   };
+  [[nodiscard]] std::size_t place(int rank) const { return divided() ? static_cast<std::size_t>(rank) : 0; }
   [[nodiscard]] const Division& division(std::size_t unit) const { return divisions_[division_of_[unit]]; }
 
   std::vector<std::int64_t> unit_begins_;  // [units + 1]
