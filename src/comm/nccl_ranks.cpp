@@ -53,10 +53,10 @@ std::string NcclRanks::missing() {
   return cuda::nccl_is_missing();
 }
 
-// A kernel of NCCL runs until the one of the other rank has, so nothing may keep that one from starting. By
-// default CUDA loads a kernel when it is first launched, and may wait until the GPU is idle for that: ranks
-// then wait for each other for ever. And a stream that waits blocks the others in its hardware queue. There
-// are 8 queues by default, and 32 at most.
+// A kernel of NCCL ends only when the other rank's kernel runs too, so nothing may keep that one from
+// starting. By default CUDA loads a kernel when it is first launched, and may wait until the GPU is idle for
+// that: ranks then wait for each other for ever. And a stream that waits blocks the others in its hardware
+// queue. There are 8 queues by default, and 32 at most.
 void NcclRanks::set_cuda_variables() {
   constexpr int kKeepWhatIsSet = 0;
   setenv("CUDA_MODULE_LOADING", "EAGER", kKeepWhatIsSet);

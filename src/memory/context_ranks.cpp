@@ -161,6 +161,10 @@ Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> c
 Ticket Context::all_gather(const Tensor& values, std::span<const std::int64_t> counts, const TensorPart& own,
                            const StepLabel& step) {
   check_counts(values, counts, ranks_.count);
+  const std::int64_t count = counts[static_cast<std::size_t>(ranks_.rank)];
+  check(own.elements == count && own.tensor.view().dtype() == values.view().dtype(),
+        "rank {} gathers with {} elements of {} of its own; its slice has {} of {}", ranks_.rank,
+        own.elements, name(own.tensor.view().dtype()), count, name(values.view().dtype()));
   start_messages((ranks_.count - 1) * bytes_of(own.tensor, own.elements),
                  bytes_of_others(values, counts, ranks_.rank));
   std::int64_t begin = 0;

@@ -227,6 +227,7 @@ class LeanWays {
 }  // namespace
 
 bool run_fits(const PlanRequest& request, const CostModel& costs) {
+  check(request.pins.ranks == 1, "run_fits is for one rank, and {} are asked for", request.pins.ranks);
   const PlanRequest division = least_divisions(request).front();
   Strategy strategy = common_strategy(division, 1);
   return std::ranges::any_of(optimizer_choices(division), [&](bool away) {

@@ -67,7 +67,8 @@ struct LossCosts {
 // kinds that the given ones have.
 class LayerCosts {
  public:
-  // `other` is known of a cut that differs in nothing but whether projections are made again.
+  // `other`: the costs of a cut that differs only in whether projections are made again, for the same
+  // policies; null where there are none.
   LayerCosts(const PlanRequest& request, const Strategy& cut, const CostModel& costs,
              std::span<const LayerPolicy> policies, const RankedAttention& attention,
              const LayerCosts* other = nullptr);

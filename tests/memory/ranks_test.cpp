@@ -128,6 +128,35 @@ TEST(Exchange, SlicesAreThoseOfTheRanks) {
   });
 }
 
+// Rank 1 of 3 has its 20 elements in another tensor.
+TEST(Exchange, OwnSliceMayBeElsewhere) {
+  const Ledger ledger = exchanging([](Context& context, const Tensor& a, const Tensor& b) {
+    const std::array<std::int64_t, 3> counts = {50, 20, 30};
+    context.wait(StreamId::main, context.all_gather(a, counts, {b, 5, 20}, {"gathering"}));
+    const std::span<const WorkRecord> work = context.work(Phase::step);
+    ASSERT_EQ(work.size(), 1U);
+    EXPECT_EQ(work[0].work.sent_bytes, 2 * 80);
+    EXPECT_EQ(work[0].work.received_bytes, 320);
+    EXPECT_THROW(context.all_gather(a, counts, {b, 5, 21}, {"gathering"}), Error);
+  });
+  std::vector<std::string> told;
+  for (const Event& event : ledger.phases()[0].events) told.push_back(ledger.describe(event));
+  EXPECT_THAT(told, testing::IsSupersetOf({"send 80 bytes of b to rank 0", "send 80 bytes of b to rank 2",
+                                           "receive 200 bytes of a from rank 0",
+                                           "receive 120 bytes of a from rank 2"}));
+}
+
+TEST(Exchange, EmptySlicesAreNotSent) {
+  const Ledger ledger = exchanging([](Context& context, const Tensor& a, const Tensor&) {
+    context.wait(StreamId::main, context.all_gather(a, std::array<std::int64_t, 3>{100, 0, 0}));
+  });
+  std::vector<std::string> told;
+  for (const Event& event : ledger.phases()[0].events) told.push_back(ledger.describe(event));
+  EXPECT_THAT(told, testing::Contains("receive 400 bytes of a from rank 0"));
+  EXPECT_THAT(told, testing::Not(testing::Contains(testing::HasSubstr("send "))));
+  EXPECT_THAT(told, testing::Not(testing::Contains(testing::HasSubstr("from rank 2"))));
+}
+
 // The first half is an exchange, the second a kernel on main. Rank 1 of 3 sends 80 elements and receives its
 // own 20 from both others.
 TEST(SumInFlight, IsAnExchangeAndAKernel) {

@@ -341,14 +341,17 @@ void measure_single(RingRow& row, const BenchOptions& options, const BenchDevice
       context.synchronize();
     });
   };
-  const auto both = [&] {
+  for (int i = 0; i < options.warmup; ++i) {
+    run.forward();
+    run.backward();
+  }
+  context.synchronize();
+  double spent = 0;
+  for (int i = 0; i < options.steps && spent <= options.max_seconds; ++i) {
     forward.push_back(timed([&] { run.forward(); }));
     backward.push_back(timed([&] { run.backward(); }));
-  };
-  for (int i = 0; i < options.warmup; ++i) both();
-  forward.clear();
-  backward.clear();
-  repeat(options, both);
+    spent += forward.back() + backward.back();
+  }
   row.single_forward_ms = median(forward) * 1e3;
   row.single_backward_ms = median(backward) * 1e3;
   row.single_bytes = layout.reserved(Space::device);

@@ -174,7 +174,7 @@ class Context {
   // Slice r of the values has counts[r] elements. Each slice <- that of its rank, by an exchange.
   Ticket all_gather(const Tensor& values, std::span<const std::int64_t> counts,
                     const StepLabel& step = {"all-gather"});
-  // The same where this rank has its slice in another tensor, or in another place. That of the values is not
+  // The same where this rank has its slice, `own`, in another place. This rank's slice of `values` is not
   // written.
   Ticket all_gather(const Tensor& values, std::span<const std::int64_t> counts, const TensorPart& own,
                     const StepLabel& step);
@@ -289,9 +289,9 @@ class Context {
   };
   void send(const Parcel& parcel) { outgoing_.add(parcel, noted_messages_); }
   void receive(const Parcel& parcel) { incoming_.add(parcel, noted_messages_); }
-  // Forgets the messages of the last exchange; in all, those of the next one have so many bytes.
+  // Begins a new list of messages, which have so many bytes in all.
   void start_messages(std::int64_t sent_bytes, std::int64_t received_bytes);
-  // Of the messages that were given since.
+  // Starts the exchange of the messages that were given since start_messages.
   Ticket exchange_messages(const StepLabel& step);
   void note_parcel(EventKind kind, const Parcel& parcel);
   // Waits until the exchanges before a record of the stream communication are done.

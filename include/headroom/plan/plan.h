@@ -147,7 +147,8 @@ struct SearchSpace {
   return fits(request, step.bytes());
 }
 
-// Whether what lives as long as the run is within the device's budget. Where it is not, no strategy fits.
+// Whether what lives as long as a run on one rank is within the device's budget. Where it is not, no strategy
+// fits. The request has to pin one rank.
 [[nodiscard]] bool run_fits(const PlanRequest& request, const CostModel& costs);
 
 // Finds what trying the whole space would find, over all ways in which the ranks may divide a step; past some
