@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kKeepWhatIsSet = 0;
 
-// Comes before anybody asks for devices, as CUDA then starts.
+// CUDA starts when devices are asked for, so its variables are set before.
 std::vector<Device> devices_of_processes(const std::vector<std::string>& names) {
   if (launched_count() > 1) NcclRanks::set_cuda_variables();
   return devices_of_ranks(names);

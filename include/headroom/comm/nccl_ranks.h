@@ -16,8 +16,8 @@ class NcclRanks {
   [[nodiscard]] static std::string missing();
 
   // Sets CUDA_MODULE_LOADING and CUDA_DEVICE_MAX_CONNECTIONS for ranks over NCCL, unless they are set
-  // already. Has to be called before anything in the process uses CUDA, which reads them when it starts.
-  // Without it ranks may deadlock.
+  // already. Has to be called before anything in the process uses CUDA, which reads them when it starts, and
+  // before the process has other threads. Without it ranks may deadlock.
   static void set_cuda_variables();
 
   // Connects this process, whose GPU is `gpu`, with all others. Throws where NCCL is missing, or where
