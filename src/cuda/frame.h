@@ -68,13 +68,13 @@ __device__ __forceinline__ int next_tile(int* counter) {
   return static_cast<int>(gridDim.x) + atomicAdd(counter, 1);
 }
 
-// The producer writes describe() to shared memory, for the others to read.
+// The producer's describe(tile) writes to shared memory, for the others to read.
 template <class Shared, class Describe>
 __device__ __forceinline__ auto& hand_out_tile(Shared& shared, RingPosition<2>& at,
                                                const Describe& describe) {
   shared.tile_ring.wait_empty(at);
   auto& tile = shared.tile[at.stage()];
-  tile = describe();
+  describe(tile);
   shared.tile_ring.publish(at);
   at.advance();
   return tile;

@@ -32,7 +32,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kKeys = kTile.keys;
   static_assert(kKeys == 64 * BackwardShape::kConsumers);
   static constexpr int kQueries = kTile.queries;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kTile.stages;
   static constexpr bool kTakeTurns = kQueries == 64;
   static constexpr bool kReadsAllFirst = kQueries == 64 && !kOfGeneral;  // the log-sum-exp of both halves
 };
@@ -116,7 +116,8 @@ __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& 
 template <class Shape>
 __device__ __forceinline__ void load_rows_to_registers(std::uint32_t (&a)[Shape::kHeadDim / 4],
                                                        const typename Shape::Element* rows) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  // Addresses are made anew for every tile: there are no registers to keep them in.
+  const int thread = ptx::in_register(static_cast<int>(threadIdx.x) % kWarpgroup);
   const int row = thread / 32 * 16 + thread % 16;
   const int piece = thread % 32 / 16;
   const std::uint32_t address = ptx::shared_address(rows) + row * 128;
@@ -156,26 +157,15 @@ struct Half {
   static constexpr int kEnd = kBegin + Shape::kQueries / 2;
 };
 
-// A number of each query of a tile's half, those of a thread's columns. They are read before products are
-// issued that they would have to wait for: both go through one queue to shared memory.
+// Their numbers.
 template <class Shape, int kHalf>
-struct Columns {
-  float number[Shape::kQueries / 8];
+struct HalfColumns {
+  Columns<Shape::kQueries / 2> columns;
 
   __device__ __forceinline__ void read(const float* first) {
-    first += Half<Shape, kHalf>::kBegin;
-#pragma unroll
-    for (int i = 0; i < Shape::kQueries / 8; i += 2) {
-      const float2 pair = *reinterpret_cast<const float2*>(first + i * 4);
-      number[i] = pair.x;
-      number[i + 1] = pair.y;
-    }
+    columns.read(first + Half<Shape, kHalf>::kBegin);
   }
-  // That of register i of the scores.
-  __device__ __forceinline__ float of(int i) const {
-    i -= Half<Shape, kHalf>::kBegin / 2;
-    return number[i / 4 * 2 + i % 2];
-  }
+  __device__ __forceinline__ float of(int i) const { return columns.of(i - Half<Shape, kHalf>::kBegin / 2); }
 };
 
 // dQ of 64 queries = dS K.
@@ -238,7 +228,7 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                    std::uint32_t (&weights)[Shape::kQueries / 4],
                                                    const float (&scores)[Shape::kQueries / 2],
-                                                   const Columns<Shape, kHalf>& lse, float scale_log2,
+                                                   const HalfColumns<Shape, kHalf>& lse, float scale_log2,
                                                    bool capped) {
   using Element = typename Shape::Element;
 #pragma unroll
@@ -268,7 +258,7 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradients)[Shape::kQueries / 4],
                                                      const std::uint32_t (&weights)[Shape::kQueries / 4],
                                                      const float (&gradients)[Shape::kQueries / 2],
-                                                     const Columns<Shape, kHalf>& delta) {
+                                                     const HalfColumns<Shape, kHalf>& delta) {
   using Element = typename Shape::Element;
 #pragma unroll
   for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
@@ -350,8 +340,8 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         shared.query_ring.wait_full(at);
         shared.gradient_ring.wait_full(at);
         const float* lse = shared.lse[at.stage()] + first_column;
-        Columns<Shape, 0> first_lse;
-        Columns<Shape, 1> second_lse;
+        HalfColumns<Shape, 0> first_lse;
+        HalfColumns<Shape, 1> second_lse;
         first_lse.read(lse);
         if constexpr (Shape::kReadsAllFirst) second_lse.read(lse);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
@@ -369,11 +359,11 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         make_probabilities<Shape, 0>(probabilities, weights, scores, first_lse, scale_log2, capped);
         const float* delta = shared.delta[at.stage()] + first_column;
         if constexpr (!Shape::kReadsAllFirst) second_lse.read(lse);
-        Columns<Shape, 0> first_delta;
+        HalfColumns<Shape, 0> first_delta;
         first_delta.read(delta);
         multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, second_lse, scale_log2, capped);
-        Columns<Shape, 1> second_delta;
+        HalfColumns<Shape, 1> second_delta;
         second_delta.read(delta);
         ptx::finish_first(sign_bits(probabilities), &shared.never_written);
         ptx::wgmma_wait<1>(gradients);

@@ -185,9 +185,9 @@ __device__ __forceinline__ void hide_unlisted_queries(float (&scores)[kScores], 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = tile.index * Shape::kKeys + row_in_block + 8 * r;
-    hide_unlisted(scores, r,
-                  call.visits.lists.queries_of(tile.batch * call.heads_q + head, key, queries,
-                                               static_cast<int>(threadIdx.x) % 4 * 2));
+    keep_listed(
+        scores, r,
+        call.visits.lists.queries_of(tile.batch * call.heads_q + head, key, queries, column_of_thread()));
   }
 }
 
@@ -209,6 +209,20 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Bac
     hide_unseen<Shape>(scores, seen_by, m, first_column);
   }
 }
+
+// A number of each of kQueries queries, those of a thread's columns. They are read before products are issued
+// that they would have to wait for: both go through one queue to shared memory.
+template <int kQueries>
+struct Columns {
+  float2 pair[kQueries / 8];
+
+  __device__ __forceinline__ void read(const float* first) {
+#pragma unroll
+    for (int i = 0; i < kQueries / 8; ++i) pair[i] = *reinterpret_cast<const float2*>(first + 8 * i);
+  }
+  // That of register i of the scores.
+  __device__ __forceinline__ float of(int i) const { return i % 2 == 0 ? pair[i / 4].x : pair[i / 4].y; }
+};
 
 // A thread's two rows of dK or dV.
 template <class Shape>
@@ -238,17 +252,22 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
   RingPosition<Shape::kStages> gradient_at;
   RingPosition<2> tile_at;
   for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const KeyTile& tile = hand_out_tile(shared, tile_at, [&] {
-      return index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
+    const KeyTile& tile = hand_out_tile(shared, tile_at, [&](KeyTile& to) {
+      to = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
     });
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
-    std::uint64_t& key_full = shared.key_ring.wait_to_load(key_at, sizeof(shared.key) + sizeof(shared.value));
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, key_full, call.keys, tile.query_head,
-                                             tile.index * Shape::kKeys, tile.head, tile.batch);
-    load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, key_full, call.keys, tile.query_head,
-                                             tile.index * Shape::kKeys, tile.head, tile.batch);
-    key_at.advance();
+    // Keys come after the first queries, which need not wait for the end of the tile before.
+    bool keys_are_due = true;
+    const auto load_keys = [&] {
+      std::uint64_t& full = shared.key_ring.wait_to_load(key_at, sizeof(shared.key) + sizeof(shared.value));
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, tile.query_head,
+                                               tile.index * Shape::kKeys, tile.head, tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, tile.query_head,
+                                               tile.index * Shape::kKeys, tile.head, tile.batch);
+      key_at.advance();
+      keys_are_due = false;
+    };
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
@@ -266,6 +285,7 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
                    shared.delta, call.delta);
       query_at.advance();
       gradient_at.advance();
+      if (keys_are_due) load_keys();
     });
   }
 }
@@ -280,16 +300,19 @@ inline constexpr int before_threads(int head_dim) {
 // delta = sum of O dO, less what the log-sum-exp's own gradient adds.
 template <class Element, int kThreads>
 __global__ void before_backward_kernel(const BeforeCall call) {
-  const std::int64_t index =
-      static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kThreads) + threadIdx.x / kThreads;
+  // Rows are fewer than 2^32, as a GPU's memory is less than 2^32 of them; and 64-bit divisions take longer
+  // than the memory.
+  const std::uint32_t index = blockIdx.x * (blockDim.x / kThreads) + threadIdx.x / kThreads;
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const unsigned others = (kThreads == 32 ? 0xFFFFFFFF : (1u << kThreads % 32) - 1)
                           << (threadIdx.x % 32 / kThreads * kThreads);
-  if (index >= static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places) return;
-  const int head = static_cast<int>(index % call.heads);
-  const std::int64_t rest = index / call.heads;
-  const int place = static_cast<int>(rest % call.padded_places);
-  const int batch = static_cast<int>(rest / call.padded_places);
+  const auto heads = static_cast<std::uint32_t>(call.heads);
+  const auto places = static_cast<std::uint32_t>(call.padded_places);
+  const std::uint32_t rest = index / heads;
+  const int head = static_cast<int>(index - rest * heads);
+  const int batch = static_cast<int>(rest / places);
+  if (batch >= call.batch) return;
+  const int place = static_cast<int>(rest - static_cast<std::uint32_t>(batch) * places);
   const std::int64_t to = (static_cast<std::int64_t>(batch) * call.heads + head) * call.padded_places + place;
   if (place >= call.queries.count_of(batch, head)) {
     if (lane == 0) {
@@ -299,6 +322,8 @@ __global__ void before_backward_kernel(const BeforeCall call) {
     return;
   }
   const int row = call.queries.row(batch, head, place);
+  const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
+  const float lse = lane == 0 ? call.lse[from] : 0;  // read here, so that it arrives with the rows
   float sum = 0;
   const int column = lane * 8;
   if (column < call.head_dim) {
@@ -320,8 +345,7 @@ __global__ void before_backward_kernel(const BeforeCall call) {
 #pragma unroll
   for (int step = kThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(others, sum, step);
   if (lane != 0) return;
-  const std::int64_t from = (static_cast<std::int64_t>(batch) * call.heads + head) * call.rows + row;
-  call.lse_log2[to] = call.lse[from] == -INFINITY ? INFINITY : call.lse[from] * kLog2E;
+  call.lse_log2[to] = lse == -INFINITY ? INFINITY : lse * kLog2E;
   call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
 }
 

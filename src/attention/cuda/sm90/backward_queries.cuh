@@ -8,14 +8,15 @@
 
 namespace headroom::cuda::sm90 {
 
-template <class ElementType, int kHead>  // general: there are registers for it
-struct QueriesShape
-    : KernelShape<ElementType, kHead, true, 2, head_tiles(kHead, true).queries.consumer_registers> {
-  static constexpr QueriesTile kTile = head_tiles(kHead, true).queries;
+template <class ElementType, int kHead, bool kOfGeneral>
+struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral, 2,
+                                  head_tiles(kHead, kOfGeneral).queries.consumer_registers> {
+  static constexpr QueriesTile kTile = head_tiles(kHead, kOfGeneral).queries;
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);
   static constexpr int kKeys = kTile.keys;
-  static constexpr int kKeyStages = 2;
+  static constexpr bool kOwnKeyTiles = false;
+  static constexpr int kKeyStages = kTile.key_stages;
   static constexpr int kValueStages = kTile.value_stages;
 };
 
@@ -31,6 +32,7 @@ struct alignas(1024) QueriesShared {
   Ring<Shape::kValueStages> value_ring;
   Ring<2> tile_ring;
   QueryTile tile[2];
+  std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring, tile_ring);
@@ -46,8 +48,8 @@ __device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, i
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
   for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
-      return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+    const QueryTile& tile = hand_out_tile(shared, tile_at, [&](QueryTile& to) {
+      to = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
     });
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
@@ -95,18 +97,14 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Que
                                              const QueryTile& tile, int entry, bool capped,
                                              const Range& every, int row_in_block) {
   const int tile_begin = key_begin<Shape>(entry);
-  if (capped) cap_scores(scores, call.scale, call.softcap);
-  if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
+  if constexpr (Shape::kGeneral) {
+    if (capped) cap_scores(scores, call.scale, call.softcap);
+    if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
+  }
   if (tile_begin >= every.begin && tile_begin + Shape::kKeys <= every.end) return;
-  const int column = tile_begin + column_of_thread();
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Range keys = seen_keys(call, tile, row_in_block, r);  // made anew: no registers to keep it in
-#pragma unroll
-    for (int i = 2 * r; i < kScores; i += i % 2 == 0 ? 1 : 3) {
-      const int key = column + i / 4 * 8 + i % 2;
-      if (key < keys.begin || key >= keys.end) scores[i] = -INFINITY;
-    }
+  for (int r = 0; r < 2; ++r) {  // intervals are made anew: there are no registers to keep them in
+    keep_seen(scores, r, seen_keys(call, tile, row_in_block, r), tile_begin, column_of_thread());
   }
 }
 
@@ -131,10 +129,12 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   const int row_in_block = row_of_thread(consumer * 64);
   const Element* query = shared.query + consumer * 64 * kTileColumns;
   const Element* output_gradient = shared.output_gradient + consumer * 64 * kTileColumns;
-  const float scale_log2 = (call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
+  const bool capped = Shape::kGeneral && call.softcap > 0;
+  const float scale_log2 = (capped ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
+  RingPosition<Shape::kKeyStages> before;  // the key tile whose product is on its way
   RingPosition<Shape::kValueStages> value_at;
 
   for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
@@ -154,27 +154,53 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
         float gradients[kScores];
         shared.key_ring.wait_full(key_at);
         multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
+        if constexpr (Shape::kTile.overlaps) {
+          ptx::wgmma_wait<1>(sums);
+          if (n + 1 < tile.key_tiles) shared.key_ring.pass_warp(before);
+        }
         shared.value_ring.wait_full(value_at);
         multiply_rows<Shape, Shape::kRows>(gradients, output_gradient, shared.value[value_at.stage()]);
-        ptx::wgmma_wait<0>(scores, gradients);
-        shared.value_ring.pass_warp(value_at);
-
-        const bool capped = call.softcap > 0;
+        if constexpr (Shape::kTile.overlaps) {
+          ptx::wgmma_wait<1>(scores);
+        } else {
+          ptx::wgmma_wait<0>(scores, gradients);
+          shared.value_ring.pass_warp(value_at);
+        }
         shape_scores<Shape>(scores, call, tile, entry, capped, every, row_in_block);
-        // dS = P (dP - delta), times the softcap's slope.
-        const auto score_gradient = [&](int i) {
-          const int r = i % 4 / 2;
-          float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse[r]));
-          if (capped) p = p > 0 ? p * (1 - scores[i] * scores[i]) : 0;
-          return p * (gradients[i] - delta[r]);
+        const auto probability = [&](int i) {  // times the softcap's slope
+          const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse[i % 4 / 2]));
+          if (!capped) return p;
+          return p > 0 ? p * (1 - scores[i] * scores[i]) : 0;
         };
         std::uint32_t score_gradients[kScores / 2];
+        if constexpr (Shape::kTile.overlaps) {
+          std::uint32_t signs = 0;  // none
+#pragma unroll
+          for (int i = 0; i < kScores; ++i) {
+            scores[i] = probability(i);
+            signs |= __float_as_uint(scores[i]);
+          }
+          ptx::finish_first(signs >> 31, &shared.never_written);
+          ptx::wgmma_wait<0>(gradients);
+          shared.value_ring.pass_warp(value_at);
+        }
+        const auto score_gradient = [&](int i) {
+          return (Shape::kTile.overlaps ? scores[i] : probability(i)) * (gradients[i] - delta[i % 4 / 2]);
+        };
 #pragma unroll
         for (int i = 0; i < kScores; i += 2)
           score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
         multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);  // dQ += dS K
+        if constexpr (Shape::kTile.overlaps) {
+          key_at.advance();
+        } else {
+          ptx::wgmma_wait<0>(sums);
+          shared.key_ring.pass_warp(key_at);
+        }
+      }
+      if constexpr (Shape::kTile.overlaps) {
         ptx::wgmma_wait<0>(sums);
-        shared.key_ring.pass_warp(key_at);
+        shared.key_ring.pass_warp(before);
       }
       shared.query_ring.pass_warp(query_at);
     }

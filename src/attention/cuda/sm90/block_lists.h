@@ -18,8 +18,9 @@ enum class Listed : std::uint8_t { none, some, all };
 [[nodiscard]] HEADROOM_HOST_DEVICE
 constexpr std::uint32_t held_columns(std::int32_t begin, std::int32_t end, std::int32_t first_column) {
   const auto bits_before = [first_column](std::int32_t column) {
-    const std::int32_t count = column / 8 * 2 + least(most(column % 8 - first_column, 0), 2);
-    return count >= 32 ? 0xFFFFFFFFU : (1U << count) - 1;
+    const std::int32_t after = most(column - first_column, 0);
+    const std::int32_t count = after / 8 * 2 + least(after % 8, 2);
+    return static_cast<std::uint32_t>((std::uint64_t{0xFFFFFFFF} << count) >> 32);
   };
   return bits_before(end) & ~bits_before(begin);
 }

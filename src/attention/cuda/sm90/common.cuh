@@ -76,6 +76,33 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
+// Consumers issue their products one after the other where the shape says so, so that one multiplies while
+// another exponentiates. There is a named barrier for each consumer; 0 is that of the whole block.
+enum IssueBarrier : int { kIssue = 1 };
+
+template <class Shape>
+struct IssueOrder {
+  int consumer;
+
+  __device__ __forceinline__ void begin() const {
+    // The first consumer is the first to issue: the last one lets it.
+    if (consumer == Shape::kConsumers - 1) pass();
+  }
+  __device__ __forceinline__ void wait() const {
+    if constexpr (!Shape::kIssueInOrder) return;
+    ptx::named_barrier_sync(kIssue + consumer, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void pass() const {
+    if constexpr (!Shape::kIssueInOrder) return;
+    const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
+    ptx::named_barrier_arrive(kIssue + next, 2 * kWarpgroup);
+  }
+  // What was passed last is waited for, so that barriers end as they began.
+  __device__ __forceinline__ void end() const {
+    if (consumer == 0) wait();
+  }
+};
+
 // A group of products, D = A B^T over the head's columns: 64 of A's kRows rows with all rows of B, two for
 // each register of D.
 template <class Shape, int kRows, int kCount>
@@ -119,15 +146,30 @@ __device__ __forceinline__ void cap_scores(float (&scores)[kScores], float scale
   for (float& score : scores) score = 1 - __fdividef(2, 1 + ptx::exp2_approximate(score * inner));
 }
 
-// Scores of a thread's row r of two: only the columns whose bits are set stay. How long it took to find them
-// may differ between threads.
+// Scores of a thread's row r of two: only the columns whose bits are set stay. Bits become predicates seven
+// at a time, so this is one instruction a score; comparing each with the ends of an interval takes three.
 template <int kScores>
-__device__ __forceinline__ void hide_unlisted(float (&scores)[kScores], int r, std::uint32_t listed) {
-  __syncwarp();
+__device__ __forceinline__ void keep_columns(float (&scores)[kScores], int r, std::uint32_t kept) {
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) {
-    if ((listed >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+    if ((kept >> i & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
   }
+}
+
+// Those of an interval stay, of a tile's columns from `tile_begin` on.
+template <int kScores>
+__device__ __forceinline__ void keep_seen(float (&scores)[kScores], int r, const Range& seen, int tile_begin,
+                                          int first_column) {
+  const int first = tile_begin + first_column;
+  const auto inside = [&](int end) { return min(max(end - first, 0), 2 * kScores); };
+  keep_columns(scores, r, held_columns(inside(seen.begin), inside(seen.end), 0));
+}
+
+// Those that a row lists stay. How long it took to find them may differ between threads.
+template <int kScores>
+__device__ __forceinline__ void keep_listed(float (&scores)[kScores], int r, std::uint32_t listed) {
+  __syncwarp();
+  keep_columns(scores, r, listed);
 }
 
 // Two neighbours in a register, as products read them.

@@ -13,9 +13,6 @@
 
 namespace headroom::cuda::sm90 {
 
-// Named barriers; 0 is that of the whole block.
-enum ForwardBarrier : int { kIssue = 1 };  // one for each consumer
-
 template <class ElementType, int kHead, bool kOfGeneral>
 struct ForwardShape
     : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
@@ -24,17 +21,29 @@ struct ForwardShape
   static constexpr int kKeys = kTile.keys;
   static constexpr int kStages = kTile.stages;
   static constexpr int kQueryStages = kTile.query_stages;
+  static constexpr bool kIssueInOrder = true;
+  static constexpr bool kOwnKeyTiles = !kOfGeneral;  // consumers leave what their rows do not see to others
+};
+
+// Of a query tile's key tiles, those that a consumer's rows see, one at least; and those that all of them see
+// whole.
+struct OwnKeyTiles {
+  Range seen;
+  Range whole;
 };
 
 // A block's share of queries and the key tiles it passes over, last to first.
 struct QueryTile {
+  static constexpr int kMostConsumers = 3;
+
   int batch;
   int head;
   int first_place;
   int places;  // none or less: past the end
   int first_key;
   int key_tiles;
-  bool none;  // no work is left
+  OwnKeyTiles own[kMostConsumers];  // where the shape has them
+  bool none;                        // no work is left
 };
 
 template <class Shape>
@@ -81,10 +90,9 @@ __device__ __forceinline__ void hide_unlisted_keys(float (&scores)[kScores], con
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
-    hide_unlisted(scores, r,
-                  call.visits.lists.keys_of(tile.batch * call.heads_q + tile.head, row,
-                                            {tile_begin, tile_begin + Shape::kKeys},
-                                            static_cast<int>(threadIdx.x) % 4 * 2));
+    keep_listed(scores, r,
+                call.visits.lists.keys_of(tile.batch * call.heads_q + tile.head, row,
+                                          {tile_begin, tile_begin + Shape::kKeys}, column_of_thread()));
   }
 }
 
@@ -97,7 +105,7 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   tile.head = at.head;
   const int index_in_head = call.order.tiles_per_head - 1 - at.tile;
   const int count = call.queries.count_of(at.batch, at.head);
-  if constexpr (Shape::kGeneral) {
+  if constexpr (!Shape::kOwnKeyTiles) {
     tile.first_place = index_in_head * Shape::kRows;
     tile.places = min(count - tile.first_place, Shape::kRows);
   } else {
@@ -125,6 +133,21 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   return tile;
 }
 
+template <class Shape>
+__device__ __forceinline__ OwnKeyTiles own_key_tiles(const ForwardCall& call, const QueryTile& tile,
+                                                     int consumer) {
+  const auto seen_by_row = [&](int row) {
+    return call.seen.of(tile.batch, tile.head, tile.first_place + min(row, tile.places - 1));
+  };
+  const auto tiles_before = [&](int key) { return max(key - tile.first_key, 0) / Shape::kKeys; };
+  const auto tiles_up_to = [&](int key) { return tiles_before(key + Shape::kKeys - 1); };
+  const Range first = seen_by_row(64 * consumer);
+  const Range last = seen_by_row(64 * consumer + 63);
+  const int end = 64 * consumer < tile.places ? max(tiles_up_to(last.end), 1) : 1;
+  return {.seen = {min(tiles_before(first.begin), end - 1), end},
+          .whole = {tiles_up_to(last.begin), tiles_before(first.end)}};
+}
+
 // ---- producer
 
 // The statistics that a tile's rows resume from, into the L2, so that the epilogue does not wait for memory:
@@ -146,8 +169,12 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
   for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const QueryTile& tile = hand_out_tile(shared, tile_at, [&] {
-      return index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+    const QueryTile& tile = hand_out_tile(shared, tile_at, [&](QueryTile& to) {
+      to = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
+      if (Shape::kOwnKeyTiles && to.key_tiles > 0) {
+#pragma unroll
+        for (int i = 0; i < Shape::kConsumers; ++i) to.own[i] = own_key_tiles<Shape>(call, to, i);
+      }
     });
     if (tile.none) return;
     if (tile.key_tiles == 0) continue;
@@ -178,26 +205,6 @@ __device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, i
 }
 
 // ---- consumers
-
-// Consumers issue their products one after the other, so that one multiplies while another exponentiates.
-template <class Shape>
-struct IssueOrder {
-  int consumer;
-
-  __device__ __forceinline__ void begin() const {
-    // The first consumer is the first to issue: the last one lets it.
-    if (consumer == Shape::kConsumers - 1) ptx::named_barrier_arrive(kIssue, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(kIssue + consumer, 2 * kWarpgroup); }
-  __device__ __forceinline__ void pass() const {
-    const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
-    ptx::named_barrier_arrive(kIssue + next, 2 * kWarpgroup);
-  }
-  // What was passed last is waited for, so that barriers end as they began.
-  __device__ __forceinline__ void end() const {
-    if (consumer == 0) wait();
-  }
-};
 
 // Finish: the rows' sums, the share of a sink or of what they resume from, then out.
 template <class Shape>
@@ -266,29 +273,6 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
   store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
 }
 
-// Of a tile's key tiles, as many as a consumer's rows see; one at least.
-template <class Shape>
-__device__ __forceinline__ int own_key_tiles(const ForwardCall& call, const QueryTile& tile, int consumer) {
-  const int last = min(consumer * 64 + 63, tile.places - 1);
-  if (last < consumer * 64) return 1;
-  const int end = call.seen.of(tile.batch, tile.head, tile.first_place + last).end - tile.first_key;
-  return max((end + Shape::kKeys - 1) / Shape::kKeys, 1);
-}
-
-// Key tiles that all rows of a consumer see whole: the same for its four warps, which have to multiply
-// together.
-template <class Shape>
-__device__ __forceinline__ Range whole_key_tiles(const ForwardCall& call, const QueryTile& tile,
-                                                 int consumer) {
-  if constexpr (Shape::kGeneral) return Range{};  // lists hide any part
-  // Intervals rise with the query: the last one begins last, the first one ends first.
-  const int first = tile.first_place + min(consumer * 64, tile.places - 1);
-  const int last = tile.first_place + min(consumer * 64 + 63, tile.places - 1);
-  const int begin = call.seen.of(tile.batch, tile.head, last).begin - tile.first_key;
-  const int end = call.seen.of(tile.batch, tile.head, first).end - tile.first_key;
-  return Range{(max(begin, 0) + Shape::kKeys - 1) / Shape::kKeys, max(end, 0) / Shape::kKeys};
-}
-
 // Keys that a thread's row r of two sees, counted from the first key of the tile's first. Rows past the end
 // see what the last one sees.
 template <class Call>
@@ -309,13 +293,8 @@ __device__ __forceinline__ void shape_scores(float (&scores)[Shape::kKeys / 2], 
     if (entry % 2 == 0) hide_unlisted_keys<Shape>(scores, call, tile, tile_begin, row_in_block);
   }
   if (tile_begin >= every.begin && tile_begin + Shape::kKeys <= every.end) return;
-  const int column = tile_begin + column_of_thread();
 #pragma unroll
-  for (int i = 0; i < Shape::kKeys / 2; ++i) {
-    const int key = column + i / 4 * 8 + i % 2;
-    const int r = i % 4 / 2;
-    if (key < seen[r].begin || key >= seen[r].end) scores[i] = -INFINITY;
-  }
+  for (int r = 0; r < 2; ++r) keep_seen(scores, r, seen[r], tile_begin, column_of_thread());
 }
 
 template <class Shape>
@@ -339,19 +318,14 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
     Softmax softmax;
 
     if (tile.key_tiles > 0) {
-      Range seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) seen[r] = seen_keys(call, tile, row_in_block, r);
-      const Range every{__reduce_max_sync(0xFFFFFFFF, max(seen[0].begin, seen[1].begin)),
-                        __reduce_min_sync(0xFFFFFFFF, min(seen[0].end, seen[1].end))};
       float scores[kScores];
       float factor[2];
       std::uint32_t probabilities[kScores / 2];
 
       int n = tile.key_tiles - 1;
-      if constexpr (!Shape::kGeneral) {
-        // Tiles past the end of what this consumer's rows see are for the others.
-        for (const int own = own_key_tiles<Shape>(call, tile, consumer); n >= own; --n) {
+      // Tiles that this consumer's rows do not see are for the others.
+      const auto leave_to_others = [&](int end) {
+        for (; n >= end; --n) {
           shared.key_ring.wait_full(key_at);
           shared.key_ring.pass_warp(key_at);
           issue.wait();
@@ -359,12 +333,18 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
           shared.value_ring.wait_full(value_at);
           shared.value_ring.pass_warp(value_at);
         }
-      }
+      };
+      if constexpr (Shape::kOwnKeyTiles) leave_to_others(tile.own[consumer].seen.end);
 
       const Element* query = shared.query[query_at.stage()] + consumer * 64 * kTileColumns;
       shared.query_ring.wait_full(query_at);
       shared.key_ring.wait_full(key_at);
       multiply_rows<Shape, Shape::kRows>(scores, query, shared.key[key_at.stage()]);
+      Range seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) seen[r] = seen_keys(call, tile, row_in_block, r);
+      const Range every{__reduce_max_sync(0xFFFFFFFF, max(seen[0].begin, seen[1].begin)),
+                        __reduce_min_sync(0xFFFFFFFF, min(seen[0].end, seen[1].end))};
       ptx::wgmma_wait<0>(scores);
       shared.key_ring.pass_warp(key_at);
       shape_scores<Shape>(scores, call, tile, key_entry<Shape>(call, tile, n), seen, every, row_in_block);
@@ -424,12 +404,16 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
           for (int i = 0; i < Shape::kHeadDim / 2; ++i) output[i] *= factor[i % 4 / 2];
         }
       };
-      const Range whole = whole_key_tiles<Shape>(call, tile, consumer);
       --n;
-      for (; n >= whole.end; --n) add_keys(std::false_type{});
-      if constexpr (!Shape::kGeneral) {
-        for (; n >= whole.begin; --n) add_keys(std::true_type{});
+      if constexpr (!Shape::kOwnKeyTiles) {
         for (; n >= 0; --n) add_keys(std::false_type{});
+      } else {
+        const OwnKeyTiles& own = tile.own[consumer];
+        const int whole = own.whole.begin;
+        const int first = own.seen.begin;
+        for (const int end = max(own.whole.end, first); n >= end; --n) add_keys(std::false_type{});
+        for (; n >= whole; --n) add_keys(std::true_type{});
+        for (; n >= first; --n) add_keys(std::false_type{});
       }
 
       shared.query_ring.pass_warp(query_at);
@@ -437,6 +421,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
       ptx::wgmma_wait<0>(output);
       shared.value_ring.pass_warp(value_at);
+      if constexpr (Shape::kOwnKeyTiles) leave_to_others(0);
     }
 
     finish<Shape>(call, tile, row_in_block, softmax, output);

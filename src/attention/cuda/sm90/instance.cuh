@@ -58,10 +58,11 @@ constexpr Kernels make_kernels(DType dtype) {
                   launch_forward<ForwardShape<Element, kHeadDim, true>>},
       .before_backward = launch_before<Element, kHeadDim>,
       .backward = {launch_backward<Element, kHeadDim, false>, launch_backward<Element, kHeadDim, true>},
-      .backward_queries = nullptr,
+      .backward_queries = {},
       .after_backward = {}};
   if constexpr (head_tiles(kHeadDim, false).queries_apart()) {
-    kernels.backward_queries = launch_queries<QueriesShape<Element, kHeadDim>>;
+    kernels.backward_queries[0] = launch_queries<QueriesShape<Element, kHeadDim, false>>;
+    kernels.backward_queries[1] = launch_queries<QueriesShape<Element, kHeadDim, true>>;
   } else {
     kernels.after_backward[0] = launch_after<BackwardShape<Element, kHeadDim, false>>;
     kernels.after_backward[1] = launch_after<BackwardShape<Element, kHeadDim, true>>;

@@ -15,7 +15,7 @@ struct Kernels {
   void (*before_backward)(const BeforeCall&, const Stream&);
   void (*backward[2])(const BackwardCall&, int blocks, const Stream&);
   // dQ: where it is apart, by a kernel of its own; elsewhere from the sums that backward leaves.
-  void (*backward_queries)(const QueriesCall&, int blocks, const Stream&);
+  void (*backward_queries[2])(const QueriesCall&, int blocks, const Stream&);
   void (*after_backward[2])(const AfterCall&, const Stream&);
 };
 

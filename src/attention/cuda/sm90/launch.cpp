@@ -295,7 +295,7 @@ struct Launches {
     to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
     set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
-    compiled().backward_queries(to, blocks(to.order), stream);
+    compiled().backward_queries[workspace.plan.general](to, blocks(to.order), stream);
   }
 
   // dQ from the sums that backward leaves.

@@ -30,6 +30,7 @@ struct BackwardTile {
   int queries;
   int keys;
   bool value_in_registers = false;  // as the left operand of dP, where there is room
+  int stages = 2;                   // of queries and of the gradients of their outputs
 
   bool operator==(const BackwardTile&) const = default;
 };
@@ -38,8 +39,10 @@ struct BackwardTile {
 struct QueriesTile {
   int queries;
   int keys;
+  int key_stages;
   int value_stages;
   int consumer_registers;
+  bool overlaps;  // products with arithmetic of the same consumer, where registers hold both
 
   bool operator==(const QueriesTile&) const = default;
 };
@@ -62,9 +65,9 @@ inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
     // 160 registers of scores, outputs and probabilities; as wide as a causal block.
     {128, {2, 128, 2, 2, 32}, {64, 128}},
     // 192 KiB of shared memory.
-    {192, {2, 96, 2, 1, 24}, {64, 64}, {128, 64, 2, 232}},
-    // 224 KiB of shared memory.
-    {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 1, 240}},
+    {192, {2, 96, 2, 1, 24}, {64, 64, false, 3}, {128, 64, 3, 2, 232, true}},
+    // 224 KiB of shared memory; no registers for products that overlap.
+    {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 2, 1, 240, false}},
 }};
 
 // General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
