@@ -239,7 +239,7 @@ struct Launches {
       set_to_zero(workspace.queries.sums, workspace.queries.sums_bytes, stream);
     }
     compiled().backward[workspace.plan.general](to, blocks(to.order), stream);
-    if (stream.libraries != nullptr) {
+    if (stream.libraries != nullptr && workspace.queries.sums_bytes > 0) {
       stream.libraries->mark_written({.first = workspace.queries.sums,
                                       .row_bytes = workspace.queries.sums_bytes,
                                       .stride_bytes = workspace.queries.sums_bytes},
