@@ -5,7 +5,8 @@
 
 namespace headroom {
 
-// How many steps a ring has gone; which stage is next, and the parity of its phase. One register.
+// How many steps a ring has gone; which stage is next, and the parity of its phase. One register: a launch
+// has fewer than 2^32 steps.
 template <int kStages>
 struct RingPosition {
   std::uint32_t step = 0;

@@ -19,7 +19,8 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Kept in a register, where the compiler would read a kernel's argument again at each use.
+// Made here, where it stands: kept in a register, where the compiler would read a kernel's argument again at
+// each use; or not kept, where it would hold what follows from it over a loop.
 __device__ __forceinline__ int in_register(int value) {
   int kept;
   asm volatile("mov.b32 %0, %1;" : "=r"(kept) : "r"(value));

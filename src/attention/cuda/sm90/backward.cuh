@@ -33,6 +33,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static_assert(kKeys == 64 * BackwardShape::kConsumers);
   static constexpr int kQueries = kTile.queries;
   static constexpr int kStages = kTile.stages;
+  static_assert(kStages == 2, "dS and the sums of dQ have as many");
   static constexpr bool kTakeTurns = kQueries == 64;
   static constexpr bool kReadsAllFirst = kQueries == 64 && !kOfGeneral;  // the log-sum-exp of both halves
 };
@@ -157,7 +158,7 @@ struct Half {
   static constexpr int kEnd = kBegin + Shape::kQueries / 2;
 };
 
-// Their numbers.
+// A number of each of them.
 template <class Shape, int kHalf>
 struct HalfColumns {
   Columns<Shape::kQueries / 2> columns;

@@ -244,7 +244,8 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
 
 // ---- the thread that loads
 
-// A block's keys and values, then the queries that see them with the gradients of their outputs.
+// The first queries that see a block's keys, with the gradients of their outputs; the keys and values; then
+// the other queries.
 template <class Shape, class Shared>
 __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) {
   RingPosition<1> key_at;
@@ -257,7 +258,7 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
     });
     if (tile.none) return;
     if (tile.query_tiles == 0) continue;
-    // Keys come after the first queries, which need not wait for the end of the tile before.
+    // The first queries need not wait for the end of the tile before, as keys do.
     bool keys_are_due = true;
     const auto load_keys = [&] {
       std::uint64_t& full = shared.key_ring.wait_to_load(key_at, sizeof(shared.key) + sizeof(shared.value));
@@ -300,8 +301,7 @@ inline constexpr int before_threads(int head_dim) {
 // delta = sum of O dO, less what the log-sum-exp's own gradient adds.
 template <class Element, int kThreads>
 __global__ void before_backward_kernel(const BeforeCall call) {
-  // Rows are fewer than 2^32, as a GPU's memory is less than 2^32 of them; and 64-bit divisions take longer
-  // than the memory.
+  // 32 bits, as the launch checks: 64-bit divisions take longer than the memory.
   const std::uint32_t index = blockIdx.x * (blockDim.x / kThreads) + threadIdx.x / kThreads;
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const unsigned others = (kThreads == 32 ? 0xFFFFFFFF : (1u << kThreads % 32) - 1)

@@ -15,7 +15,7 @@ struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral, 2,
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);
   static constexpr int kKeys = kTile.keys;
-  static constexpr bool kOwnKeyTiles = false;
+  static constexpr bool kOwnKeyTiles = false;  // the producer has no registers for them
   static constexpr int kKeyStages = kTile.key_stages;
   static constexpr int kValueStages = kTile.value_stages;
 };
@@ -134,7 +134,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<1> query_at;
   RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
-  RingPosition<Shape::kKeyStages> before;  // the key tile whose product is on its way
+  RingPosition<Shape::kKeyStages> before;  // the key tile whose product is on its way, where they overlap
   RingPosition<Shape::kValueStages> value_at;
 
   for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
@@ -174,7 +174,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
         };
         std::uint32_t score_gradients[kScores / 2];
         if constexpr (Shape::kTile.overlaps) {
-          std::uint32_t signs = 0;  // none
+          std::uint32_t signs = 0;  // of probabilities, which are not negative
 #pragma unroll
           for (int i = 0; i < kScores; ++i) {
             scores[i] = probability(i);

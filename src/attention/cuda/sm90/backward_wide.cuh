@@ -2,8 +2,9 @@
 // alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK;
 // probabilities pass from one to the other through shared memory. While one makes them, the tensor cores
 // work for the other; and the product that adds to dV (dK) for one query tile is followed by the next tile's
-// scores (gradients) without a wait, so that a query tile is held for one step only. dQ has a kernel of its
-// own (backward_queries.cuh).
+// scores (gradients) without a wait, so that a query tile is held for one step only. These two are a turn:
+// where consumers issue in order, one waits for its turn before the first of them and passes it on after the
+// second. dQ has a kernel of its own (backward_queries.cuh).
 #pragma once
 
 #include "attention/cuda/sm90/backward_common.cuh"
@@ -17,8 +18,8 @@ struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static_assert(kTile.queries == kQueries && kTile.keys == kKeys);
   static constexpr int kStages = kTile.stages;
-  // With two stages, who waits for his turn holds up the loads: then 5 to 10 % are lost, where with three as
-  // much is gained.
+  // With two stages a consumer that waits for its turn holds up the loads, and 4 to 10 % are lost; with
+  // three, 8 % are gained.
   static constexpr bool kIssueInOrder = kStages > 2;
 };
 

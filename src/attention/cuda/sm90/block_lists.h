@@ -13,8 +13,8 @@ namespace headroom::cuda::sm90 {
 // What lists say of a tile.
 enum class Listed : std::uint8_t { none, some, all };
 
-// Of a tile's columns a thread of a warpgroup's product holds two of every eight, `first_column` and its
-// neighbour: a bit each, those inside [begin, end).
+// Of a tile's columns, at most 128, a thread of a warpgroup's product holds two of every eight,
+// `first_column` and its neighbour: a bit each, those inside [begin, end).
 [[nodiscard]] HEADROOM_HOST_DEVICE
 constexpr std::uint32_t held_columns(std::int32_t begin, std::int32_t end, std::int32_t first_column) {
   const auto bits_before = [first_column](std::int32_t column) {

@@ -161,7 +161,7 @@ template <int kScores>
 __device__ __forceinline__ void keep_seen(float (&scores)[kScores], int r, const Range& seen, int tile_begin,
                                           int first_column) {
   const int first = tile_begin + first_column;
-  const auto inside = [&](int end) { return min(max(end - first, 0), 2 * kScores); };
+  const auto inside = [&](int column) { return min(max(column - first, 0), 2 * kScores); };
   keep_columns(scores, r, held_columns(inside(seen.begin), inside(seen.end), 0));
 }
 

@@ -13,18 +13,6 @@
 
 namespace headroom::cuda::sm90 {
 
-template <class ElementType, int kHead, bool kOfGeneral>
-struct ForwardShape
-    : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
-  static constexpr ForwardTile kTile = head_tiles(kHead, kOfGeneral).forward;
-  static constexpr int kRows = kTile.rows();
-  static constexpr int kKeys = kTile.keys;
-  static constexpr int kStages = kTile.stages;
-  static constexpr int kQueryStages = kTile.query_stages;
-  static constexpr bool kIssueInOrder = true;
-  static constexpr bool kOwnKeyTiles = !kOfGeneral;  // consumers leave what their rows do not see to others
-};
-
 // Of a query tile's key tiles, those that a consumer's rows see, one at least; and those that all of them see
 // whole.
 struct OwnKeyTiles {
@@ -44,6 +32,20 @@ struct QueryTile {
   int key_tiles;
   OwnKeyTiles own[kMostConsumers];  // where the shape has them
   bool none;                        // no work is left
+};
+
+template <class ElementType, int kHead, bool kOfGeneral>
+struct ForwardShape
+    : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
+  static constexpr ForwardTile kTile = head_tiles(kHead, kOfGeneral).forward;
+  static constexpr int kRows = kTile.rows();
+  static constexpr int kKeys = kTile.keys;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kQueryStages = kTile.query_stages;
+  static constexpr bool kIssueInOrder = true;
+  // Rows are dealt out to tiles in shares of 64, and consumers leave what their rows do not see to others.
+  static constexpr bool kOwnKeyTiles = !kOfGeneral;
+  static_assert(kTile.consumers <= QueryTile::kMostConsumers);
 };
 
 template <class Shape>
@@ -133,12 +135,15 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   return tile;
 }
 
+// Intervals rise with the query, so a consumer's first and last row bound those between. A consumer without
+// rows takes one tile, as all take part in the barriers.
 template <class Shape>
 __device__ __forceinline__ OwnKeyTiles own_key_tiles(const ForwardCall& call, const QueryTile& tile,
                                                      int consumer) {
   const auto seen_by_row = [&](int row) {
     return call.seen.of(tile.batch, tile.head, tile.first_place + min(row, tile.places - 1));
   };
+  // Tiles that end at a key or before it; and those that begin before it.
   const auto tiles_before = [&](int key) { return max(key - tile.first_key, 0) / Shape::kKeys; };
   const auto tiles_up_to = [&](int key) { return tiles_before(key + Shape::kKeys - 1); };
   const Range first = seen_by_row(64 * consumer);
