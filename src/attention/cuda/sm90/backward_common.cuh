@@ -153,7 +153,8 @@ struct SeenBy {
   }
 };
 
-// Scores of a thread's two keys with queries of tile m that do not see them.
+// Scores of a thread's two keys with queries of tile m that do not see them. Compared one by one: as bits
+// (keep_seen) a window of 1,024 took 2 % longer here, and heads of 64 in f16 have no register for them.
 template <class Shape, int kScores>
 __device__ __forceinline__ void hide_unseen(float (&scores)[kScores], const SeenBy& seen_by, int m,
                                             int first_column) {
