@@ -18,7 +18,7 @@ struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static_assert(kTile.queries == kQueries && kTile.keys == kKeys);
   static constexpr int kStages = kTile.stages;
-  // With two stages a consumer that waits for its turn holds up the loads, and 4 to 10 % are lost; with
+  // With two stages a consumer that waits for its turn holds up the loads, and 4 to 11 % are lost; with
   // three, 8 % are gained.
   static constexpr bool kIssueInOrder = kStages > 2;
 };

@@ -21,8 +21,8 @@ void launch_before(const BeforeCall& call, const Stream& stream) {
   constexpr int kThreads = before_threads(kHeadDim);
   const std::int64_t places = static_cast<std::int64_t>(call.batch) * call.heads * call.padded_places;
   constexpr std::int64_t kMost = (std::int64_t{1} << 32) - kRowThreads;  // a block more has 32 bits too
-  check(places <= kMost, "attention backward has {} rows of all heads with their padding, over {}", places,
-        kMost);
+  check(places <= kMost, "attention backward has {} rows over all heads, padding included; it takes up to {}",
+        places, kMost);
   launch("before_backward_kernel", before_backward_kernel<Element, kThreads>,
          ceil_div(places * kThreads, kRowThreads), kRowThreads, 0, stream, call);
 }
