@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/pipeline.h"
+#include "cuda/ptx/global.h"
 #include "cuda/ptx/wgmma.h"
 
 namespace headroom {
@@ -22,7 +23,7 @@ __device__ __forceinline__ Shared& shared_memory() {
   return *reinterpret_cast<Shared*>(raw);
 }
 
-// Returns the block's shared memory with its rings set up.
+// Returns the block's shared memory with its rings set up, once the kernels before have ended.
 template <class Shared>
 __device__ __forceinline__ Shared& begin_block() {
   auto& shared = shared_memory<Shared>();
@@ -31,6 +32,8 @@ __device__ __forceinline__ Shared& begin_block() {
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
+  ptx::let_next_kernel_begin();
+  ptx::wait_for_kernels_before();
   return shared;
 }
 
@@ -59,30 +62,39 @@ struct Roles {
 };
 
 // The tiles that a persistent block works on: its own number, then numbers from a counter in global memory.
-// The thread that loads describes each in shared memory, where it stays until all are done with it: registers
-// are short. Shared has `Ring<2> tile_ring; Tile tile[2];`, and a Tile has `none`: no work is left.
-__device__ __forceinline__ int first_tile() {
-  return static_cast<int>(blockIdx.x);
-}
-__device__ __forceinline__ int next_tile(int* counter) {
-  return static_cast<int>(gridDim.x) + atomicAdd(counter, 1);
-}
+// One thread of the producer, kHandOutThread, describes each in shared memory, where it stays until all are
+// done with it: registers are short. It takes the next number when the thread that loads wants it, near the
+// end of its tile: taken earlier, long tiles would wait in one block while another has nothing to do. Shared
+// has `Ring<1> want_ring; Ring<kTileSlots> tile_ring; Tile tile[kTileSlots];`, and a Tile has `none`: no work
+// is left.
+inline constexpr int kTileSlots = 4;
+using TilePosition = RingPosition<kTileSlots>;
+inline constexpr int kHandOutThread = 96;
 
-// The producer's describe(tile) writes to shared memory, for the others to read.
+// Tiles are those with numbers below `tiles`; describe(tile, number) writes one.
 template <class Shared, class Describe>
-__device__ __forceinline__ auto& hand_out_tile(Shared& shared, RingPosition<2>& at,
+__device__ __forceinline__ void hand_out_tiles(Shared& shared, int* counter, int tiles,
                                                const Describe& describe) {
-  shared.tile_ring.wait_empty(at);
-  auto& tile = shared.tile[at.stage()];
-  describe(tile);
-  shared.tile_ring.publish(at);
-  at.advance();
-  return tile;
+  TilePosition at;
+  RingPosition<1> wanted;
+  for (int index = static_cast<int>(blockIdx.x);;
+       index = static_cast<int>(gridDim.x) + atomicAdd(counter, 1)) {
+    shared.tile_ring.wait_empty(at);
+    auto& tile = shared.tile[at.stage()];
+    const bool none = index >= tiles;
+    if (!none) describe(tile, index);
+    tile.none = none;
+    shared.tile_ring.publish(at);
+    if (none) return;
+    at.advance();
+    shared.want_ring.wait_full_asleep(wanted);
+    wanted.advance();
+  }
 }
 
-// Everybody else waits for it. Returns false where no work is left.
+// Everybody else waits for a tile. Returns false where no work is left.
 template <class Shared>
-__device__ __forceinline__ bool wait_for_tile(Shared& shared, RingPosition<2> at) {
+__device__ __forceinline__ bool wait_for_tile(Shared& shared, TilePosition at) {
   shared.tile_ring.wait_full(at);
   return !shared.tile[at.stage()].none;
 }

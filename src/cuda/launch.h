@@ -11,7 +11,10 @@
 
 namespace headroom::cuda {
 
-template <class... Parameters>
+// A kernel that waits for those before it by itself (ptx::wait_for_kernels_before) may begin while they end.
+enum class Begin : std::uint8_t { after, early };
+
+template <Begin kBegin = Begin::after, class... Parameters>
 void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks, int threads,
             std::int64_t shared_bytes, const Stream& stream, const Parameters&... arguments) {
   if (blocks == 0) return;
@@ -24,9 +27,17 @@ void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
         name);
   }
-  kernel<<<static_cast<unsigned>(blocks), threads, static_cast<std::size_t>(shared_bytes),
-           static_cast<cudaStream_t>(stream.native)>>>(arguments...);
-  check_launch(name);
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream.native);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = kBegin == Begin::early ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), name);
 }
 
 inline void set_bytes(void* data, std::uint8_t value, std::int64_t bytes, const Stream& stream) {

@@ -42,6 +42,9 @@ struct Ring {
   __device__ __forceinline__ void wait_full(RingPosition<kStages> at) {
     ptx::mbarrier_wait(full[at.stage()], at.parity());
   }
+  __device__ __forceinline__ void wait_full_asleep(RingPosition<kStages> at) {
+    ptx::mbarrier_wait_asleep(full[at.stage()], at.parity());
+  }
   __device__ __forceinline__ void publish(RingPosition<kStages> at) {
     ptx::mbarrier_arrive(full[at.stage()]);
   }

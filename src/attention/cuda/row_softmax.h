@@ -10,19 +10,20 @@
 namespace headroom::cuda {
 
 // A sum of powers of two, relative to 2^base. A call says where rows have theirs: lse, and row_sum, which is
-// null unless rows stay open.
-struct RowSoftmax {
+// null unless rows stay open. Open sums are f64; a row that is closed at once needs no more than f32.
+template <class Sum>
+struct RowSoftmaxOf {
   float base;
-  double sum;
+  Sum sum;
 
   // What a row resumes from, with a row_sum of 0 where there is none. A closed result is one member of the
   // softmax.
-  static __device__ __forceinline__ RowSoftmax of(float lse, double row_sum) {
+  static __device__ __forceinline__ RowSoftmaxOf of(float lse, Sum row_sum) {
     if (row_sum > 0) return {lse, row_sum};
-    return {lse * kLog2E, lse == -kInfinity ? 0.0 : 1.0};
+    return {lse * kLog2E, static_cast<Sum>(lse == -kInfinity ? 0 : 1)};
   }
   template <class Call>
-  static __device__ __forceinline__ RowSoftmax load(const Call& call, std::int64_t at) {
+  static __device__ __forceinline__ RowSoftmaxOf load(const Call& call, std::int64_t at) {
     return of(call.lse[at], call.row_sum == nullptr ? 0.0 : call.row_sum[at]);
   }
   template <class Call>
@@ -41,5 +42,6 @@ struct RowSoftmax {
     return sum > 0 ? 1.0F / static_cast<float>(sum) : 0.0F;
   }
 };
+using RowSoftmax = RowSoftmaxOf<double>;
 
 }  // namespace headroom::cuda

@@ -58,4 +58,13 @@ __device__ __forceinline__ void release_increment(int* to) {
   asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(to) : "memory");
 }
 
+// Between kernels of a stream, from compute capability 9.0: the next one may begin once all blocks have said
+// so; and until those before it have ended and what they wrote is visible.
+__device__ __forceinline__ void let_next_kernel_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_kernels_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 }  // namespace headroom::ptx

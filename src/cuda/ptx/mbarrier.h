@@ -45,6 +45,22 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t& barrier, std::uint3
   } while (over == 0);
 }
 
+// Likewise, by a thread that has nothing else to do for long: it sleeps, and asks seldom.
+__device__ __forceinline__ void mbarrier_wait_asleep(std::uint64_t& barrier, std::uint32_t parity) {
+  std::uint32_t over = 0;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, over;\n"
+        "}"
+        : "=r"(over)
+        : "r"(shared_address(&barrier)), "r"(parity), "n"(10000000)
+        : "memory");
+  } while (over == 0);
+}
+
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

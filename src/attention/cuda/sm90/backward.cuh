@@ -8,7 +8,8 @@
 // while it makes dS, at dV. P is made and multiplied in two halves of the queries, so that there is something
 // to multiply early. dS is not: it has to be stored before the products of dK, which it would wait behind.
 // dQ of 64 queries is one consumer's work: where a tile has no more, consumers
-// take turns, and while one makes and hands over dQ the other goes on. What bounds a step is shared memory:
+// take turns, and while one makes and hands over dQ the other goes on; where a tile has 128, both make theirs
+// a step late, beside dK. What bounds a step is shared memory:
 // the operands of products, dS and dQ take about 2,650 of its 3,600 clocks.
 //
 // dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each
@@ -22,8 +23,8 @@ namespace headroom::cuda::sm90 {
 
 // Named barriers between the two consumers; 0 is that of the whole block.
 enum BackwardBarrier : int {
-  kWritten = 1,  // dS of a stage: one for each stage
-  kRead = 3,     // one for each stage and consumer that waits
+  kWritten = 1,  // dS of a stage: one for each stage; and consumer that waits, where both do
+  kRead = 5,     // one for each stage and consumer that waits
 };
 
 template <class ElementType, int kHead, bool kOfGeneral>
@@ -32,8 +33,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kKeys = kTile.keys;
   static_assert(kKeys == 64 * BackwardShape::kConsumers);
   static constexpr int kQueries = kTile.queries;
-  static constexpr int kStages = kTile.stages;
-  static_assert(kStages == 2, "dS and the sums of dQ have as many");
+  static constexpr int kStages = 2;  // of dS and of the sums of dQ, too
   static constexpr bool kTakeTurns = kQueries == 64;
   static constexpr bool kReadsAllFirst = kQueries == 64 && !kOfGeneral;  // the log-sum-exp of both halves
 };
@@ -58,15 +58,17 @@ struct alignas(1024) BackwardShared {
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> sums_ring;
-  Ring<2> tile_ring;
-  KeyTile tile[2];
+  Ring<1> want_ring;
+  Ring<kTileSlots> tile_ring;
+  KeyTile tile[kTileSlots];
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     constexpr std::uint32_t kWarps = Shape::kConsumerWarps;
     init_rings(1, kWarps, key_ring, query_ring, gradient_ring);
     sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
-    tile_ring.init(1, kWarps + kAdders);
+    want_ring.init(1, 1);
+    tile_ring.init(1, kWarps + kAdders + 1);
   }
 };
 
@@ -76,7 +78,7 @@ template <class Shape>
 __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& shared, int adder) {
   RingPosition<2> sums_at;
   const int query_tiles = call.padded_places / Shape::kQueries;
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage() == adder) {
@@ -204,12 +206,18 @@ struct ScoreGradientBarriers {
   __device__ __forceinline__ void pass_read(int stage) const {
     ptx::named_barrier_arrive(kRead + 2 * stage + 1 - consumer, 2 * kWarpgroup);
   }
+  // Who reads it alone waits at once until the other has written; where both read it, they wait later.
   __device__ __forceinline__ void pass_written(int stage) const {
-    if (reads(stage)) {
+    if constexpr (!kTakeTurns) {
+      ptx::named_barrier_arrive(kWritten + 2 * stage + 1 - consumer, 2 * kWarpgroup);
+    } else if (reads(stage)) {
       ptx::named_barrier_sync(kWritten + stage, 2 * kWarpgroup);
     } else {
       ptx::named_barrier_arrive(kWritten + stage, 2 * kWarpgroup);
     }
+  }
+  __device__ __forceinline__ void wait_written(int stage) const {
+    if constexpr (!kTakeTurns) ptx::named_barrier_sync(kWritten + 2 * stage + consumer, 2 * kWarpgroup);
   }
   // At first, everything has been read; at last, barriers end as they began.
   __device__ __forceinline__ void begin() const {
@@ -287,14 +295,23 @@ __device__ __forceinline__ void store_score_gradients(
   }
 }
 
-// dQ of a consumer's 64 queries, from dS of a stage, to the warps that add.
+// dQ of a consumer's 64 queries, from dS of a stage, as a group of products.
 template <class Shape>
-__device__ __forceinline__ void hand_over(BackwardShared<Shape>& shared, RingPosition<2> at, int first_query,
-                                          const ScoreGradientBarriers<Shape::kTakeTurns>& barriers) {
-  float query_sums[Shape::kHeadDim / 2];
+__device__ __forceinline__ void multiply_queries(float (&query_sums)[Shape::kHeadDim / 2],
+                                                 BackwardShared<Shape>& shared, RingPosition<2> at,
+                                                 int first_query,
+                                                 const ScoreGradientBarriers<Shape::kTakeTurns>& barriers) {
+  barriers.wait_written(at.stage());
   multiply_keys<Shape>(query_sums, shared.score_gradient[at.stage()] + first_query * kTileColumns,
                        shared.key);
-  ptx::wgmma_wait<0>(query_sums);
+}
+
+// Once all but kPending groups are done, to the warps that add.
+template <class Shape, int kPending>
+__device__ __forceinline__ void hand_over(float (&query_sums)[Shape::kHeadDim / 2],
+                                          BackwardShared<Shape>& shared, RingPosition<2> at, int first_query,
+                                          const ScoreGradientBarriers<Shape::kTakeTurns>& barriers) {
+  ptx::wgmma_wait<kPending>(query_sums);
   barriers.pass_read(at.stage());
   shared.sums_ring.wait_empty(at);
   auto* sums = reinterpret_cast<float4*>(shared.query_sums[at.stage()] + first_query * Shape::kHeadDim) +
@@ -324,7 +341,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
   RingPosition<2> at;  // of queries, gradients and sums of dQ
   barriers.begin();
 
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
     float key_sums[Shape::kHeadDim / 2] = {};
     float value_sums[Shape::kHeadDim / 2] = {};
@@ -334,6 +351,8 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
       shared.key_ring.wait_full(key_at);
       std::uint32_t value_rows[Shape::kHeadDim / 4];
       if constexpr (Shape::kTile.value_in_registers) load_rows_to_registers<Shape>(value_rows, value);
+
+      RingPosition<2> before = at;  // the step whose dQ is still to be made, where both consumers make it
 
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         float scores[Shape::kQueries / 2];
@@ -375,17 +394,37 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         make_score_gradients<Shape, 1>(score_gradients, weights, gradients, second_delta);
         barriers.wait_read(at.stage());
         store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);
-        multiply_columns<Shape>(key_sums, score_gradients, query);  // dK += dS^T Q
+        if constexpr (Shape::kTakeTurns)
+          multiply_columns<Shape>(key_sums, score_gradients, query);  // dK += dS^T Q
         ptx::async_proxy_fence();
         barriers.pass_written(at.stage());
+        if constexpr (!Shape::kTakeTurns) {
+          if (before.step != at.step) {  // beside dK; then nobody waits for the other's dS
+            float query_sums[Shape::kHeadDim / 2];
+            multiply_queries<Shape>(query_sums, shared, before, first_query, barriers);
+            multiply_columns<Shape>(key_sums, score_gradients, query);
+            hand_over<Shape, 1>(query_sums, shared, before, first_query, barriers);
+          } else {
+            multiply_columns<Shape>(key_sums, score_gradients, query);
+          }
+          before = at;
+        }
         ptx::wgmma_wait<1>(value_sums);
         shared.gradient_ring.release_warp(at);
         ptx::wgmma_wait<0>(key_sums);
         shared.query_ring.release_warp(at);
-
-        if (barriers.reads(at.stage())) hand_over<Shape>(shared, at, first_query, barriers);
+        if (Shape::kTakeTurns && barriers.reads(at.stage())) {
+          float query_sums[Shape::kHeadDim / 2];
+          multiply_queries<Shape>(query_sums, shared, at, first_query, barriers);
+          hand_over<Shape, 0>(query_sums, shared, at, first_query, barriers);
+        }
         at.advance();
       });
+      if constexpr (!Shape::kTakeTurns) {
+        float query_sums[Shape::kHeadDim / 2];
+        multiply_queries<Shape>(query_sums, shared, before, first_query, barriers);
+        hand_over<Shape, 0>(query_sums, shared, before, first_query, barriers);
+      }
       shared.key_ring.pass_warp(key_at);
     }
 
@@ -402,7 +441,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int tiles = call.order.tiles();
   Shape::run(
       [&] {
-        if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
+        if (threadIdx.x == 0) load_tiles<Shape>(call, shared);
+        if (threadIdx.x == kHandOutThread) {
+          hand_out_tiles(shared, call.next_tile, tiles,
+                         [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); });
+        }
         const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
         if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders)
           add_query_sums<Shape>(call, shared, adder);

@@ -248,24 +248,20 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
 // The first queries that see a block's keys, with the gradients of their outputs; the keys and values; then
 // the other queries.
 template <class Shape, class Shared>
-__device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) {
+__device__ void load_tiles(const BackwardCall& call, Shared& shared) {
   RingPosition<1> key_at;
   RingPosition<Shape::kStages> query_at;
   RingPosition<Shape::kStages> gradient_at;
-  RingPosition<2> tile_at;
-  for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const KeyTile& tile = hand_out_tile(shared, tile_at, [&](KeyTile& to) {
-      to = index < tiles ? key_tile<Shape>(call, index) : KeyTile{.none = true};
-    });
-    if (tile.none) return;
-    if (tile.query_tiles == 0) continue;
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
+    const KeyTile& tile = shared.tile[tile_at.stage()];
     // The first queries need not wait for the end of the tile before, as keys do.
     bool keys_are_due = true;
     const auto load_keys = [&] {
+      const HeadPlaces keys(call.keys, tile.batch, tile.query_head);
       std::uint64_t& full = shared.key_ring.wait_to_load(key_at, sizeof(shared.key) + sizeof(shared.value));
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, call.keys, tile.query_head,
-                                               tile.index * Shape::kKeys, tile.head, tile.batch);
-      load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, call.keys, tile.query_head,
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.key, call.key, full, keys, tile.index * Shape::kKeys,
+                                               tile.head, tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(shared.value, call.value, full, keys,
                                                tile.index * Shape::kKeys, tile.head, tile.batch);
       key_at.advance();
       keys_are_due = false;
@@ -274,12 +270,13 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
       const int place = query_tile_of<Shape>(call, visit) * Shape::kQueries;
       const std::int64_t statistics =
           (static_cast<std::int64_t>(tile.batch) * call.heads_q + head) * call.padded_places + place;
+      const HeadPlaces places(call.queries, tile.batch, head);
       // Rows, and a number for each.
       const auto load_queries = [&](auto& ring, auto at, auto& to, const CUtensorMap& map, auto& numbers,
                                     const float* from) {
         std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]) + sizeof(numbers[0]));
-        load_rows<Shape::kQueries, Shape::kColumns>(to[at.stage()], map, full, call.queries, head, place,
-                                                    head, tile.batch);
+        load_rows<Shape::kQueries, Shape::kColumns>(to[at.stage()], map, full, places, place, head,
+                                                    tile.batch);
         ptx::bulk_load(numbers[at.stage()], from + statistics, sizeof(numbers[0]), full);
       };
       load_queries(shared.query_ring, query_at, shared.query, call.query, shared.lse, call.lse);
@@ -289,6 +286,7 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared, int tiles) 
       gradient_at.advance();
       if (keys_are_due) load_keys();
     });
+    shared.want_ring.publish({});
   }
 }
 
@@ -302,6 +300,8 @@ inline constexpr int before_threads(int head_dim) {
 // delta = sum of O dO, less what the log-sum-exp's own gradient adds.
 template <class Element, int kThreads>
 __global__ void before_backward_kernel(const BeforeCall call) {
+  ptx::let_next_kernel_begin();
+  ptx::wait_for_kernels_before();
   // 32 bits, as the launch checks: 64-bit divisions take longer than the memory.
   const std::uint32_t index = blockIdx.x * (blockDim.x / kThreads) + threadIdx.x / kThreads;
   const int lane = static_cast<int>(threadIdx.x) % kThreads;

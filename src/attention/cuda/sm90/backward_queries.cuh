@@ -9,8 +9,7 @@
 namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
-struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral, 2,
-                                  head_tiles(kHead, kOfGeneral).queries.consumer_registers> {
+struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr QueriesTile kTile = head_tiles(kHead, kOfGeneral).queries;
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);
@@ -30,43 +29,45 @@ struct alignas(1024) QueriesShared {
   Ring<1> query_ring;  // queries and gradients of outputs
   Ring<Shape::kKeyStages> key_ring;
   Ring<Shape::kValueStages> value_ring;
-  Ring<2> tile_ring;
-  QueryTile tile[2];
+  Ring<1> want_ring;
+  Ring<kTileSlots> tile_ring;
+  QueryTile tile[kTileSlots];
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
-    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring, tile_ring);
+    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
+    want_ring.init(1, 1);
+    tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };
 
 // ---- producer
 
 template <class Shape>
-__device__ void produce(const QueriesCall& call, QueriesShared<Shape>& shared, int tiles) {
+__device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<1> query_at;
-  RingPosition<2> tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
-  for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const QueryTile& tile = hand_out_tile(shared, tile_at, [&](QueryTile& to) {
-      to = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-    });
-    if (tile.none) return;
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
+    const QueryTile& tile = shared.tile[tile_at.stage()];
+    if (tile.key_tiles == 0) shared.want_ring.publish({});
     if (tile.key_tiles == 0) continue;
     std::uint64_t& query_full =
         shared.query_ring.wait_to_load(query_at, sizeof(shared.query) + sizeof(shared.output_gradient));
-    load_rows<Shape::kRows, Shape::kColumns>(shared.query, call.query, query_full, call.queries, tile.head,
-                                             tile.first_place, tile.head, tile.batch);
+    const HeadPlaces queries(call.queries, tile.batch, tile.head);
+    load_rows<Shape::kRows, Shape::kColumns>(shared.query, call.query, query_full, queries, tile.first_place,
+                                             tile.head, tile.batch);
     load_rows<Shape::kRows, Shape::kColumns>(shared.output_gradient, call.output_gradient, query_full,
-                                             call.queries, tile.head, tile.first_place, tile.head,
-                                             tile.batch);
+                                             queries, tile.first_place, tile.head, tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
+      if (n == min(tile.key_tiles - 1, kWantedAhead)) shared.want_ring.publish({});
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map) {
         std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
-        load_rows<Shape::kKeys, Shape::kColumns>(to[at.stage()], map, full, call.keys, tile.head, place,
-                                                 tile.head / call.group, tile.batch);
+        load_rows<Shape::kKeys, Shape::kColumns>(to[at.stage()], map, full,
+                                                 HeadPlaces(call.keys, tile.batch, tile.head), place,
+                                                 tile.key_head, tile.batch);
         at.advance();
       };
       load_keys(shared.key_ring, key_at, shared.key, call.key);
@@ -132,7 +133,7 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   const bool capped = Shape::kGeneral && call.softcap > 0;
   const float scale_log2 = (capped ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> query_at;
-  RingPosition<2> tile_at;
+  TilePosition tile_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kKeyStages> before;  // the key tile whose product is on its way, where they overlap
   RingPosition<Shape::kValueStages> value_at;
@@ -215,7 +216,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int tiles = call.order.tiles();
   Shape::run(
       [&] {
-        if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
+        if (threadIdx.x == 0) load<Shape>(call, shared);
+        if (threadIdx.x == kHandOutThread) {
+          hand_out_tiles(shared, call.next_tile, tiles,
+                         [&](QueryTile& to, int index) { to = query_tile<Shape>(call, index); });
+        }
       },
       [&] { consume<Shape>(call, shared); });
 }

@@ -2,9 +2,8 @@
 // alone. One consumer makes probabilities and holds dV, the other makes the gradients of scores and holds dK;
 // probabilities pass from one to the other through shared memory. While one makes them, the tensor cores
 // work for the other; and the product that adds to dV (dK) for one query tile is followed by the next tile's
-// scores (gradients) without a wait, so that a query tile is held for one step only. These two are a turn:
-// where consumers issue in order, one waits for its turn before the first of them and passes it on after the
-// second. dQ has a kernel of its own (backward_queries.cuh).
+// scores (gradients) without a wait, so that a query tile is held for one step only. dQ has a kernel of its
+// own (backward_queries.cuh).
 #pragma once
 
 #include "attention/cuda/sm90/backward_common.cuh"
@@ -14,13 +13,10 @@ namespace headroom::cuda::sm90 {
 template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kKeys = 64;
-  static constexpr int kQueries = 64;
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
-  static_assert(kTile.queries == kQueries && kTile.keys == kKeys);
-  static constexpr int kStages = kTile.stages;
-  // With two stages a consumer that waits for its turn holds up the loads, and 4 to 11 % are lost; with
-  // three, 8 % are gained.
-  static constexpr bool kIssueInOrder = kStages > 2;
+  static_assert(kTile.keys == kKeys);
+  static constexpr int kQueries = kTile.queries;
+  static constexpr int kStages = 2;
 };
 
 template <class Shape>
@@ -30,83 +26,67 @@ struct alignas(1024) WideShared {
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
-  alignas(1024) Element probability[2][Shape::kKeys * Shape::kQueries];  // a key per row
+  uint4 probability[2][Shape::kQueries / 16][kWarpgroup];  // as a consumer's threads hold them
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> probability_ring;
-  Ring<2> tile_ring;
-  KeyTile tile[2];
+  Ring<1> want_ring;
+  Ring<kTileSlots> tile_ring;
+  KeyTile tile[kTileSlots];
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, key_ring, query_ring, gradient_ring);
     probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
-    tile_ring.init(1, Shape::kConsumerWarps);
+    want_ring.init(1, 1);
+    tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };
 
 // ---- consumers
 
-// Where a lane's row of an 8 x 8 tile of 64 keys by 64 queries lies: rows are 128 bytes, their 16-byte pieces
-// swapped by the row's last bits. Tiles of 16 queries are 2 pieces apart.
-struct MatrixRow {
-  std::uint32_t row_offset;
-  int row_bits;
-  int piece;
-
-  __device__ __forceinline__ MatrixRow() {
-    const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + static_cast<int>(threadIdx.x) % 16;
-    row_offset = row * 128;
-    row_bits = row & 7;
-    piece = static_cast<int>(threadIdx.x) % 32 / 16;
-  }
-  __device__ __forceinline__ std::uint32_t address(const void* tile, int query) const {
-    return ptx::shared_address(tile) + row_offset + (((query / 8 + piece) ^ row_bits) << 4);
-  }
-};
-
-// P of 64 keys and 64 queries, for dV; and to shared memory for the other consumer, there with a softcap
-// times its slope, 1 - tanh^2.
+// P of 64 keys and a query tile, for dV; and to shared memory for the other consumer, whose threads hold what
+// those of this one hold; there with a softcap times its slope, 1 - tanh^2.
 template <class Shape>
-__device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabilities)[16],
-                                                        typename Shape::Element* shared_probability,
-                                                        const float (&scores)[32], const Columns<64>& lse,
-                                                        float scale_log2, bool capped,
-                                                        const MatrixRow& matrix) {
+__device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
+                                                        uint4 (&passed)[Shape::kQueries / 16][kWarpgroup],
+                                                        const float (&scores)[Shape::kQueries / 2],
+                                                        const Columns<Shape::kQueries>& lse, float scale_log2,
+                                                        bool capped) {
   using Element = typename Shape::Element;
 #pragma unroll
-  for (int k = 0; k < 64; k += 16) {
-    std::uint32_t passed[4];
+  for (int k = 0; k < Shape::kQueries / 16; ++k) {
+    std::uint32_t four[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int i = k / 2 + 2 * j;
+      const int i = 8 * k + 2 * j;
       const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(i)));
       const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(i + 1)));
       probabilities[i / 2] = ptx::pack<Element>(p, q);
-      passed[j] = probabilities[i / 2];
+      four[j] = probabilities[i / 2];
       if (capped) {
-        passed[j] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
-                                       q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
+        four[j] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
+                                     q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
       }
     }
-    ptx::store_matrix(matrix.address(shared_probability, k), passed[0], passed[1], passed[2], passed[3]);
+    passed[k][threadIdx.x % kWarpgroup] = make_uint4(four[0], four[1], four[2], four[3]);
   }
 }
 
 // dS = P (dP - delta), in the place of dP.
 template <class Shape>
-__device__ __forceinline__ void make_wide_score_gradients(float (&gradients)[32],
-                                                          const typename Shape::Element* shared_probability,
-                                                          const Columns<64>& delta, const MatrixRow& matrix) {
+__device__ __forceinline__ void make_wide_score_gradients(
+    float (&gradients)[Shape::kQueries / 2], const uint4 (&passed)[Shape::kQueries / 16][kWarpgroup],
+    const Columns<Shape::kQueries>& delta) {
 #pragma unroll
-  for (int k = 0; k < 64; k += 16) {
-    std::uint32_t pairs[4];
-    ptx::load_matrix(matrix.address(shared_probability, k), pairs);
+  for (int k = 0; k < Shape::kQueries / 16; ++k) {
+    const uint4 four = passed[k][threadIdx.x % kWarpgroup];
+    const std::uint32_t pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int i = k / 2 + 2 * j;
+      const int i = 8 * k + 2 * j;
       const float2 p = ptx::unpack<typename Shape::Element>(pairs[j]);
       gradients[i] = p.x * (gradients[i] - delta.of(i));
       gradients[i + 1] = p.y * (gradients[i + 1] - delta.of(i + 1));
@@ -118,16 +98,13 @@ template <class Shape>
 __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shared) {
   const int row_in_block = row_of_thread();
   const int first_column = column_of_thread();
-  const MatrixRow matrix;
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;  // of probabilities
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
-  const IssueOrder<Shape> issue{0};
-  issue.begin();
 
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
@@ -135,87 +112,74 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
       shared.key_ring.wait_full(key_at);
       for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
         const bool is_first = before.step == at.step;
-        float scores[32];
-        Columns<64> lse;
+        float scores[Shape::kQueries / 2];
+        Columns<Shape::kQueries> lse;
         shared.query_ring.wait_full(at);
         lse.read(shared.lse[at.stage()] + first_column);
-        if (is_first) issue.wait();
         multiply_rows<Shape, Shape::kKeys>(scores, shared.key, shared.query[at.stage()]);  // S^T = K Q^T
-        issue.pass();
         ptx::wgmma_wait<1>(sums);
         if (!is_first) shared.gradient_ring.pass_warp(before);
         ptx::wgmma_wait<0>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
-        std::uint32_t probabilities[16];
+        std::uint32_t probabilities[Shape::kQueries / 4];
         shared.probability_ring.wait_empty(pass_at);
         make_wide_probabilities<Shape>(probabilities, shared.probability[pass_at.stage()], scores, lse,
-                                       scale_log2, Shape::kGeneral && call.softcap > 0, matrix);
+                                       scale_log2, Shape::kGeneral && call.softcap > 0);
         shared.query_ring.release_warp(at);
         shared.probability_ring.publish_warp(pass_at);
         pass_at.advance();
         shared.gradient_ring.wait_full(at);
-        issue.wait();
         multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);  // dV += P^T dO
         at.advance();
       });
-      issue.pass();
       ptx::wgmma_wait<0>(sums);
       shared.gradient_ring.pass_warp(before);
       shared.key_ring.pass_warp(key_at);
     }
     store_key_rows<Shape>(call, tile, call.value_gradient, row_in_block, 1, sums);
   }
-  issue.end();
 }
 
 template <class Shape>
 __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared) {
   const int row_in_block = row_of_thread();
   const int first_column = column_of_thread();
-  const MatrixRow matrix;
   RingPosition<1> key_at;
   RingPosition<2> pass_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
-  const IssueOrder<Shape> issue{1};
-  issue.begin();
 
-  for (RingPosition<2> tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
     const KeyTile& tile = shared.tile[tile_at.stage()];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       shared.key_ring.wait_full(key_at);
       for_each_query_tile<Shape>(call, tile, [&](int, int) {
         const bool is_first = before.step == at.step;
-        float gradients[32];
-        Columns<64> delta;
+        float gradients[Shape::kQueries / 2];
+        Columns<Shape::kQueries> delta;
         shared.gradient_ring.wait_full(at);
         shared.query_ring.wait_full(at);
         delta.read(shared.delta[at.stage()] + first_column);
-        if (is_first) issue.wait();
         multiply_rows<Shape, Shape::kKeys>(gradients, shared.value, shared.output_gradient[at.stage()]);
-        issue.pass();
         ptx::wgmma_wait<1>(sums);
         if (!is_first) shared.query_ring.pass_warp(before);
         ptx::wgmma_wait<0>(gradients);
         shared.probability_ring.wait_full(pass_at);
-        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()], delta, matrix);
+        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()], delta);
         shared.probability_ring.pass_warp(pass_at);
         shared.gradient_ring.release_warp(at);
-        std::uint32_t score_gradients[16];
+        std::uint32_t score_gradients[Shape::kQueries / 4];
         pack_pairs<typename Shape::Element>(score_gradients, gradients);
-        issue.wait();
         multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);  // dK += dS^T Q
         at.advance();
       });
-      issue.pass();
       ptx::wgmma_wait<0>(sums);
       shared.query_ring.pass_warp(before);
       shared.key_ring.pass_warp(key_at);
     }
     store_key_rows<Shape>(call, tile, call.key_gradient, row_in_block, call.scale, sums);
   }
-  issue.end();
 }
 
 template <class Shape>
@@ -225,7 +189,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int tiles = call.order.tiles();
   Shape::run(
       [&] {
-        if (threadIdx.x == 0) load_tiles<Shape>(call, shared, tiles);
+        if (threadIdx.x == 0) load_tiles<Shape>(call, shared);
+        if (threadIdx.x == kHandOutThread) {
+          hand_out_tiles(shared, call.next_tile, tiles,
+                         [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); });
+        }
       },
       [&] {
         if (threadIdx.x < 2 * kWarpgroup) {

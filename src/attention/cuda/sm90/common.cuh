@@ -14,9 +14,8 @@ namespace headroom::cuda::sm90 {
 inline constexpr int kTileColumns = 64;  // of 16-bit elements in a 128-byte row of shared memory
 
 // What every kernel's shape has; `general` kernels are those with a softcap and block lists.
-template <class ElementType, int kHead, bool kOfGeneral, int kConsumers = 2,
-          int kRegisters = kConsumers == 2 ? 232 : 160>
-struct KernelShape : Roles<kConsumers, kRegisters> {
+template <class ElementType, int kHead, bool kOfGeneral, int kConsumers = 2>
+struct KernelShape : Roles<kConsumers, kConsumers == 2 ? 232 : 160> {
   using Element = ElementType;
   static constexpr bool kGeneral = kOfGeneral;
   static constexpr int kHeadDim = kHead;
@@ -53,55 +52,38 @@ __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, 
   return {batch, head - batch * heads_per_batch, in_section / heads};
 }
 
+// A head's rows that take part, found once for many loads.
+struct HeadPlaces {
+  const int* list;  // or null
+  int count;        // with it
+  int offset;
+
+  __device__ __forceinline__ HeadPlaces(const Places& places, int batch, int query_head)
+      : list(places.list(batch, query_head)),
+        count(list == nullptr ? 0 : places.count_of(batch, query_head)),
+        offset(places.offset(query_head)) {}
+};
+
 // Rows of shared memory from places of a head, in tiles of 64 columns. From a list of places row by row, with
 // zeros after its end.
 template <int kRows, int kColumns, class Element>
 __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, std::uint64_t& full,
-                                          const Places& places, int query_head, int place, int head,
-                                          int batch) {
-  const int* list = places.list(batch, query_head);
-  if (list == nullptr) {
+                                          const HeadPlaces& places, int place, int head, int batch) {
+  if (places.list == nullptr) {
 #pragma unroll
     for (int column = 0; column < kColumns; column += kTileColumns) {
-      ptx::tma_load(to + column * kRows, map, full, column, places.offset(query_head), place, head, batch);
+      ptx::tma_load(to + column * kRows, map, full, column, places.offset, place, head, batch);
     }
     return;
   }
-  const int count = places.count_of(batch, query_head);
+#pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
-    const int row = place + i < count ? list[place + i] : 0x7FFFFFFF;
+    const int row = place + i < places.count ? places.list[place + i] : 0x7FFFFFFF;
     for (int column = 0; column < kColumns; column += kTileColumns) {
       ptx::tma_load(to + column * kRows + i * kTileColumns, map, full, column, 0, row, head, batch);
     }
   }
 }
-
-// Consumers issue their products one after the other where the shape says so, so that one multiplies while
-// another exponentiates. There is a named barrier for each consumer; 0 is that of the whole block.
-enum IssueBarrier : int { kIssue = 1 };
-
-template <class Shape>
-struct IssueOrder {
-  int consumer;
-
-  __device__ __forceinline__ void begin() const {
-    // The first consumer is the first to issue: the last one lets it.
-    if (consumer == Shape::kConsumers - 1) pass();
-  }
-  __device__ __forceinline__ void wait() const {
-    if constexpr (!Shape::kIssueInOrder) return;
-    ptx::named_barrier_sync(kIssue + consumer, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void pass() const {
-    if constexpr (!Shape::kIssueInOrder) return;
-    const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
-    ptx::named_barrier_arrive(kIssue + next, 2 * kWarpgroup);
-  }
-  // What was passed last is waited for, so that barriers end as they began.
-  __device__ __forceinline__ void end() const {
-    if (consumer == 0) wait();
-  }
-};
 
 // A group of products, D = A B^T over the head's columns: 64 of A's kRows rows with all rows of B, two for
 // each register of D.

@@ -26,6 +26,7 @@ struct QueryTile {
 
   int batch;
   int head;
+  int key_head;
   int first_place;
   int places;  // none or less: past the end
   int first_key;
@@ -42,10 +43,32 @@ struct ForwardShape
   static constexpr int kKeys = kTile.keys;
   static constexpr int kStages = kTile.stages;
   static constexpr int kQueryStages = kTile.query_stages;
-  static constexpr bool kIssueInOrder = true;
   // Rows are dealt out to tiles in shares of 64, and consumers leave what their rows do not see to others.
   static constexpr bool kOwnKeyTiles = !kOfGeneral;
   static_assert(kTile.consumers <= QueryTile::kMostConsumers);
+};
+
+// Consumers issue their products one after the other, so that one multiplies while another exponentiates.
+// There is a named barrier for each consumer; 0 is that of the whole block.
+enum IssueBarrier : int { kIssue = 1 };
+
+template <class Shape>
+struct IssueOrder {
+  int consumer;
+
+  __device__ __forceinline__ void begin() const {
+    // The first consumer is the first to issue: the last one lets it.
+    if (consumer == Shape::kConsumers - 1) pass();
+  }
+  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(kIssue + consumer, 2 * kWarpgroup); }
+  __device__ __forceinline__ void pass() const {
+    const int next = consumer + 1 == Shape::kConsumers ? 0 : consumer + 1;
+    ptx::named_barrier_arrive(kIssue + next, 2 * kWarpgroup);
+  }
+  // What was passed last is waited for, so that barriers end as they began.
+  __device__ __forceinline__ void end() const {
+    if (consumer == 0) wait();
+  }
 };
 
 template <class Shape>
@@ -57,12 +80,15 @@ struct alignas(1024) ForwardShared {
   Ring<Shape::kQueryStages> query_ring;
   Ring<Shape::kStages> key_ring;
   Ring<Shape::kStages> value_ring;
-  Ring<2> tile_ring;
-  QueryTile tile[2];
+  Ring<1> want_ring;
+  Ring<kTileSlots> tile_ring;
+  QueryTile tile[kTileSlots];
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
-    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring, tile_ring);
+    init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
+    want_ring.init(1, 1);
+    tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };
 
@@ -105,6 +131,7 @@ __device__ QueryTile query_tile(const Call& call, int index) {
   tile.none = false;
   tile.batch = at.batch;
   tile.head = at.head;
+  tile.key_head = at.head / call.group;
   const int index_in_head = call.order.tiles_per_head - 1 - at.tile;
   const int count = call.queries.count_of(at.batch, at.head);
   if constexpr (!Shape::kOwnKeyTiles) {
@@ -155,6 +182,9 @@ __device__ __forceinline__ OwnKeyTiles own_key_tiles(const ForwardCall& call, co
 
 // ---- producer
 
+// The next tile is wanted when so many key tiles of this one are still to be loaded.
+inline constexpr int kWantedAhead = 2;
+
 // The statistics that a tile's rows resume from, into the L2, so that the epilogue does not wait for memory:
 // a line has 16 rows or more. Rows of a list are left out: its numbers would have to be read first.
 __device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const QueryTile& tile) {
@@ -168,75 +198,90 @@ __device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const 
 }
 
 template <class Shape>
-__device__ void produce(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
+__device__ void hand_out(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
+  hand_out_tiles(shared, call.next_tile, tiles, [&](QueryTile& to, int index) {
+    const QueryTile tile = query_tile<Shape>(call, index);
+    to = tile;
+    if (Shape::kOwnKeyTiles && tile.key_tiles > 0) {
+#pragma unroll
+      for (int i = 0; i < Shape::kConsumers; ++i) to.own[i] = own_key_tiles<Shape>(call, tile, i);
+    }
+  });
+}
+
+template <class Shape>
+__device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
   RingPosition<Shape::kQueryStages> query_at;
-  RingPosition<2> tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  for (int index = first_tile();; index = next_tile(call.next_tile)) {
-    const QueryTile& tile = hand_out_tile(shared, tile_at, [&](QueryTile& to) {
-      to = index < tiles ? query_tile<Shape>(call, index) : QueryTile{.none = true};
-      if (Shape::kOwnKeyTiles && to.key_tiles > 0) {
-#pragma unroll
-        for (int i = 0; i < Shape::kConsumers; ++i) to.own[i] = own_key_tiles<Shape>(call, to, i);
-      }
-    });
-    if (tile.none) return;
-    if (tile.key_tiles == 0) continue;
+  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
+    const QueryTile& tile = shared.tile[tile_at.stage()];
+    const HeadPlaces keys(call.keys, tile.batch, tile.head);
+    const int first_key = tile.first_key;
+    const int key_head = tile.key_head;
+    const int batch = tile.batch;
     const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map, int n) {
+      const int place = first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
-      load_rows<Shape::kKeys, Shape::kColumns>(
-          to[at.stage()], map, full, call.keys, tile.head,
-          tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n)), tile.head / call.group,
-          tile.batch);
+      load_rows<Shape::kKeys, Shape::kColumns>(to[at.stage()], map, full, keys, place, key_head, batch);
       at.advance();
     };
-    const auto load_key = [&](int n) { load_keys(shared.key_ring, key_at, shared.key, call.key, n); };
-    const auto load_value = [&](int n) {
-      load_keys(shared.value_ring, value_at, shared.value, call.value, n);
-    };
-    std::uint64_t& full = shared.query_ring.wait_to_load(query_at, sizeof(shared.query[0]));
-    load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage()], call.query, full, call.queries,
-                                             tile.head, tile.first_place, tile.head, tile.batch);
-    query_at.advance();
-    load_key(tile.key_tiles - 1);
-    for (int n = tile.key_tiles - 2; n >= 0; --n) {
-      load_key(n);
-      load_value(n + 1);
+    const int last = tile.key_tiles - 1;
+    if (last >= 0) {
+      std::uint64_t& full = shared.query_ring.wait_to_load(query_at, sizeof(shared.query[0]));
+      load_rows<Shape::kRows, Shape::kColumns>(shared.query[query_at.stage()], call.query, full,
+                                               HeadPlaces(call.queries, tile.batch, tile.head),
+                                               tile.first_place, tile.head, tile.batch);
+      query_at.advance();
+    } else {
+      shared.want_ring.publish({});
+    }
+    for (int n = last; n >= 0; --n) {
+      load_keys(shared.key_ring, key_at, shared.key, call.key, n);
+      if (n == min(last, kWantedAhead)) shared.want_ring.publish({});
+      if (n < last) load_keys(shared.value_ring, value_at, shared.value, call.value, n + 1);
     }
     prefetch_resumed(call, tile);
-    load_value(0);
+    if (last >= 0) load_keys(shared.value_ring, value_at, shared.value, call.value, 0);
   }
 }
 
 // ---- consumers
 
-// Finish: the rows' sums, the share of a sink or of what they resume from, then out.
-template <class Shape>
-__device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, int row_in_block,
-                                       const Softmax& softmax, float (&output)[Shape::kHeadDim / 2]) {
-  using Element = typename Shape::Element;
+// How a thread's two rows end: where they go, and what their outputs are multiplied by.
+struct RowEnds {
+  int row[2];  // -1: nowhere
+  float factor[2];
+  float keep_before[2];  // of what they resume from
+};
+
+// The rows' sums, with the share of a sink or of what they resume from.
+template <class Sum>
+__device__ __forceinline__ RowEnds end_rows(const ForwardCall& call, const QueryTile& tile, int row_in_block,
+                                            const Softmax& softmax) {
+  constexpr bool kResumes = std::is_same_v<Sum, double>;  // only f32 rows are resumed and stay open
   const std::int64_t statistics =
       (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.rows;
-  int row[2];
+  RowEnds ends;
   float lse[2];
-  double row_sum[2];
+  Sum row_sum[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {  // every read is issued before any is used
+    const int place = tile.first_place + row_in_block + 8 * r;
     const bool inside = row_in_block + 8 * r < tile.places;
-    row[r] = inside ? call.queries.row(tile.batch, tile.head, tile.first_place + row_in_block + 8 * r) : -1;
-    lse[r] = call.resume && inside ? call.lse[statistics + row[r]] : -INFINITY;
-    row_sum[r] = call.resume && inside && call.row_sum != nullptr ? call.row_sum[statistics + row[r]] : 0;
+    const int row = ends.row[r] = inside ? call.queries.row(tile.batch, tile.head, place) : -1;
+    const bool resumes = kResumes && call.resume && inside;
+    lse[r] = resumes ? call.lse[statistics + row] : -INFINITY;
+    row_sum[r] = resumes && call.row_sum != nullptr ? static_cast<Sum>(call.row_sum[statistics + row]) : 0;
   }
-  RowSoftmax other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
+  RowSoftmaxOf<Sum>
+      other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    other[r] = RowSoftmax::of(lse[r], row_sum[r]);
+    other[r] = RowSoftmaxOf<Sum>::of(lse[r], row_sum[r]);
     if (!call.resume && call.sinks != nullptr) other[r] = {call.sinks[tile.head] * kLog2E, 1};
   }
-  __syncwarp();  // the rows' four threads have read their statistics
-  float factor[2];
-  float keep_before[2];
+  if (kResumes) __syncwarp();  // the rows' four threads have read their statistics
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = softmax.sum[r];
@@ -248,34 +293,43 @@ __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile&
                            : fmaxf(softmax.maximum[r], other[r].base);
     const float keep = base == -INFINITY ? 0 : ptx::exp2_approximate(softmax.maximum[r] - base);
     const float share = base == -INFINITY ? 0 : ptx::exp2_approximate(other[r].base - base);
-    const RowSoftmax all{base, static_cast<double>(sum) * static_cast<double>(keep) +
-                                   static_cast<double>(share) * other[r].sum};
+    const RowSoftmaxOf<Sum> all{
+        base, static_cast<Sum>(sum) * static_cast<Sum>(keep) + static_cast<Sum>(share) * other[r].sum};
     float inverse = 1;  // a row that stays open is not divided
     if (call.row_sum == nullptr) inverse = all.sum > 0 ? __fdividef(1, static_cast<float>(all.sum)) : 0;
-    factor[r] = keep * inverse;
-    keep_before[r] = call.resume ? share * inverse : 0;
-    if (row[r] >= 0 && threadIdx.x % 4 == 0) all.store(call, statistics + row[r]);
+    ends.factor[r] = keep * inverse;
+    ends.keep_before[r] = call.resume ? share * inverse : 0;
+    if (ends.row[r] >= 0 && threadIdx.x % 4 == 0) all.store(call, statistics + ends.row[r]);
   }
-  if (call.output_is_f32) {
+  return ends;
+}
+
+__device__ __forceinline__ RowEnds end_rows(const ForwardCall& call, const QueryTile& tile, int row_in_block,
+                                            const Softmax& softmax) {
+  if (call.output_is_f32) [[unlikely]]
+    return end_rows<double>(call, tile, row_in_block, softmax);
+  return end_rows<float>(call, tile, row_in_block, softmax);
+}
+
+// Finish: the rows' outputs.
+template <class Shape>
+__device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, const RowEnds& ends,
+                                       float (&output)[Shape::kHeadDim / 2]) {
+  using Element = typename Shape::Element;
+  if (call.output_is_f32) [[unlikely]] {
+    const auto kept = [&](int r) { return ends.row[r] < 0 || ends.keep_before[r] == 1; };
     float* to[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to[r] = row[r] < 0 ? nullptr : call.output.template row<float>(tile.batch, tile.head, row[r]);
-    }
-    if (__all_sync(0xFFFFFFFF,
-                   (to[0] == nullptr || keep_before[0] == 1) && (to[1] == nullptr || keep_before[1] == 1))) {
-      add_wide_rows<Shape::kHeadDim>(output, factor, to, call.head_dim);
+    point_to_rows(to, call.output, tile.batch, tile.head, ends.row);
+    if (__all_sync(0xFFFFFFFF, kept(0) && kept(1))) {
+      add_wide_rows<Shape::kHeadDim>(output, ends.factor, to, call.head_dim);
     } else {
-      store_wide_rows<Shape::kHeadDim>(output, factor, to, keep_before, call.head_dim);
+      store_wide_rows<Shape::kHeadDim>(output, ends.factor, to, ends.keep_before, call.head_dim);
     }
     return;
   }
   Element* to[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    to[r] = row[r] < 0 ? nullptr : call.output.template row<Element>(tile.batch, tile.head, row[r]);
-  }
-  store_rows<Element, Shape::kHeadDim>(output, factor, to, call.head_dim);
+  point_to_rows(to, call.output, tile.batch, tile.head, ends.row);
+  store_rows<Element, Shape::kHeadDim>(output, ends.factor, to, call.head_dim);
 }
 
 // Keys that a thread's row r of two sees, counted from the first key of the tile's first. Rows past the end
@@ -311,7 +365,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   const IssueOrder<Shape> issue{consumer};
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<Shape::kQueryStages> query_at;
-  RingPosition<2> tile_at;
+  TilePosition tile_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
   issue.begin();
@@ -321,6 +375,7 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
 
     float output[Shape::kHeadDim / 2] = {};
     Softmax softmax;
+    RowEnds ends;
 
     if (tile.key_tiles > 0) {
       float scores[kScores];
@@ -424,12 +479,14 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
       shared.query_ring.pass_warp(query_at);
       shared.value_ring.wait_full(value_at);
       multiply_columns<Shape>(output, probabilities, shared.value[value_at.stage()]);
+      ends = end_rows(call, tile, row_in_block, softmax);
       ptx::wgmma_wait<0>(output);
       shared.value_ring.pass_warp(value_at);
       if constexpr (Shape::kOwnKeyTiles) leave_to_others(0);
+    } else {
+      ends = end_rows(call, tile, row_in_block, softmax);
     }
-
-    finish<Shape>(call, tile, row_in_block, softmax, output);
+    finish<Shape>(call, tile, ends, output);
   }
   issue.end();
 }
@@ -441,7 +498,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int tiles = call.order.tiles();
   Shape::run(
       [&] {
-        if (threadIdx.x == 0) produce<Shape>(call, shared, tiles);
+        if (threadIdx.x == 0) load<Shape>(call, shared);
+        if (threadIdx.x == kHandOutThread) hand_out<Shape>(call, shared, tiles);
       },
       [&] { consume<Shape>(call, shared); });
 }

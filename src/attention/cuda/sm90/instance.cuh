@@ -12,8 +12,8 @@ namespace headroom::cuda::sm90 {
 
 template <class Shape>
 void launch_forward(const ForwardCall& call, int blocks, const Stream& stream) {
-  launch("forward_kernel", forward_kernel<Shape>, blocks, Shape::kThreads, sizeof(ForwardShared<Shape>),
-         stream, call);
+  launch<Begin::early>("forward_kernel", forward_kernel<Shape>, blocks, Shape::kThreads,
+                       sizeof(ForwardShared<Shape>), stream, call);
 }
 
 template <class Element, int kHeadDim>
@@ -23,33 +23,34 @@ void launch_before(const BeforeCall& call, const Stream& stream) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 32) - kRowThreads;  // a block more has 32 bits too
   check(places <= kMost, "attention backward has {} rows over all heads, padding included; it takes up to {}",
         places, kMost);
-  launch("before_backward_kernel", before_backward_kernel<Element, kThreads>,
-         ceil_div(places * kThreads, kRowThreads), kRowThreads, 0, stream, call);
+  launch<Begin::early>("before_backward_kernel", before_backward_kernel<Element, kThreads>,
+                       ceil_div(places * kThreads, kRowThreads), kRowThreads, 0, stream, call);
 }
 
 template <class Element, int kHeadDim, bool kGeneral>
 void launch_backward(const BackwardCall& call, int blocks, const Stream& stream) {
   if constexpr (head_tiles(kHeadDim, kGeneral).queries_apart()) {
     using Shape = WideShape<Element, kHeadDim, kGeneral>;
-    launch("wide_backward_kernel", wide_backward_kernel<Shape>, blocks, Shape::kThreads,
-           sizeof(WideShared<Shape>), stream, call);
+    launch<Begin::early>("wide_backward_kernel", wide_backward_kernel<Shape>, blocks, Shape::kThreads,
+                         sizeof(WideShared<Shape>), stream, call);
   } else {
     using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
-    launch("backward_kernel", backward_kernel<Shape>, blocks, Shape::kThreads, sizeof(BackwardShared<Shape>),
-           stream, call);
+    launch<Begin::early>("backward_kernel", backward_kernel<Shape>, blocks, Shape::kThreads,
+                         sizeof(BackwardShared<Shape>), stream, call);
   }
 }
 
 template <class Shape>
 void launch_queries(const QueriesCall& call, int blocks, const Stream& stream) {
-  launch("queries_backward_kernel", queries_backward_kernel<Shape>, blocks, Shape::kThreads,
-         sizeof(QueriesShared<Shape>), stream, call);
+  launch<Begin::early>("queries_backward_kernel", queries_backward_kernel<Shape>, blocks, Shape::kThreads,
+                       sizeof(QueriesShared<Shape>), stream, call);
 }
 
 template <class Shape>
 void launch_after(const AfterCall& call, const Stream& stream) {
   const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.group_heads;
-  launch("after_backward_kernel", after_backward_kernel<Shape>, blocks, 2 * Shape::kQueries, 0, stream, call);
+  launch<Begin::early>("after_backward_kernel", after_backward_kernel<Shape>, blocks, 2 * Shape::kQueries, 0,
+                       stream, call);
 }
 
 template <class Element, int kHeadDim>

@@ -22,6 +22,9 @@ struct Kernels {
 // Throws where this build leaves the head size out.
 [[nodiscard]] const Kernels& kernels(DType dtype, int head_dim);
 
+// counters <- 0
+void zero_counters(int* counters, std::int64_t count, const Stream& stream);
+
 // seen_by <- the queries that see each key place, where intervals are tables; `lists` of them, [lists, ...]
 void write_seen_by(const Intervals& seen, const int* query_counts, int queries, int lists, int capacity,
                    int* first, int* last, const Stream& stream);

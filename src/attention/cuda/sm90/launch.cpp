@@ -179,7 +179,7 @@ struct Launches {
     to.resume = call.resume && to.output_is_f32;
     if (problem.dtype_of_output() == DType::f32) to.row_sum = call.row_sum;
     to.visits = workspace.visits;
-    set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
+    zero_counters(workspace.counters, 1, stream);
     compiled().forward[workspace.plan.general](to, blocks(to.order), stream);
   }
 
@@ -234,10 +234,10 @@ struct Launches {
     to.value_gradient = call.value_gradient;
     to.key_rows = write(call.key_gradient, call.add_key_gradients);
     to.visits = workspace.visits;
-    set_to_zero(workspace.counters, workspace.counter_bytes, stream);
     if (!workspace.plan.turns && !workspace.plan.tiles.queries_apart() && !open()) {
       set_to_zero(workspace.queries.sums, workspace.queries.sums_bytes, stream);
     }
+    zero_counters(workspace.counters, workspace.counter_bytes / 4, stream);
     compiled().backward[workspace.plan.general](to, blocks(to.order), stream);
     if (stream.libraries != nullptr && workspace.queries.sums_bytes > 0) {
       stream.libraries->mark_written({.first = workspace.queries.sums,
@@ -294,7 +294,7 @@ struct Launches {
     to.query_gradient = call.query_gradient;
     to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
-    set_to_zero(workspace.counters, Workspace::kNextTileBytes, stream);
+    zero_counters(workspace.counters, 1, stream);
     compiled().backward_queries[workspace.plan.general](to, blocks(to.order), stream);
   }
 

@@ -42,6 +42,8 @@ __device__ __forceinline__ Range visited_keys(const AfterCall& call, int batch, 
 // order of the registers that made them: four of every thread, then the next four.
 template <class Shape>
 __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(const AfterCall call) {
+  ptx::let_next_kernel_begin();
+  ptx::wait_for_kernels_before();
   const int m = static_cast<int>(blockIdx.x % call.query_tiles);
   const int rest = static_cast<int>(blockIdx.x / call.query_tiles);
   const int index = rest % (call.heads / call.group * call.group_heads);

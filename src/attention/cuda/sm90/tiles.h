@@ -30,7 +30,6 @@ struct BackwardTile {
   int queries;
   int keys;
   bool value_in_registers = false;  // as the left operand of dP, where there is room
-  int stages = 2;                   // of queries and of the gradients of their outputs
 
   bool operator==(const BackwardTile&) const = default;
 };
@@ -41,7 +40,6 @@ struct QueriesTile {
   int keys;
   int key_stages;
   int value_stages;
-  int consumer_registers;
   bool overlaps;  // products with arithmetic of the same consumer, where registers hold both
 
   bool operator==(const QueriesTile&) const = default;
@@ -64,16 +62,15 @@ inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
     {96, {3, 96, 2, 2, 12}, {64, 128, true}},
     // 160 registers of scores, outputs and probabilities; as wide as a causal block.
     {128, {2, 128, 2, 2, 32}, {64, 128}},
-    // 192 KiB of shared memory in forward; about 215 in backward, whose third stages make dK and dV 14 %
-    // faster.
-    {192, {2, 96, 2, 1, 24}, {64, 64, false, 3}, {128, 64, 3, 2, 232, true}},
+    // 192 KiB of shared memory in forward; 217 for dK and dV, 209 for dQ.
+    {192, {2, 96, 2, 1, 24}, {96, 64}, {128, 64, 3, 2, true}},
     // 224 KiB of shared memory; no registers for products that overlap.
-    {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 2, 1, 240, false}},
+    {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 2, 1, false}},
 }};
 
 // General kernels do what the plain ones have no registers for, a softcap and block lists. A softcap's
 // hyperbolic tangents need registers that a third consumer, 80 keys with a head of 256, 128 queries or V do
-// not leave. They have two stages of queries: three have not been measured there.
+// not leave.
 constexpr HeadTiles head_tiles(int head_dim, bool general) {
   for (HeadTiles tiles : kHeadTiles) {
     if (head_dim > tiles.head_dim) continue;
