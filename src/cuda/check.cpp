@@ -11,8 +11,4 @@ void check_cuda(cudaError_t code, const char* call, std::source_location where) 
               where);
 }
 
-void check_launch(const char* kernel, std::source_location where) {
-  check_cuda(cudaGetLastError(), kernel, where);
-}
-
 }  // namespace headroom

@@ -1,4 +1,4 @@
-// Every call of the CUDA runtime is checked, every launch too.
+// Every call of the CUDA runtime is checked.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,8 +10,5 @@ namespace headroom {
 // Throws where the call failed; running out of device memory is an error of kind memory.
 void check_cuda(cudaError_t code, const char* call,
                 std::source_location where = std::source_location::current());
-
-// After a launch: what the launch itself did wrong.
-void check_launch(const char* kernel, std::source_location where = std::source_location::current());
 
 }  // namespace headroom

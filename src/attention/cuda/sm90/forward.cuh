@@ -128,7 +128,6 @@ template <class Shape, class Call>
 __device__ QueryTile query_tile(const Call& call, int index) {
   const TileIndex at = tile_at(call.order, index, call.heads_q);
   QueryTile tile;
-  tile.none = false;
   tile.batch = at.batch;
   tile.head = at.head;
   tile.key_head = at.head / call.group;
