@@ -381,13 +381,9 @@ void expect_same_bits(Backend& gpu, const AttentionProblem& problem, std::string
 constexpr int kRepeats = 1000;
 
 AttentionProblem repeated(DType dtype, std::int64_t head_dim, std::int64_t batch, std::int64_t seq) {
-  AttentionProblem problem{.dtype = dtype,
-                           .batch = batch,
-                           .seq_q = seq,
-                           .seq_k = seq,
-                           .heads_q = 4,
-                           .heads_kv = 2,
-                           .head_dim = head_dim};
+  AttentionProblem problem{
+      .batch = batch, .seq_q = seq, .seq_k = seq, .heads_q = 4, .heads_kv = 2, .head_dim = head_dim};
+  problem.dtype = dtype;
   problem.mask.causal = true;
   return problem;
 }
