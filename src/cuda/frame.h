@@ -1,9 +1,10 @@
 // The frame of the Hopper kernels. A block's first warpgroup loads (the producer), the others compute (the
 // consumers), with registers that the first gives them. What is loaded passes through rings of shared memory
 // (pipeline.h), and so do the descriptions of the tiles that a persistent block works on. A kernel supplies
-//   Shape    its Roles, and the sizes of its tiles;
-//   Shared   what a block has in shared memory, with init(): how many arrive at every ring;
-//   produce  what it loads for a tile;  consume  what it computes for a tile, and how it finishes it.
+//   Shape     its Roles, and the sizes of its tiles;
+//   Shared    what a block has in shared memory, with init(): how many arrive at every ring;
+//   describe  what a tile is;  load  what is loaded for it;
+//   consume   what is computed for it, and how it is finished.
 #pragma once
 
 #include "cuda/pipeline.h"
@@ -69,7 +70,13 @@ struct Roles {
 // is left.
 inline constexpr int kTileSlots = 4;
 using TilePosition = RingPosition<kTileSlots>;
-inline constexpr int kHandOutThread = 96;
+inline constexpr int kHandOutThread = 96;  // of the producer's last warp
+
+// The loading thread wants the next tile: once for every tile.
+template <class Shared>
+__device__ __forceinline__ void want_next_tile(Shared& shared) {
+  shared.want_ring.publish({});
+}
 
 // Tiles are those with numbers below `tiles`; describe(tile, number) writes one.
 template <class Shared, class Describe>

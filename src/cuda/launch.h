@@ -11,7 +11,8 @@
 
 namespace headroom::cuda {
 
-// A kernel that waits for those before it by itself (ptx::wait_for_kernels_before) may begin while they end.
+// A kernel that waits for those before it by itself (ptx::wait_for_kernels_before) may begin before they have
+// ended: once all of their blocks have said so (ptx::let_next_kernel_begin).
 enum class Begin : std::uint8_t { after, early };
 
 template <Begin kBegin = Begin::after, class... Parameters>

@@ -1,16 +1,16 @@
 // Attention backward on Hopper. A block keeps a tile of keys and values with the sums of their gradients and
 // takes the query tiles that see them one after the other: scores and probabilities again
 // (transposed, so that they are the left operand of dV and dK without leaving registers), then the gradients
-// of scores, which also go through shared memory into dQ. One warp loads, two add dQ to global memory, two
-// warpgroups of 64 keys compute.
+// of scores, which also go through shared memory into dQ. One warp loads, one hands out tiles, two add dQ to
+// global memory, two warpgroups of 64 keys compute.
 //
 // Products and arithmetic of a consumer overlap: while it exponentiates scores, the tensor cores are at dP;
 // while it makes dS, at dV. P is made and multiplied in two halves of the queries, so that there is something
 // to multiply early. dS is not: it has to be stored before the products of dK, which it would wait behind.
-// dQ of 64 queries is one consumer's work: where a tile has no more, consumers
-// take turns, and while one makes and hands over dQ the other goes on; where a tile has 128, both make theirs
-// a step late, beside dK. What bounds a step is shared memory:
-// the operands of products, dS and dQ take about 2,650 of its 3,600 clocks.
+// dQ of 64 queries is one consumer's work: where a tile has no more, consumers take turns, and while one
+// makes and hands over dQ the other goes on; where a tile has 128, both make theirs a step late, beside dK.
+// What bounds a step is shared memory: the operands of products, dS and dQ take about 2,650 of its 3,600
+// clocks.
 //
 // dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each
 // waiting for its turn. A block waits only for blocks that took their work before it, so there is always one
@@ -41,6 +41,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
 // Two warps add dQ, each with every other tile: while one waits for its turn and for its bytes to arrive, the
 // other goes on.
 inline constexpr int kAdders = 2;
+static_assert(kHandOutThread / 32 > kAdders, "the first warp loads, the next ones add");
 
 template <class Shape>
 struct alignas(1024) BackwardShared {

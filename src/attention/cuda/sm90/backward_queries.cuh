@@ -14,7 +14,7 @@ struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);
   static constexpr int kKeys = kTile.keys;
-  static constexpr bool kOwnKeyTiles = false;  // the producer has no registers for them
+  static constexpr bool kOwnKeyTiles = false;  // both consumers take every key tile
   static constexpr int kKeyStages = kTile.key_stages;
   static constexpr int kValueStages = kTile.value_stages;
 };
@@ -50,7 +50,7 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<Shape::kValueStages> value_at;
   for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];
-    if (tile.key_tiles == 0) shared.want_ring.publish({});
+    if (tile.key_tiles == 0) want_next_tile(shared);
     if (tile.key_tiles == 0) continue;
     std::uint64_t& query_full =
         shared.query_ring.wait_to_load(query_at, sizeof(shared.query) + sizeof(shared.output_gradient));
@@ -61,7 +61,7 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
                                              queries, tile.first_place, tile.head, tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
-      if (n == min(tile.key_tiles - 1, kWantedAhead)) shared.want_ring.publish({});
+      if (n == min(tile.key_tiles - 1, kWantedAhead)) want_next_tile(shared);
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map) {
         std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));

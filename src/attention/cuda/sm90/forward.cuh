@@ -1,7 +1,7 @@
 // Attention forward on Hopper. A block keeps its share of query rows and takes key tiles one after the other:
-// one warp loads (producer), warpgroups of 64 rows multiply and exponentiate (consumers). While a consumer's
-// scores for one key tile are exponentiated, the tensor cores work on another consumer's products, and on its
-// own next scores.
+// one warp loads and another hands out tiles (producer), warpgroups of 64 rows multiply and exponentiate
+// (consumers). While a consumer's scores for one key tile are exponentiated, the tensor cores work on another
+// consumer's products, and on its own next scores.
 #pragma once
 
 #include <type_traits>
@@ -232,11 +232,11 @@ __device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
                                                tile.first_place, tile.head, tile.batch);
       query_at.advance();
     } else {
-      shared.want_ring.publish({});
+      want_next_tile(shared);
     }
     for (int n = last; n >= 0; --n) {
       load_keys(shared.key_ring, key_at, shared.key, call.key, n);
-      if (n == min(last, kWantedAhead)) shared.want_ring.publish({});
+      if (n == min(last, kWantedAhead)) want_next_tile(shared);
       if (n < last) load_keys(shared.value_ring, value_at, shared.value, call.value, n + 1);
     }
     prefetch_resumed(call, tile);
@@ -272,8 +272,8 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardCall& call, const Query
     lse[r] = resumes ? call.lse[statistics + row] : -INFINITY;
     row_sum[r] = resumes && call.row_sum != nullptr ? static_cast<Sum>(call.row_sum[statistics + row]) : 0;
   }
-  RowSoftmaxOf<Sum>
-      other[2];  // what else the softmax holds: a sink, or all that earlier patterns and chunks saw
+  // What else the softmax holds: a sink, or all that earlier patterns and chunks saw.
+  RowSoftmaxOf<Sum> other[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     other[r] = RowSoftmaxOf<Sum>::of(lse[r], row_sum[r]);

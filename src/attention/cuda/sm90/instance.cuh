@@ -10,10 +10,17 @@
 
 namespace headroom::cuda::sm90 {
 
+// Launches a kernel that takes a block's shared memory for itself.
+template <class Shape, class Shared, class Call>
+void launch_block(const char* name, void (*kernel)(Call), const Call& call, int blocks,
+                  const Stream& stream) {
+  static_assert(sizeof(Shared) <= 227 << 10, "a block of compute capability 9.0 has no more");
+  launch<Begin::early>(name, kernel, blocks, Shape::kThreads, sizeof(Shared), stream, call);
+}
+
 template <class Shape>
 void launch_forward(const ForwardCall& call, int blocks, const Stream& stream) {
-  launch<Begin::early>("forward_kernel", forward_kernel<Shape>, blocks, Shape::kThreads,
-                       sizeof(ForwardShared<Shape>), stream, call);
+  launch_block<Shape, ForwardShared<Shape>>("forward_kernel", forward_kernel<Shape>, call, blocks, stream);
 }
 
 template <class Element, int kHeadDim>
@@ -31,19 +38,19 @@ template <class Element, int kHeadDim, bool kGeneral>
 void launch_backward(const BackwardCall& call, int blocks, const Stream& stream) {
   if constexpr (head_tiles(kHeadDim, kGeneral).queries_apart()) {
     using Shape = WideShape<Element, kHeadDim, kGeneral>;
-    launch<Begin::early>("wide_backward_kernel", wide_backward_kernel<Shape>, blocks, Shape::kThreads,
-                         sizeof(WideShared<Shape>), stream, call);
+    launch_block<Shape, WideShared<Shape>>("wide_backward_kernel", wide_backward_kernel<Shape>, call, blocks,
+                                           stream);
   } else {
     using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
-    launch<Begin::early>("backward_kernel", backward_kernel<Shape>, blocks, Shape::kThreads,
-                         sizeof(BackwardShared<Shape>), stream, call);
+    launch_block<Shape, BackwardShared<Shape>>("backward_kernel", backward_kernel<Shape>, call, blocks,
+                                               stream);
   }
 }
 
 template <class Shape>
 void launch_queries(const QueriesCall& call, int blocks, const Stream& stream) {
-  launch<Begin::early>("queries_backward_kernel", queries_backward_kernel<Shape>, blocks, Shape::kThreads,
-                       sizeof(QueriesShared<Shape>), stream, call);
+  launch_block<Shape, QueriesShared<Shape>>("queries_backward_kernel", queries_backward_kernel<Shape>, call,
+                                            blocks, stream);
 }
 
 template <class Shape>

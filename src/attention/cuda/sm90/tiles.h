@@ -24,8 +24,7 @@ struct ForwardTile {
 
 // Backward: a block keeps key rows (64 per consumer, two consumers) and their dK and dV, and passes over
 // query tiles. A thread holds head_dim registers of sums, queries / 2 scores and as many gradients of them.
-// Larger heads have a kernel of their own, 64 keys by 64 queries, where one consumer holds dV and the other
-// dK.
+// Larger heads have a kernel of their own, for 64 keys, where one consumer holds dV and the other dK.
 struct BackwardTile {
   int queries;
   int keys;
@@ -62,7 +61,7 @@ inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
     {96, {3, 96, 2, 2, 12}, {64, 128, true}},
     // 160 registers of scores, outputs and probabilities; as wide as a causal block.
     {128, {2, 128, 2, 2, 32}, {64, 128}},
-    // 192 KiB of shared memory in forward; 217 for dK and dV, 209 for dQ.
+    // 192 KiB of shared memory in forward; 218 for dK and dV, 217 for dQ.
     {192, {2, 96, 2, 1, 24}, {96, 64}, {128, 64, 3, 2, true}},
     // 224 KiB of shared memory; no registers for products that overlap.
     {256, {2, 80, 2, 1, 0}, {64, 64}, {128, 64, 2, 1, false}},
