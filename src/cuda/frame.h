@@ -64,18 +64,18 @@ struct Roles {
 
 // The tiles that a persistent block works on: its own number, then numbers from a counter in global memory.
 // One thread of the producer, kHandOutThread, describes each in shared memory, where it stays until all are
-// done with it: registers are short. It takes the next number when the thread that loads wants it, near the
-// end of its tile: taken earlier, long tiles would wait in one block while another has nothing to do. Shared
-// has `Ring<1> want_ring; Ring<kTileSlots> tile_ring; Tile tile[kTileSlots];`, and a Tile has `none`: no work
-// is left.
+// done with it: registers are short. It takes the next number when the thread that loads requests it, near
+// the end of its tile: taken earlier, long tiles would wait in one block while another has nothing to do.
+// Shared has `Ring<1> request_ring; Ring<kTileSlots> tile_ring; Tile tile[kTileSlots];`, and a Tile has
+// `none`: no work is left.
 inline constexpr int kTileSlots = 4;
 using TilePosition = RingPosition<kTileSlots>;
 inline constexpr int kHandOutThread = 96;  // of the producer's last warp
 
-// The loading thread wants the next tile: once for every tile.
+// Called by the loading thread, once for every tile.
 template <class Shared>
-__device__ __forceinline__ void want_next_tile(Shared& shared) {
-  shared.want_ring.publish({});
+__device__ __forceinline__ void request_next_tile(Shared& shared) {
+  shared.request_ring.publish({});
 }
 
 // Tiles are those with numbers below `tiles`; describe(tile, number) writes one.
@@ -83,7 +83,7 @@ template <class Shared, class Describe>
 __device__ __forceinline__ void hand_out_tiles(Shared& shared, int* counter, int tiles,
                                                const Describe& describe) {
   TilePosition at;
-  RingPosition<1> wanted;
+  RingPosition<1> requested;
   for (int index = static_cast<int>(blockIdx.x);;
        index = static_cast<int>(gridDim.x) + atomicAdd(counter, 1)) {
     shared.tile_ring.wait_empty(at);
@@ -94,8 +94,8 @@ __device__ __forceinline__ void hand_out_tiles(Shared& shared, int* counter, int
     shared.tile_ring.publish(at);
     if (none) return;
     at.advance();
-    shared.want_ring.wait_full_asleep(wanted);
-    wanted.advance();
+    shared.request_ring.wait_full_asleep(requested);
+    requested.advance();
   }
 }
 

@@ -45,8 +45,10 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t& barrier, std::uint3
   } while (over == 0);
 }
 
-// Likewise, by a thread that has nothing else to do for long: it sleeps, and asks seldom.
+// Likewise, for long waits: the thread is suspended meanwhile, where a wait without a limit reads the barrier
+// every 50 clocks.
 __device__ __forceinline__ void mbarrier_wait_asleep(std::uint64_t& barrier, std::uint32_t parity) {
+  constexpr int kAtMost = 10'000'000;  // nanoseconds, then it is suspended again
   std::uint32_t over = 0;
   do {
     asm volatile(
@@ -56,7 +58,7 @@ __device__ __forceinline__ void mbarrier_wait_asleep(std::uint64_t& barrier, std
         "selp.u32 %0, 1, 0, over;\n"
         "}"
         : "=r"(over)
-        : "r"(shared_address(&barrier)), "r"(parity), "n"(10000000)
+        : "r"(shared_address(&barrier)), "r"(parity), "n"(kAtMost)
         : "memory");
   } while (over == 0);
 }

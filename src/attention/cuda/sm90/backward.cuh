@@ -59,7 +59,7 @@ struct alignas(1024) BackwardShared {
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> sums_ring;
-  Ring<1> want_ring;
+  Ring<1> request_ring;
   Ring<kTileSlots> tile_ring;
   KeyTile tile[kTileSlots];
   std::uint32_t never_written;
@@ -68,7 +68,7 @@ struct alignas(1024) BackwardShared {
     constexpr std::uint32_t kWarps = Shape::kConsumerWarps;
     init_rings(1, kWarps, key_ring, query_ring, gradient_ring);
     sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
-    want_ring.init(1, 1);
+    request_ring.init(1, 1);
     tile_ring.init(1, kWarps + kAdders + 1);
   }
 };

@@ -286,7 +286,7 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared) {
       gradient_at.advance();
       if (keys_are_due) load_keys();
     });
-    want_next_tile(shared);
+    request_next_tile(shared);
   }
 }
 

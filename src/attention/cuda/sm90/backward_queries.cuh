@@ -29,14 +29,14 @@ struct alignas(1024) QueriesShared {
   Ring<1> query_ring;  // queries and gradients of outputs
   Ring<Shape::kKeyStages> key_ring;
   Ring<Shape::kValueStages> value_ring;
-  Ring<1> want_ring;
+  Ring<1> request_ring;
   Ring<kTileSlots> tile_ring;
   QueryTile tile[kTileSlots];
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
-    want_ring.init(1, 1);
+    request_ring.init(1, 1);
     tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };
@@ -50,7 +50,7 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<Shape::kValueStages> value_at;
   for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
     const QueryTile& tile = shared.tile[tile_at.stage()];
-    if (tile.key_tiles == 0) want_next_tile(shared);
+    if (tile.key_tiles == 0) request_next_tile(shared);
     if (tile.key_tiles == 0) continue;
     std::uint64_t& query_full =
         shared.query_ring.wait_to_load(query_at, sizeof(shared.query) + sizeof(shared.output_gradient));
@@ -61,7 +61,7 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
                                              queries, tile.first_place, tile.head, tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
-      if (n == min(tile.key_tiles - 1, kWantedAhead)) want_next_tile(shared);
+      if (n == min(tile.key_tiles - 1, kRequestedAhead)) request_next_tile(shared);
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map) {
         std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));

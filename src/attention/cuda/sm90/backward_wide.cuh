@@ -33,14 +33,14 @@ struct alignas(1024) WideShared {
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> probability_ring;
-  Ring<1> want_ring;
+  Ring<1> request_ring;
   Ring<kTileSlots> tile_ring;
   KeyTile tile[kTileSlots];
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, key_ring, query_ring, gradient_ring);
     probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
-    want_ring.init(1, 1);
+    request_ring.init(1, 1);
     tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };

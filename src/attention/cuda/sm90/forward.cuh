@@ -80,14 +80,14 @@ struct alignas(1024) ForwardShared {
   Ring<Shape::kQueryStages> query_ring;
   Ring<Shape::kStages> key_ring;
   Ring<Shape::kStages> value_ring;
-  Ring<1> want_ring;
+  Ring<1> request_ring;
   Ring<kTileSlots> tile_ring;
   QueryTile tile[kTileSlots];
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
-    want_ring.init(1, 1);
+    request_ring.init(1, 1);
     tile_ring.init(1, Shape::kConsumerWarps + 1);
   }
 };
@@ -181,8 +181,8 @@ __device__ __forceinline__ OwnKeyTiles own_key_tiles(const ForwardCall& call, co
 
 // ---- producer
 
-// The next tile is wanted when so many key tiles of this one are still to be loaded.
-inline constexpr int kWantedAhead = 2;
+// The next tile is requested when so many key tiles of this one are still to be loaded; four are no faster.
+inline constexpr int kRequestedAhead = 2;
 
 // The statistics that a tile's rows resume from, into the L2, so that the epilogue does not wait for memory:
 // a line has 16 rows or more. Rows of a list are left out: its numbers would have to be read first.
@@ -232,11 +232,11 @@ __device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
                                                tile.first_place, tile.head, tile.batch);
       query_at.advance();
     } else {
-      want_next_tile(shared);
+      request_next_tile(shared);
     }
     for (int n = last; n >= 0; --n) {
       load_keys(shared.key_ring, key_at, shared.key, call.key, n);
-      if (n == min(last, kWantedAhead)) want_next_tile(shared);
+      if (n == min(last, kRequestedAhead)) request_next_tile(shared);
       if (n < last) load_keys(shared.value_ring, value_at, shared.value, call.value, n + 1);
     }
     prefetch_resumed(call, tile);
