@@ -165,6 +165,9 @@ __device__ __forceinline__ void fence_device() {
 // Turns in a rising order: a block waits until `previous` has given its own (-1: for nobody).
 __device__ __forceinline__ void wait_for_turn_after(int previous, const int* turn) {
   while (*const_cast<const volatile int*>(turn) <= previous) {
+#if !defined(__CUDACC__)
+    Block::current().ask_again("its turn");
+#endif
   }
   fence_device();
 }

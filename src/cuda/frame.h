@@ -20,7 +20,11 @@ __device__ __forceinline__ int warpgroup_index() {
 
 template <class Shared>
 __device__ __forceinline__ Shared& shared_memory() {
+#if defined(__CUDACC__)
   extern __shared__ float4 raw[];
+#else
+  float4* raw = cuda::shared_memory;
+#endif
   return *reinterpret_cast<Shared*>(raw);
 }
 

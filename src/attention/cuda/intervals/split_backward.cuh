@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(SplitBackward<D>::kThreads, 1)
     split_backward_kernel(const __grid_constant__ AttentionCall call,
                           const __grid_constant__ QueryTiling tiling) {
   using Shared = SplitBackward<D>;
-  auto& shared = shared_memory<Shared>();
+  auto& shared = headroom::shared_memory<Shared>();
   if (threadIdx.x == 0) {
     shared.share = KeyShare::of(call, take_number(call.next_share), 1);
     shared.key_ring.init(kWarpgroup, 1);

@@ -218,7 +218,11 @@ template <int D>
 __global__ void __launch_bounds__(SplitForward<D>::Block::kThreads, 1)
     split_forward_kernel(const __grid_constant__ AttentionCall call,
                          const __grid_constant__ QueryTiling tiling, std::int64_t tiles) {
+#if defined(__CUDACC__)
   extern __shared__ float4 raw[];  // through shared_memory() the loops come out in another order
+#else
+  float4* raw = shared_memory;
+#endif
   auto& shared = *reinterpret_cast<SplitForward<D>*>(raw);
   // The last tiles of a causal mask are the longest: they start first.
   const std::int64_t tile = tiles - 1 - static_cast<std::int64_t>(blockIdx.x) % tiles;

@@ -1,0 +1,116 @@
+// Hopper's attention kernels run thread by thread on the CPU, several blocks at a time: their copies and
+// products are done at once, as late as possible, or at drawn moments, and threads are held up at random.
+// What they compute must not depend on it.
+#include "cuda/on_host.h"
+// Kernels come after what they need of the language.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "attention/on_host.h"
+#include "attention/small_cases.h"
+#include "attention_cases.h"
+
+namespace headroom::cuda {
+namespace {
+
+const DeviceDescription kHopper{.kind = DeviceKind::cuda,
+                                .name = "on host",
+                                .cores = 3,
+                                .l2_bytes = 50 << 20,
+                                .compute_major = 9,
+                                .compute_minor = 0};
+
+class HopperOnHost : public testing::Test {
+ protected:
+  HopperOnHost() { resident_blocks = kHopper.cores; }
+  ~HopperOnHost() override {
+    resident_blocks = 1;
+    Beside::current().choose(Beside::Moments::at_once);
+  }
+};
+
+const AttentionImplementation& row_of(const AttentionProblem& problem) {
+  return *choose(attention_implementations(), problem, kHopper).implementation;
+}
+
+// Every step-th case of the shared list; how many were served.
+int run_cases(std::string_view name, std::size_t step) {
+  const AttentionImplementation& row = find_attention(name);
+  std::vector<AttentionCase> cases;
+  for (AttentionCase& c : attention_cases()) {
+    const bool slow = c.group == "large" || c.group == "many tiles";
+    if (!slow && row.supports(c.problem, kHopper)) cases.push_back(std::move(c));
+  }
+  int served = 0;
+  for (std::size_t i = 0; i < cases.size(); i += step) {
+    Beside::current().choose(Beside::Moments::drawn, i);
+    EXPECT_LE(run_attention_case(cases[i], row, 2, {.description = kHopper}).worst(), 1)
+        << cases[i].group << ": " << cases[i].name;
+    ++served;
+  }
+  return served;
+}
+
+TEST_F(HopperOnHost, WithinThePlainComputation) {
+  EXPECT_GT(run_cases("sm90", 8), 40);
+}
+TEST_F(HopperOnHost, WithinThePlainComputationInF32) {
+  EXPECT_GT(run_cases("bf16x3", 10), 10);
+}
+
+TEST_F(HopperOnHost, ChunksMakeTheWhole) {
+  ChunkRunner runner = chunks_on_host(kHopper, row_of);
+  runner.multiplies_in_16_bits = true;
+  EXPECT_EQ(run_chunk_draws(runner, 1, 20), 20);
+}
+
+TEST_F(HopperOnHost, NoListMakesBackwardWaitForEver) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    expect_no_list_waits_for_ever(find_attention("sm90"), DType::bf16, head_dim, kHopper);
+  }
+  expect_no_list_waits_for_ever(find_attention("bf16x3"), DType::f32, 64, kHopper);
+}
+
+class HopperMoments : public HopperOnHost, public testing::WithParamInterface<SmallCase> {};
+
+// In deterministic order all bits are the same whatever happens when; in free order dQ is right.
+TEST_P(HopperMoments, DoNotMatter) {
+  const AttentionCase& c = GetParam().c;
+  const AttentionImplementation& row = row_of(c.problem);
+  ASSERT_EQ(row.name, c.problem.dtype == DType::f32 ? "bf16x3" : "sm90");
+  const Stream stream{.device = &kHopper, .pool = nullptr, .poll = {}, .native = nullptr};
+  std::vector<double> first;
+  const auto run = [&](Beside::Moments moments, std::uint64_t seed) {
+    Beside::current().choose(moments, seed);
+    std::vector<double> bits;
+    const auto errors = run_attention_case(
+        c,
+        [&](const AttentionBackward& views) {
+          const Scratch workspace(std::max(row.workspace_bytes(c.problem, kHopper, Pass::forward),
+                                           row.workspace_bytes(c.problem, kHopper, Pass::backward)));
+          row.forward(c.problem, views.forward, workspace.view(), stream);
+          row.backward(c.problem, views, workspace.view(), stream);
+          for (const TensorView& view : {views.forward.output, views.forward.lse, views.key_gradient,
+                                         views.value_gradient, views.query_gradient}) {
+            if (!c.problem.deterministic && view.raw() == views.query_gradient.raw()) continue;
+            for (std::int64_t i = 0; i < view.elements(); ++i) bits.push_back(read_element(view, i));
+          }
+        },
+        2);
+    EXPECT_LE(errors.worst(), 1);
+    if (first.empty()) first = bits;
+    EXPECT_TRUE(bits == first) << "seed " << seed;
+  };
+  run(Beside::Moments::at_once, 0);
+  run(Beside::Moments::as_late_as_possible, 0);
+  for (const std::uint64_t seed : {1, 2}) run(Beside::Moments::drawn, seed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, HopperMoments, testing::ValuesIn(small_cases()),
+                         [](const auto& given) { return given.param.name; });
+
+}  // namespace
+}  // namespace headroom::cuda
