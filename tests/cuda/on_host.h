@@ -145,6 +145,8 @@ class Block {
     void* aligned = shared_.data();
     std::size_t space = shared_.size() * sizeof(float4);
     shared_begin_ = static_cast<float4*>(std::align(kSharedAlignment, shared_bytes, aligned, space));
+    shared_bytes_ = shared_bytes;
+    fenced_.assign(shared_bytes, std::byte{0xFF});
     named_.fill({});
     threads_ = static_cast<std::size_t>(threads);
     if (fibers_.size() < threads_) {  // those of larger blocks stay: their stacks are used again
@@ -164,6 +166,18 @@ class Block {
   }
 
   [[nodiscard]] float4* shared() const { return shared_begin_; }
+  // Shared memory as copy engine and tensor cores read it: without what threads stored after their last
+  // fence.
+  [[nodiscard]] std::byte* fenced() { return fenced_.data(); }
+  // A warp's threads have all stored before its last one comes here.
+  void fence() {
+    if (threadIdx.x % kWarpSize == kWarpSize - 1) std::memcpy(fenced(), shared_begin_, shared_bytes_);
+  }
+  // What the copy engine stores is there for threads, too, once a barrier has said so.
+  void store_fenced(std::uint32_t address, const void* from, std::size_t bytes) {
+    std::memcpy(fenced() + address, from, bytes);
+    std::memcpy(reinterpret_cast<std::byte*>(shared_begin_) + address, from, bytes);
+  }
   void sync_block() { wait(Waits::for_block); }
   void sync_warp() { wait(Waits::for_warp); }
   // Until the condition holds; `what` is for who asks why nothing goes on.
@@ -324,6 +338,8 @@ class Block {
   unsigned index_ = 0;
   std::vector<float4> shared_;
   float4* shared_begin_ = nullptr;
+  std::size_t shared_bytes_ = 0;
+  std::vector<std::byte> fenced_;
   std::array<NamedBarrier, 16> named_{};
   std::vector<Fiber> fibers_;
   std::size_t threads_ = 0;  // of the block that runs

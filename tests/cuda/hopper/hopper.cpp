@@ -136,7 +136,7 @@ void issue_product(const HostProduct& product, float* sums, const std::uint32_t*
   mine.sums[lane] = sums;
   if (a_registers != nullptr) std::copy_n(a_registers, 4, mine.a_registers[lane].begin());
   if (std::ranges::min(products.count) != products.count[lane]) return;
-  const auto* shared = reinterpret_cast<const std::byte*>(cuda::shared_memory);
+  const std::byte* shared = cuda::Block::current().fenced();
   const int warp = static_cast<int>(threadIdx.x % kWarpgroup / 32);
   cuda::Beside::current().add([&products, shared, warp] {
     multiply(products.issued.front(), shared, warp);
@@ -167,10 +167,10 @@ void tma_load(void* to, const CUtensorMap& map, std::uint64_t& barrier, int c0, 
   HostTensorMap host{};
   std::memcpy(&host, &map, sizeof host);
   const std::array<std::int64_t, 5> begin = {c0, c1, c2, c3, c4};
-  auto* shared = reinterpret_cast<std::byte*>(cuda::shared_memory);
+  auto& block = cuda::Block::current();
   const std::uint32_t address = shared_address(to);
   cuda::Block::require(address % kRowBytes == 0, "a box begins at a multiple of 128 bytes");
-  cuda::Beside::current().add([=, &barrier] {
+  cuda::Beside::current().add([=, &barrier, &block] {
     std::uint32_t row = 0;
     std::array<std::int64_t, 5> at{};
     for (at[4] = 0; at[4] < host.box[4]; ++at[4]) {
@@ -191,7 +191,7 @@ void tma_load(void* to, const CUtensorMap& map, std::uint64_t& barrier, int c0, 
                 std::memcpy(&element, from + 2 * coordinate, sizeof element);
               }
               const std::uint32_t place = address + row * kRowBytes + static_cast<std::uint32_t>(2 * column);
-              std::memcpy(shared + swizzled(place), &element, sizeof element);
+              block.store_fenced(swizzled(place), &element, sizeof element);
             }
             ++row;
           }

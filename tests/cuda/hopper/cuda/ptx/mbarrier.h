@@ -82,7 +82,9 @@ inline void named_barrier_sync(int id, int threads) {
 inline void named_barrier_arrive(int id, int threads) {
   cuda::Block::current().arrive(id, threads);
 }
-inline void async_proxy_fence() {}
+inline void async_proxy_fence() {
+  cuda::Block::current().fence();
+}
 
 }  // namespace ptx
 }  // namespace headroom

@@ -23,8 +23,9 @@ inline void check_bulk(const void* shared, const void* global, std::uint32_t byt
 
 inline void bulk_load(void* to, const void* from, std::uint32_t bytes, std::uint64_t& barrier) {
   check_bulk(to, from, bytes);
-  cuda::Beside::current().add([=, &barrier] {
-    std::memcpy(to, from, bytes);
+  auto& block = cuda::Block::current();
+  cuda::Beside::current().add([=, &barrier, &block, address = shared_address(to)] {
+    block.store_fenced(address, from, bytes);
     mbarrier_complete(barrier, bytes);
   });
 }
@@ -45,9 +46,10 @@ struct BulkCopies {
     BulkCopies& copies = of_thread();
     ++copies.unread;
     ++copies.undone;
+    const std::byte* fenced = cuda::Block::current().fenced() + shared_address(from);
     cuda::Beside::current().add([=, &copies] {
       std::vector<float> read(bytes / sizeof(float));
-      std::memcpy(read.data(), from, bytes);
+      std::memcpy(read.data(), fenced, bytes);
       --copies.unread;
       cuda::Beside::current().add([=, &copies] {
         for (std::size_t i = 0; i < read.size(); ++i) write(to[i], read[i]);
