@@ -1,8 +1,8 @@
 # The Hopper kernels: a file per dtype and head size, generated into the build folder.
 set(table ${PROJECT_SOURCE_DIR}/src/attention/cuda/sm90/tiles.h)  # a row for each head size
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
-file(STRINGS ${table} HEADROOM_SM90_HEAD_DIMS REGEX "^    {[0-9]+, {")
-list(TRANSFORM HEADROOM_SM90_HEAD_DIMS REPLACE "^    {([0-9]+), .*" "\\1")
+file(STRINGS ${table} HEADROOM_SM90_HEAD_DIMS REGEX "^    {[0-9]+,")
+list(TRANSFORM HEADROOM_SM90_HEAD_DIMS REPLACE "^    {([0-9]+),.*" "\\1")
 
 # result <- the files of these head sizes and of their table
 function(sm90_instances result)

@@ -2,7 +2,7 @@
 // consumers), with registers that the first gives them. What is loaded passes through rings of shared memory
 // (pipeline.h), and so do the descriptions of the tiles that a persistent block works on. A kernel supplies
 //   Shape     its Roles, and the sizes of its tiles;
-//   Shared    what a block has in shared memory, with init(): how many arrive at every ring;
+//   Shared    what a block has in shared memory, its Tiles too, with init(): how many arrive at every ring;
 //   describe  what a tile is;  load  what is loaded for it;
 //   consume   what is computed for it, and how it is finished.
 #pragma once
@@ -70,44 +70,67 @@ struct Roles {
 // One thread of the producer, kHandOutThread, describes each in shared memory, where it stays until all are
 // done with it: registers are short. It takes the next number when the thread that loads requests it, near
 // the end of its tile: taken earlier, long tiles would wait in one block while another has nothing to do.
-// Shared has `Ring<1> request_ring; Ring<kTileSlots> tile_ring; Tile tile[kTileSlots];`, and a Tile has
-// `none`: no work is left.
+// A Tile has `none`: no work is left.
 inline constexpr int kTileSlots = 4;
 using TilePosition = RingPosition<kTileSlots>;
 inline constexpr int kHandOutThread = 96;  // of the producer's last warp
 
-// Called by the loading thread, once for every tile.
-template <class Shared>
-__device__ __forceinline__ void request_next_tile(Shared& shared) {
-  shared.request_ring.publish({});
-}
+template <class Tile>
+struct Tiles {
+  Ring<1> request_ring;
+  Ring<kTileSlots> ring;
+  Tile slot[kTileSlots];
 
-// Tiles are those with numbers below `tiles`; describe(tile, number) writes one.
-template <class Shared, class Describe>
-__device__ __forceinline__ void hand_out_tiles(Shared& shared, int* counter, int tiles,
-                                               const Describe& describe) {
-  TilePosition at;
-  RingPosition<1> requested;
-  for (int index = static_cast<int>(blockIdx.x);;
-       index = static_cast<int>(gridDim.x) + atomicAdd(counter, 1)) {
-    shared.tile_ring.wait_empty(at);
-    auto& tile = shared.tile[at.stage()];
-    const bool none = index >= tiles;
-    if (!none) describe(tile, index);
-    tile.none = none;
-    shared.tile_ring.publish(at);
-    if (none) return;
-    at.advance();
-    shared.request_ring.wait_full_asleep(requested);
-    requested.advance();
+  // Readers are threads and warps that wait for every tile and pass it.
+  __device__ __forceinline__ void init(std::uint32_t readers) {
+    request_ring.init(1, 1);
+    ring.init(1, readers);
   }
-}
+  // Called by the loading thread, once for every tile.
+  __device__ __forceinline__ void request_next() { request_ring.publish({}); }
+  // Returns false where no work is left.
+  __device__ __forceinline__ bool wait(TilePosition at) {
+    ring.wait_full(at);
+    return !slot[at.stage()].none;
+  }
+  __device__ __forceinline__ const Tile& operator[](TilePosition at) const { return slot[at.stage()]; }
+  __device__ __forceinline__ void pass(TilePosition& at) { ring.pass(at); }
+  __device__ __forceinline__ void pass_warp(TilePosition& at) { ring.pass_warp(at); }
 
-// Everybody else waits for a tile. Returns false where no work is left.
-template <class Shared>
-__device__ __forceinline__ bool wait_for_tile(Shared& shared, TilePosition at) {
-  shared.tile_ring.wait_full(at);
-  return !shared.tile[at.stage()].none;
+  // Tiles are those with numbers below `count`; describe(tile, number) writes one.
+  template <class Describe>
+  __device__ __forceinline__ void hand_out(int* counter, int count, const Describe& describe) {
+    TilePosition at;
+    RingPosition<1> requested;
+    for (int index = static_cast<int>(blockIdx.x);;
+         index = static_cast<int>(gridDim.x) + atomicAdd(counter, 1)) {
+      ring.wait_empty(at);
+      Tile& tile = slot[at.stage()];
+      const bool none = index >= count;
+      if (!none) describe(tile, index);
+      tile.none = none;
+      ring.publish(at);
+      if (none) return;
+      at.advance();
+      request_ring.wait_full_asleep(requested);
+      requested.advance();
+    }
+  }
+};
+
+// A kernel: describe(tile, number) says what a tile is; produce(shared) runs in the first warpgroup, where
+// one thread describes tiles instead, and consume(shared) in the others.
+template <class Shape, class Shared, class Call, class Describe, class Produce, class Consume>
+__device__ __forceinline__ void run_block(const Call& call, const Describe& describe, const Produce& produce,
+                                          const Consume& consume) {
+  auto& shared = begin_block<Shared>();
+  const int tiles = call.order.tiles();
+  Shape::run(
+      [&] {
+        produce(shared);
+        if (threadIdx.x == kHandOutThread) shared.tiles.hand_out(call.next_tile, tiles, describe);
+      },
+      [&] { consume(shared); });
 }
 
 }  // namespace headroom

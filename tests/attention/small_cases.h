@@ -65,6 +65,11 @@ inline std::vector<SmallCase> small_cases() {
   add("window", 96, 300, [](AttentionCase& c) { c.problem.mask.window_left = 50; });
   add("full", 128, 300, [](AttentionCase& c) { c.problem.seq_q = 130; });
   add("documents", 128, 300, documents);
+  add("group", 128, 500, [&](AttentionCase& c) {
+    causal(c);
+    c.problem.heads_q = 8;
+    c.problem.heads_kv = 2;
+  });
   add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
   add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });
   const auto blocks = [](AttentionCase& c) {

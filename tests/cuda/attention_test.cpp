@@ -395,6 +395,11 @@ TEST_F(CudaAttention, SameBitsAThousandTimesIn16Bits) {
     expect_same_bits(gpu, repeated(DType::bf16, head_dim, batch, seq), "sm90", kRepeats);
     if (HasFatalFailure()) return;
   }
+  // Waves of key tiles that alternate.
+  AttentionProblem grouped = repeated(DType::bf16, 128, 1, 6400);
+  grouped.heads_q = 16;
+  grouped.heads_kv = 4;
+  expect_same_bits(gpu, grouped, "sm90", kRepeats / 4);
 }
 
 TEST_F(CudaAttention, SameBitsAThousandTimesInF32) {

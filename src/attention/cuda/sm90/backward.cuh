@@ -29,6 +29,7 @@ enum BackwardBarrier : int {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
+  static constexpr const char* kKernel = "backward_kernel";
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static constexpr int kKeys = kTile.keys;
   static_assert(kKeys == 64 * BackwardShape::kConsumers);
@@ -54,22 +55,19 @@ struct alignas(1024) BackwardShared {
       score_gradient[2][Shape::kKeys * Shape::kQueries];  // tiles of 64 keys, a query per row
   alignas(1024) float query_sums[2][Shape::kQueries * Shape::kHeadDim];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
-  alignas(16) float delta[Shape::kStages][Shape::kQueries];
+  alignas(16) float minus_delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;  // keys and values of a piece of work
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> sums_ring;
-  Ring<1> request_ring;
-  Ring<kTileSlots> tile_ring;
-  KeyTile tile[kTileSlots];
+  Tiles<KeyTile> tiles;
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     constexpr std::uint32_t kWarps = Shape::kConsumerWarps;
     init_rings(1, kWarps, key_ring, query_ring, gradient_ring);
     sums_ring.init(Shape::kTakeTurns ? kWarps / 2 : kWarps, 1);
-    request_ring.init(1, 1);
-    tile_ring.init(1, kWarps + kAdders + 1);
+    tiles.init(kWarps + kAdders + 1);
   }
 };
 
@@ -79,8 +77,8 @@ template <class Shape>
 __device__ void add_query_sums(const BackwardCall& call, BackwardShared<Shape>& shared, int adder) {
   RingPosition<2> sums_at;
   const int query_tiles = call.padded_places / Shape::kQueries;
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
-    const KeyTile& tile = shared.tile[tile_at.stage()];
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass(tile_at)) {
+    const KeyTile& tile = shared.tiles[tile_at];
     for_each_query_tile<Shape>(call, tile, [&](int head, int visit) {
       if (sums_at.stage() == adder) {
         const std::int64_t query_tile =
@@ -138,7 +136,7 @@ __device__ __forceinline__ void load_rows_to_registers(std::uint32_t (&a)[Shape:
 }
 
 // D = A B^T likewise, with A in registers.
-template <class Shape>
+template <class Shape, bool kAdds>
 __device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
                                               const std::uint32_t (&a)[Shape::kHeadDim / 4],
                                               const typename Shape::Element* b_rows) {
@@ -149,7 +147,7 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 
     const int tile = k / kTileColumns;
     const int within = k % kTileColumns;
     ptx::wgmma<typename Shape::Element, Shape::kQueries, ptx::Major::inner>(
-        scores, a + k / 4, b + (tile * kTileColumns * Shape::kQueries + within), k != 0);
+        scores, a + k / 4, b + (tile * kTileColumns * Shape::kQueries + within), kAdds || k != 0);
   }
   ptx::wgmma_commit();
 }
@@ -171,6 +169,16 @@ struct HalfColumns {
   }
   __device__ __forceinline__ float of(int i) const { return columns.of(i - Half<Shape, kHalf>::kBegin / 2); }
 };
+
+// Sums of scores begin with a number of each column, before any product is issued.
+template <int kCount>
+__device__ __forceinline__ void begin_columns(float (&sums)[kCount], const float* first) {
+  Columns<2 * kCount> columns;
+  columns.read(first);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = columns.of(i);
+  ptx::wgmma_pin(sums);
+}
 
 // dQ of 64 queries = dS K.
 template <class Shape>
@@ -232,12 +240,13 @@ struct ScoreGradientBarriers {
 };
 
 // P of half the queries, from scores and the forward pass's log-sum-exp of each query (a column here), in the
-// form that is multiplied: there are no registers for another. `weights` are P again; with a softcap, times
-// its slope, 1 - tanh^2. Where the mask hides a pair, P is zero and the slope is none.
+// form that is multiplied. For dS, P also takes the place of the scores where the shape has wide
+// probabilities; elsewhere `weights` are P again, with a softcap times its slope, 1 - tanh^2. Where the mask
+// hides a pair, P is zero and the slope is none.
 template <class Shape, int kHalf>
 __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                    std::uint32_t (&weights)[Shape::kQueries / 4],
-                                                   const float (&scores)[Shape::kQueries / 2],
+                                                   float (&scores)[Shape::kQueries / 2],
                                                    const HalfColumns<Shape, kHalf>& lse, float scale_log2,
                                                    bool capped) {
   using Element = typename Shape::Element;
@@ -246,6 +255,11 @@ __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities
     const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(i)));
     const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(i + 1)));
     probabilities[i / 2] = ptx::pack<Element>(p, q);
+    if constexpr (Shape::kTile.wide_probabilities) {
+      scores[i] = p;
+      scores[i + 1] = q;
+      continue;
+    }
     weights[i / 2] = probabilities[i / 2];
     if (Shape::kGeneral && capped) {
       weights[i / 2] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
@@ -266,15 +280,23 @@ __device__ __forceinline__ std::uint32_t sign_bits(const std::uint32_t (&pairs)[
 // dS = P (dP - delta), likewise.
 template <class Shape, int kHalf>
 __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradients)[Shape::kQueries / 4],
+                                                     const float (&scores)[Shape::kQueries / 2],
                                                      const std::uint32_t (&weights)[Shape::kQueries / 4],
                                                      const float (&gradients)[Shape::kQueries / 2],
-                                                     const HalfColumns<Shape, kHalf>& delta) {
+                                                     const HalfColumns<Shape, kHalf>& minus_delta) {
   using Element = typename Shape::Element;
+  const auto centred = [&](int i) {
+    return Shape::kTile.starts_from_delta ? gradients[i] : gradients[i] + minus_delta.of(i);
+  };
 #pragma unroll
   for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
-    const float2 p = ptx::unpack<Element>(weights[i / 2]);
-    score_gradients[i / 2] =
-        ptx::pack<Element>(p.x * (gradients[i] - delta.of(i)), p.y * (gradients[i + 1] - delta.of(i + 1)));
+    float2 p;
+    if constexpr (Shape::kTile.wide_probabilities) {
+      p = make_float2(scores[i], scores[i + 1]);
+    } else {
+      p = ptx::unpack<Element>(weights[i / 2]);
+    }
+    score_gradients[i / 2] = ptx::pack<Element>(p.x * centred(i), p.y * centred(i + 1));
   }
 }
 
@@ -342,8 +364,8 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
   RingPosition<2> at;  // of queries, gradients and sums of dQ
   barriers.begin();
 
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
-    const KeyTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass_warp(tile_at)) {
+    const KeyTile& tile = shared.tiles[tile_at];  // stays there until the end: registers are short
     float key_sums[Shape::kHeadDim / 2] = {};
     float value_sums[Shape::kHeadDim / 2] = {};
 
@@ -365,11 +387,14 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         HalfColumns<Shape, 1> second_lse;
         first_lse.read(lse);
         if constexpr (Shape::kReadsAllFirst) second_lse.read(lse);
+        const float* minus_delta = shared.minus_delta[at.stage()] + first_column;
+        constexpr bool kStarts = Shape::kTile.starts_from_delta;
+        if constexpr (kStarts) begin_columns(gradients, minus_delta);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         if constexpr (Shape::kTile.value_in_registers) {
-          multiply_rows<Shape>(gradients, value_rows, shared.output_gradient[at.stage()]);
+          multiply_rows<Shape, kStarts>(gradients, value_rows, shared.output_gradient[at.stage()]);
         } else {
-          multiply_rows<Shape, Shape::kKeys>(gradients, value, shared.output_gradient[at.stage()]);
+          multiply_rows<Shape, Shape::kKeys, kStarts>(gradients, value, shared.output_gradient[at.stage()]);
         }
         ptx::wgmma_wait<1>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
@@ -378,21 +403,25 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, first_lse, scale_log2, capped);
-        const float* delta = shared.delta[at.stage()] + first_column;
         if constexpr (!Shape::kReadsAllFirst) second_lse.read(lse);
         HalfColumns<Shape, 0> first_delta;
-        first_delta.read(delta);
+        if constexpr (!kStarts) first_delta.read(minus_delta);
         multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, second_lse, scale_log2, capped);
         HalfColumns<Shape, 1> second_delta;
-        second_delta.read(delta);
-        ptx::finish_first(sign_bits(probabilities), &shared.never_written);
-        ptx::wgmma_wait<1>(gradients);
-        multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
+        if constexpr (!kStarts) second_delta.read(minus_delta);
+        if constexpr (Shape::kTile.values_early) {
+          multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
+          ptx::wgmma_wait<2>(gradients);
+        } else {
+          ptx::finish_first(sign_bits(probabilities), &shared.never_written);
+          ptx::wgmma_wait<1>(gradients);
+          multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
+        }
 
         std::uint32_t score_gradients[Shape::kQueries / 4];
-        make_score_gradients<Shape, 0>(score_gradients, weights, gradients, first_delta);
-        make_score_gradients<Shape, 1>(score_gradients, weights, gradients, second_delta);
+        make_score_gradients<Shape, 0>(score_gradients, scores, weights, gradients, first_delta);
+        make_score_gradients<Shape, 1>(score_gradients, scores, weights, gradients, second_delta);
         barriers.wait_read(at.stage());
         store_score_gradients<Shape>(shared.score_gradient[at.stage()], score_gradients, consumer);
         if constexpr (Shape::kTakeTurns)
@@ -438,20 +467,15 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
-  auto& shared = begin_block<BackwardShared<Shape>>();
-  const int tiles = call.order.tiles();
-  Shape::run(
-      [&] {
+  run_block<Shape, BackwardShared<Shape>>(
+      call, [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); },
+      [&](auto& shared) {
         if (threadIdx.x == 0) load_tiles<Shape>(call, shared);
-        if (threadIdx.x == kHandOutThread) {
-          hand_out_tiles(shared, call.next_tile, tiles,
-                         [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); });
-        }
         const int adder = static_cast<int>(threadIdx.x) / 32 - 1;
         if (threadIdx.x % 32 == 0 && adder >= 0 && adder < kAdders)
           add_query_sums<Shape>(call, shared, adder);
       },
-      [&] { consume<Shape>(call, shared); });
+      [&](auto& shared) { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

@@ -14,16 +14,17 @@ struct KeyTile {
   int query_head;  // the part's first
   int index;
   int places;  // none or less: past the end
-  int first_query_tile;
   int query_tiles;
-  int start;  // the query tile that it begins with
+  int from;   // the query tiles at both ends: it goes from the one
+  int to;     // to the other,
+  int start;  // begins here, and comes round
   bool none;  // no work is left
-
-  // The query tile after m: the one before it, and the last one after the first.
-  __device__ __forceinline__ int after(int m) const {
-    return m == first_query_tile ? first_query_tile + query_tiles - 1 : m - 1;
-  }
 };
+
+// The query tile after m; the first one after the last.
+__device__ __forceinline__ int query_tile_after(int m, int from, int to) {
+  return m == to ? from : m + (from < to ? 1 : -1);
+}
 
 // Steps are numbered by query tile; in the general kernel by visit.
 template <class Shape>
@@ -53,7 +54,7 @@ struct QuerySteps {
       skip_heads(call, tile);
     } else if (++head == end_head(call, tile)) {
       head = tile.query_head;
-      visit = tile.after(visit);
+      visit = query_tile_after(visit, tile.from, tile.to);
       if (visit == tile.start) visit = -1;
     }
   }
@@ -92,15 +93,15 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
     // In registers: what is read between products waits for them.
     const int heads = ptx::in_register(call.part_heads);
     const int query_head = tile.query_head;
-    const int first = tile.first_query_tile;
-    const int last = first + tile.query_tiles - 1;
+    const int from = tile.from;
+    const int to = tile.to;
     int m = tile.start;
     int h = 0;
     for (int left = tile.query_tiles * heads; left > 0; --left) {
       body(query_head + h, m);
       if (++h < heads) continue;
       h = 0;
-      m = m == first ? last : m - 1;
+      m = query_tile_after(m, from, to);
     }
   }
 }
@@ -123,13 +124,14 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   // Intervals of queries rise with the key, so the first and the last key bound them all.
   const int begin = call.seen_by.of(at.batch, tile.query_head, first_key).begin / Shape::kQueries;
   const int end = call.seen_by.of(at.batch, tile.query_head, first_key + tile.places - 1).end;
-  tile.first_query_tile = begin;
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
   // The last that ends a period, if there is one: blocks of neighbouring keys, which see different queries,
   // then come to a query tile at the same time, and it is read from memory once.
   const int last = begin + tile.query_tiles - 1;
   const int aligned = (last + 1) / call.period * call.period - 1;
-  tile.start = aligned >= begin ? aligned : last;
+  tile.from = at.other_way ? begin : last;
+  tile.to = at.other_way ? last : begin;
+  tile.start = at.other_way || aligned < begin ? tile.from : aligned;
   return tile;
 }
 
@@ -231,16 +233,11 @@ __device__ __forceinline__ void store_key_rows(const BackwardCall& call, const K
                                                const HeadsView& rows, int row_in_block, float scale,
                                                const float (&sums)[Shape::kHeadDim / 2]) {
   if (tile.query_tiles == 0 && call.key_rows == Write::added) return;
-  int row[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int place = row_in_block + 8 * r;
-    row[r] = place < tile.places
-                 ? call.keys.row(tile.batch, tile.query_head, tile.index * Shape::kKeys + place)
-                 : -1;
-  }
   write_rows<typename Shape::Element, Shape::kHeadDim>(
-      rows, call.key_rows, tile.part * call.batch + tile.batch, tile.head, row, scale, sums, call.head_dim);
+      rows, call.key_rows, tile.part * call.batch + tile.batch, tile.head,
+      RowEnds::of(call.keys, tile.batch, tile.query_head, tile.index * Shape::kKeys, tile.places,
+                  row_in_block, scale),
+      sums, call.head_dim);
 }
 
 // ---- the thread that loads
@@ -252,8 +249,8 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared) {
   RingPosition<1> key_at;
   RingPosition<Shape::kStages> query_at;
   RingPosition<Shape::kStages> gradient_at;
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
-    const KeyTile& tile = shared.tile[tile_at.stage()];
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass(tile_at)) {
+    const KeyTile& tile = shared.tiles[tile_at];
     // The first queries need not wait for the end of the tile before, as keys do.
     bool keys_are_due = true;
     const auto load_keys = [&] {
@@ -281,12 +278,12 @@ __device__ void load_tiles(const BackwardCall& call, Shared& shared) {
       };
       load_queries(shared.query_ring, query_at, shared.query, call.query, shared.lse, call.lse);
       load_queries(shared.gradient_ring, gradient_at, shared.output_gradient, call.output_gradient,
-                   shared.delta, call.delta);
+                   shared.minus_delta, call.minus_delta);
       query_at.advance();
       gradient_at.advance();
       if (keys_are_due) load_keys();
     });
-    request_next_tile(shared);
+    shared.tiles.request_next();
   }
 }
 
@@ -297,7 +294,7 @@ inline constexpr int before_threads(int head_dim) {
   return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32;
 }
 
-// delta = sum of O dO, less what the log-sum-exp's own gradient adds.
+// delta = sum of O dO, less what the log-sum-exp's own gradient adds. It is stored as it is added to dP.
 template <class Element, int kThreads>
 __global__ void before_backward_kernel(const BeforeCall call) {
   ptx::let_next_kernel_begin();
@@ -318,7 +315,7 @@ __global__ void before_backward_kernel(const BeforeCall call) {
   if (place >= call.queries.count_of(batch, head)) {
     if (lane == 0) {
       call.lse_log2[to] = INFINITY;
-      call.delta[to] = 0;
+      call.minus_delta[to] = 0;
     }
     return;
   }
@@ -347,7 +344,7 @@ __global__ void before_backward_kernel(const BeforeCall call) {
   for (int step = kThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(others, sum, step);
   if (lane != 0) return;
   call.lse_log2[to] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-  call.delta[to] = call.lse_gradient == nullptr ? sum : sum - call.lse_gradient[from];
+  call.minus_delta[to] = call.lse_gradient == nullptr ? -sum : call.lse_gradient[from] - sum;
 }
 
 }  // namespace headroom::cuda::sm90

@@ -10,6 +10,7 @@ namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral> {
+  static constexpr const char* kKernel = "queries_backward_kernel";
   static constexpr QueriesTile kTile = head_tiles(kHead, kOfGeneral).queries;
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);
@@ -29,15 +30,12 @@ struct alignas(1024) QueriesShared {
   Ring<1> query_ring;  // queries and gradients of outputs
   Ring<Shape::kKeyStages> key_ring;
   Ring<Shape::kValueStages> value_ring;
-  Ring<1> request_ring;
-  Ring<kTileSlots> tile_ring;
-  QueryTile tile[kTileSlots];
+  Tiles<QueryTile> tiles;
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
-    request_ring.init(1, 1);
-    tile_ring.init(1, Shape::kConsumerWarps + 1);
+    tiles.init(Shape::kConsumerWarps + 1);
   }
 };
 
@@ -48,9 +46,9 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<1> query_at;
   RingPosition<Shape::kKeyStages> key_at;
   RingPosition<Shape::kValueStages> value_at;
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
-    const QueryTile& tile = shared.tile[tile_at.stage()];
-    if (tile.key_tiles == 0) request_next_tile(shared);
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass(tile_at)) {
+    const QueryTile& tile = shared.tiles[tile_at];
+    if (tile.key_tiles == 0) shared.tiles.request_next();
     if (tile.key_tiles == 0) continue;
     std::uint64_t& query_full =
         shared.query_ring.wait_to_load(query_at, sizeof(shared.query) + sizeof(shared.output_gradient));
@@ -61,7 +59,7 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
                                              queries, tile.first_place, tile.head, tile.batch);
     query_at.advance();
     for (int n = tile.key_tiles - 1; n >= 0; --n) {
-      if (n == min(tile.key_tiles - 1, kRequestedAhead)) request_next_tile(shared);
+      if (n == min(tile.key_tiles - 1, kRequestedAhead)) shared.tiles.request_next();
       const int place = tile.first_key + key_begin<Shape>(key_entry<Shape>(call, tile, n));
       const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map) {
         std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
@@ -82,14 +80,11 @@ __device__ void load(const QueriesCall& call, QueriesShared<Shape>& shared) {
 template <class Shape>
 __device__ __forceinline__ void store_query_rows(const QueriesCall& call, const QueryTile& tile,
                                                  int row_in_block, const float (&sums)[Shape::kHeadDim / 2]) {
-  int row[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int place = row_in_block + 8 * r;
-    row[r] = place < tile.places ? call.queries.row(tile.batch, tile.head, tile.first_place + place) : -1;
-  }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, tile.batch, tile.head,
-                                                       row, call.scale, sums, call.head_dim);
+  write_rows<typename Shape::Element, Shape::kHeadDim>(
+      call.query_gradient, call.rows, tile.batch, tile.head,
+      RowEnds::of(call.queries, tile.batch, tile.head, tile.first_place, tile.places, row_in_block,
+                  call.scale),
+      sums, call.head_dim);
 }
 
 // Scores as they go into the exponential: capped, and -inf where a query does not see or list a key.
@@ -110,15 +105,16 @@ __device__ __forceinline__ void shape_scores(float (&scores)[kScores], const Que
 }
 
 // Of a thread's two rows. Those past the end have what the last one has.
-__device__ __forceinline__ void read_statistics(float (&lse)[2], float (&delta)[2], const QueriesCall& call,
-                                                const QueryTile& tile, int row_in_block) {
+__device__ __forceinline__ void read_statistics(float (&lse)[2], float (&minus_delta)[2],
+                                                const QueriesCall& call, const QueryTile& tile,
+                                                int row_in_block) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int place = tile.first_place + min(row_in_block + 8 * r, tile.places - 1);
     const std::int64_t statistics =
         (static_cast<std::int64_t>(tile.batch) * call.heads_q + tile.head) * call.padded_places + place;
     lse[r] = call.lse[statistics];
-    delta[r] = call.delta[statistics];
+    minus_delta[r] = call.minus_delta[statistics];
   }
 }
 
@@ -138,16 +134,16 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
   RingPosition<Shape::kKeyStages> before;  // the key tile whose product is on its way, where they overlap
   RingPosition<Shape::kValueStages> value_at;
 
-  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
-    const QueryTile& tile = shared.tile[tile_at.stage()];
+  for (; shared.tiles.wait(tile_at); shared.tiles.pass_warp(tile_at)) {
+    const QueryTile& tile = shared.tiles[tile_at];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.key_tiles > 0) {
       const auto seen = [&](int r) { return seen_keys(call, tile, row_in_block, r); };
       const int every_key_from = __reduce_max_sync(0xFFFFFFFF, max(seen(0).begin, seen(1).begin));
       const Range every{every_key_from, __reduce_min_sync(0xFFFFFFFF, min(seen(0).end, seen(1).end))};
       float lse[2];
-      float delta[2];
-      read_statistics(lse, delta, call, tile, row_in_block);
+      float minus_delta[2];
+      read_statistics(lse, minus_delta, call, tile, row_in_block);
       shared.query_ring.wait_full(query_at);
       for (int n = tile.key_tiles - 1; n >= 0; --n) {
         const int entry = key_entry<Shape>(call, tile, n);
@@ -186,7 +182,8 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
           shared.value_ring.pass_warp(value_at);
         }
         const auto score_gradient = [&](int i) {
-          return (Shape::kTile.overlaps ? scores[i] : probability(i)) * (gradients[i] - delta[i % 4 / 2]);
+          return (Shape::kTile.overlaps ? scores[i] : probability(i)) *
+                 (gradients[i] + minus_delta[i % 4 / 2]);
         };
 #pragma unroll
         for (int i = 0; i < kScores; i += 2)
@@ -212,17 +209,12 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     queries_backward_kernel(const __grid_constant__ QueriesCall call) {
-  auto& shared = begin_block<QueriesShared<Shape>>();
-  const int tiles = call.order.tiles();
-  Shape::run(
-      [&] {
+  run_block<Shape, QueriesShared<Shape>>(
+      call, [&](QueryTile& to, int index) { to = query_tile<Shape>(call, index); },
+      [&](auto& shared) {
         if (threadIdx.x == 0) load<Shape>(call, shared);
-        if (threadIdx.x == kHandOutThread) {
-          hand_out_tiles(shared, call.next_tile, tiles,
-                         [&](QueryTile& to, int index) { to = query_tile<Shape>(call, index); });
-        }
       },
-      [&] { consume<Shape>(call, shared); });
+      [&](auto& shared) { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

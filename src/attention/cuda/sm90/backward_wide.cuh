@@ -13,6 +13,7 @@ namespace headroom::cuda::sm90 {
 template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kKeys = 64;
+  static constexpr const char* kKernel = "wide_backward_kernel";
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static_assert(kTile.keys == kKeys);
   static constexpr int kQueries = kTile.queries;
@@ -28,20 +29,17 @@ struct alignas(1024) WideShared {
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
   uint4 probability[2][Shape::kQueries / 16][kWarpgroup];  // as a consumer's threads hold them
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
-  alignas(16) float delta[Shape::kStages][Shape::kQueries];
+  alignas(16) float minus_delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
   Ring<2> probability_ring;
-  Ring<1> request_ring;
-  Ring<kTileSlots> tile_ring;
-  KeyTile tile[kTileSlots];
+  Tiles<KeyTile> tiles;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, key_ring, query_ring, gradient_ring);
     probability_ring.init(kWarpgroup / 32, kWarpgroup / 32);
-    request_ring.init(1, 1);
-    tile_ring.init(1, Shape::kConsumerWarps + 1);
+    tiles.init(Shape::kConsumerWarps + 1);
   }
 };
 
@@ -79,7 +77,7 @@ __device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabil
 template <class Shape>
 __device__ __forceinline__ void make_wide_score_gradients(
     float (&gradients)[Shape::kQueries / 2], const uint4 (&passed)[Shape::kQueries / 16][kWarpgroup],
-    const Columns<Shape::kQueries>& delta) {
+    const Columns<Shape::kQueries>& minus_delta) {
 #pragma unroll
   for (int k = 0; k < Shape::kQueries / 16; ++k) {
     const uint4 four = passed[k][threadIdx.x % kWarpgroup];
@@ -88,8 +86,8 @@ __device__ __forceinline__ void make_wide_score_gradients(
     for (int j = 0; j < 4; ++j) {
       const int i = 8 * k + 2 * j;
       const float2 p = ptx::unpack<typename Shape::Element>(pairs[j]);
-      gradients[i] = p.x * (gradients[i] - delta.of(i));
-      gradients[i + 1] = p.y * (gradients[i + 1] - delta.of(i + 1));
+      gradients[i] = p.x * (gradients[i] + minus_delta.of(i));
+      gradients[i + 1] = p.y * (gradients[i + 1] + minus_delta.of(i + 1));
     }
   }
 }
@@ -104,8 +102,8 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
-    const KeyTile& tile = shared.tile[tile_at.stage()];
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass_warp(tile_at)) {
+    const KeyTile& tile = shared.tiles[tile_at];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       const SeenBy seen_by = Shape::kGeneral ? SeenBy{} : SeenBy(call, tile, Shape::kKeys, row_in_block);
@@ -149,24 +147,24 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
 
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
-    const KeyTile& tile = shared.tile[tile_at.stage()];
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass_warp(tile_at)) {
+    const KeyTile& tile = shared.tiles[tile_at];
     float sums[Shape::kHeadDim / 2] = {};
     if (tile.query_tiles > 0) {
       shared.key_ring.wait_full(key_at);
       for_each_query_tile<Shape>(call, tile, [&](int, int) {
         const bool is_first = before.step == at.step;
         float gradients[Shape::kQueries / 2];
-        Columns<Shape::kQueries> delta;
+        Columns<Shape::kQueries> minus_delta;
         shared.gradient_ring.wait_full(at);
         shared.query_ring.wait_full(at);
-        delta.read(shared.delta[at.stage()] + first_column);
+        minus_delta.read(shared.minus_delta[at.stage()] + first_column);
         multiply_rows<Shape, Shape::kKeys>(gradients, shared.value, shared.output_gradient[at.stage()]);
         ptx::wgmma_wait<1>(sums);
         if (!is_first) shared.query_ring.pass_warp(before);
         ptx::wgmma_wait<0>(gradients);
         shared.probability_ring.wait_full(pass_at);
-        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()], delta);
+        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()], minus_delta);
         shared.probability_ring.pass_warp(pass_at);
         shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[Shape::kQueries / 4];
@@ -185,17 +183,12 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_backward_kernel(const __grid_constant__ BackwardCall call) {
-  auto& shared = begin_block<WideShared<Shape>>();
-  const int tiles = call.order.tiles();
-  Shape::run(
-      [&] {
+  run_block<Shape, WideShared<Shape>>(
+      call, [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); },
+      [&](auto& shared) {
         if (threadIdx.x == 0) load_tiles<Shape>(call, shared);
-        if (threadIdx.x == kHandOutThread) {
-          hand_out_tiles(shared, call.next_tile, tiles,
-                         [&](KeyTile& to, int index) { to = key_tile<Shape>(call, index); });
-        }
       },
-      [&] {
+      [&](auto& shared) {
         if (threadIdx.x < 2 * kWarpgroup) {
           consume_values<Shape>(call, shared);
         } else {

@@ -40,6 +40,7 @@ struct TileOrder {
   int tiles_per_head = 0;
   int heads = 0;  // of all sequences
   int sections = 1;
+  int wave = 0;  // tiles at work at a time, where every other wave of a section goes the other way; or 0
 
   [[nodiscard]] __device__ int tiles() const { return tiles_per_head * heads; }
 };
@@ -47,7 +48,8 @@ struct TileOrder {
 // How rows of a gradient are written: in 16 bits; in f32; in f32, added to what is there.
 enum class Write : std::uint8_t { rounded, f32, added };
 
-struct ForwardCall {
+// What all kernels that multiply are launched with.
+struct TilesCall {
   CUtensorMap query;
   CUtensorMap key;
   CUtensorMap value;
@@ -58,42 +60,39 @@ struct ForwardCall {
   int heads_q = 1;
   int group = 1;     // query heads per key head
   int head_dim = 0;  // what is stored; the rest of a tile's columns is padding
-  int rows = 0;      // of a sequence
   float scale = 1;
   float softcap = 0;
+  int* next_tile = nullptr;  // zero at launch
+  Visits visits;             // with block lists
+};
+
+struct ForwardCall : TilesCall {
+  int rows = 0;  // of a sequence
   const float* sinks = nullptr;
   HeadsView output;
   bool output_is_f32 = false;
   bool resume = false;  // the softmax goes on from the output, which is f32, lse and row_sum
   float* lse = nullptr;
   double* row_sum = nullptr;  // where rows stay open, or null
-  int* next_tile = nullptr;   // zero at launch
-  Visits visits;              // with block lists
 };
 
-struct BackwardCall {
-  CUtensorMap query;
-  CUtensorMap key;
-  CUtensorMap value;
+// What backward's kernels read besides.
+struct GradientsCall : TilesCall {
   CUtensorMap output_gradient;
-  Places queries;
-  Places keys;
-  Intervals seen;     // keys that queries see
+  const float* lse = nullptr;          // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
+  const float* minus_delta = nullptr;  // of the sum of O dO, likewise
+  int padded_places = 0;
+};
+
+// dK and dV, and the sums of dQ where it is not apart. The order is of key tiles, over the parts of key
+// heads.
+struct BackwardCall : GradientsCall {
   Intervals seen_by;  // queries that see keys
-  TileOrder order;    // of key tiles, over the parts of key heads
   int batch = 1;
-  int heads_q = 1;
-  int group = 1;
   int group_begin = 0;  // the first of a group's query heads that this launch sums over
   int part_heads = 1;   // query heads that a block sums over
   int parts = 1;        // blocks that divide the heads; each writes its own dK and dV, [parts * batch, ...]
-  int head_dim = 0;
-  float scale = 1;
-  float softcap = 0;
-  const float* lse = nullptr;    // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
-  const float* delta = nullptr;  // sum of O dO, likewise
-  int padded_places = 0;
-  int period = 1;               // query tiles that a window is long; blocks begin at a multiple of it
+  int period = 1;       // query tiles that a window is long; blocks begin at a multiple of it
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   bool sums_are_open = false;   // they hold what earlier chunks of keys added, at first zeros
   int* turns = nullptr;  // one per query tile, zero at launch: whose turn it is to add; null: query_sums
@@ -101,32 +100,12 @@ struct BackwardCall {
   HeadsView key_gradient;
   HeadsView value_gradient;
   Write key_rows = Write::rounded;  // of dK and dV
-  int* next_tile = nullptr;
-  Visits visits;  // with block lists
 };
 
 // dQ alone, from blocks of queries.
-struct QueriesCall {
-  CUtensorMap query;
-  CUtensorMap key;
-  CUtensorMap value;
-  CUtensorMap output_gradient;
-  Places queries;
-  Places keys;
-  Intervals seen;
-  TileOrder order;  // of query tiles, over query heads
-  int heads_q = 1;
-  int group = 1;
-  int head_dim = 0;
-  float scale = 1;
-  float softcap = 0;
-  const float* lse = nullptr;  // as in BackwardCall
-  const float* delta = nullptr;
-  int padded_places = 0;
+struct QueriesCall : GradientsCall {
   HeadsView query_gradient;
   Write rows = Write::rounded;
-  int* next_tile = nullptr;
-  Visits visits;  // with block lists
 };
 
 struct BeforeCall {
@@ -136,7 +115,7 @@ struct BeforeCall {
   const float* lse = nullptr;           // [batch, heads, rows]
   const float* lse_gradient = nullptr;  // likewise, or null
   float* lse_log2 = nullptr;            // [batch, heads, padded places]
-  float* delta = nullptr;
+  float* minus_delta = nullptr;
   bool output_is_f32 = false;
   int batch = 0;
   int heads = 0;

@@ -37,6 +37,7 @@ struct TileIndex {
   int batch;
   int head;
   int tile;
+  bool other_way;
 };
 __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, int heads_per_batch) {
   const int least = order.heads / order.sections;
@@ -49,7 +50,8 @@ __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, 
   const int in_section = rest - section * heads * order.tiles_per_head;
   const int head = (in_larger ? 0 : larger * (least + 1)) + section * heads + in_section % heads;
   const int batch = head / heads_per_batch;
-  return {batch, head - batch * heads_per_batch, in_section / heads};
+  const bool other_way = order.wave > 0 && in_section / order.wave % 2 == 1;
+  return {batch, head - batch * heads_per_batch, in_section / heads, other_way};
 }
 
 // A head's rows that take part, found once for many loads.
@@ -85,9 +87,9 @@ __device__ __forceinline__ void load_rows(Element* to, const CUtensorMap& map, s
   }
 }
 
-// A group of products, D = A B^T over the head's columns: 64 of A's kRows rows with all rows of B, two for
-// each register of D.
-template <class Shape, int kRows, int kCount>
+// A group of products, D = A B^T over the head's columns, or with kAdds D += A B^T: 64 of A's kRows rows with
+// all rows of B, two for each register of D.
+template <class Shape, int kRows, bool kAdds = false, int kCount>
 __device__ __forceinline__ void multiply_rows(float (&d)[kCount], const typename Shape::Element* a_rows,
                                               const typename Shape::Element* b_rows) {
   ptx::wgmma_fence();
@@ -99,7 +101,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kCount], const typename
     const int within = k % kTileColumns;
     ptx::wgmma<typename Shape::Element, 2 * kCount, ptx::Major::inner, ptx::Major::inner>(
         d, a + (tile * kTileColumns * kRows + within), b + (tile * kTileColumns * 2 * kCount + within),
-        k != 0);
+        kAdds || k != 0);
   }
   ptx::wgmma_commit();
 }
@@ -247,6 +249,25 @@ __device__ __forceinline__ void store_wide_rows(const float (&sums)[kColumns / 2
   }
 }
 
+// How a thread's two rows end: where they go, and what their sums are multiplied by.
+struct RowEnds {
+  int row[2];  // of a head; -1: nowhere
+  float factor[2];
+  float keep_before[2];  // of what they resume from
+
+  // Of `count` places, from `first` of them on.
+  __device__ __forceinline__ static RowEnds of(const Places& places, int batch, int query_head, int first,
+                                               int count, int row_in_block, float factor) {
+    RowEnds ends{.factor = {factor, factor}, .keep_before = {0, 0}};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int place = row_in_block + 8 * r;
+      ends.row[r] = place < count ? places.row(batch, query_head, first + place) : -1;
+    }
+    return ends;
+  }
+};
+
 // Where two rows of a head lie; null for -1.
 template <class Stored>
 __device__ __forceinline__ void point_to_rows(Stored* (&to)[2], const HeadsView& rows, int batch, int head,
@@ -255,24 +276,23 @@ __device__ __forceinline__ void point_to_rows(Stored* (&to)[2], const HeadsView&
   for (int r = 0; r < 2; ++r) to[r] = row[r] < 0 ? nullptr : rows.template row<Stored>(batch, head, row[r]);
 }
 
-// A thread's two rows of a gradient, `row` of a head or -1.
+// A thread's two rows of an output or a gradient.
 template <class Element, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadsView& rows, Write write, int batch, int head,
-                                           const int (&row)[2], float scale,
-                                           const float (&sums)[kColumns / 2], int head_dim) {
-  const float factor[2] = {scale, scale};
+                                           const RowEnds& ends, const float (&sums)[kColumns / 2],
+                                           int head_dim) {
   if (write != Write::rounded) {
     float* to[2];
-    point_to_rows(to, rows, batch, head, row);
+    point_to_rows(to, rows, batch, head, ends.row);
     if (write == Write::added) {
-      add_wide_rows<kColumns>(sums, factor, to, head_dim);
+      add_wide_rows<kColumns>(sums, ends.factor, to, head_dim);
     } else {
-      store_wide_rows<kColumns>(sums, factor, to, {0, 0}, head_dim);
+      store_wide_rows<kColumns>(sums, ends.factor, to, ends.keep_before, head_dim);
     }
   } else {
     Element* to[2];
-    point_to_rows(to, rows, batch, head, row);
-    store_rows<Element, kColumns>(sums, factor, to, head_dim);
+    point_to_rows(to, rows, batch, head, ends.row);
+    store_rows<Element, kColumns>(sums, ends.factor, to, head_dim);
   }
 }
 

@@ -38,6 +38,7 @@ struct QueryTile {
 template <class ElementType, int kHead, bool kOfGeneral>
 struct ForwardShape
     : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
+  static constexpr const char* kKernel = "forward_kernel";
   static constexpr ForwardTile kTile = head_tiles(kHead, kOfGeneral).forward;
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
@@ -80,15 +81,12 @@ struct alignas(1024) ForwardShared {
   Ring<Shape::kQueryStages> query_ring;
   Ring<Shape::kStages> key_ring;
   Ring<Shape::kStages> value_ring;
-  Ring<1> request_ring;
-  Ring<kTileSlots> tile_ring;
-  QueryTile tile[kTileSlots];
+  Tiles<QueryTile> tiles;
   std::uint32_t never_written;
 
   __device__ __forceinline__ void init() {
     init_rings(1, Shape::kConsumerWarps, query_ring, key_ring, value_ring);
-    request_ring.init(1, 1);
-    tile_ring.init(1, Shape::kConsumerWarps + 1);
+    tiles.init(Shape::kConsumerWarps + 1);
   }
 };
 
@@ -197,15 +195,13 @@ __device__ __forceinline__ void prefetch_resumed(const ForwardCall& call, const 
 }
 
 template <class Shape>
-__device__ void hand_out(const ForwardCall& call, ForwardShared<Shape>& shared, int tiles) {
-  hand_out_tiles(shared, call.next_tile, tiles, [&](QueryTile& to, int index) {
-    const QueryTile tile = query_tile<Shape>(call, index);
-    to = tile;
-    if (Shape::kOwnKeyTiles && tile.key_tiles > 0) {
+__device__ __forceinline__ void describe(const ForwardCall& call, QueryTile& to, int index) {
+  const QueryTile tile = query_tile<Shape>(call, index);
+  to = tile;
+  if (Shape::kOwnKeyTiles && tile.key_tiles > 0) {
 #pragma unroll
-      for (int i = 0; i < Shape::kConsumers; ++i) to.own[i] = own_key_tiles<Shape>(call, tile, i);
-    }
-  });
+    for (int i = 0; i < Shape::kConsumers; ++i) to.own[i] = own_key_tiles<Shape>(call, tile, i);
+  }
 }
 
 template <class Shape>
@@ -213,8 +209,8 @@ __device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
   RingPosition<Shape::kQueryStages> query_at;
   RingPosition<Shape::kStages> key_at;
   RingPosition<Shape::kStages> value_at;
-  for (TilePosition tile_at; wait_for_tile(shared, tile_at); shared.tile_ring.pass(tile_at)) {
-    const QueryTile& tile = shared.tile[tile_at.stage()];
+  for (TilePosition tile_at; shared.tiles.wait(tile_at); shared.tiles.pass(tile_at)) {
+    const QueryTile& tile = shared.tiles[tile_at];
     const HeadPlaces keys(call.keys, tile.batch, tile.head);
     const auto load_keys = [&](auto& ring, auto& at, auto& to, const CUtensorMap& map, int n) {
       std::uint64_t& full = ring.wait_to_load(at, sizeof(to[0]));
@@ -232,11 +228,11 @@ __device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
                                                tile.first_place, tile.head, tile.batch);
       query_at.advance();
     } else {
-      request_next_tile(shared);
+      shared.tiles.request_next();
     }
     for (int n = last; n >= 0; --n) {
       load_keys(shared.key_ring, key_at, shared.key, call.key, n);
-      if (n == min(last, kRequestedAhead)) request_next_tile(shared);
+      if (n == min(last, kRequestedAhead)) shared.tiles.request_next();
       if (n < last) load_keys(shared.value_ring, value_at, shared.value, call.value, n + 1);
     }
     prefetch_resumed(call, tile);
@@ -245,13 +241,6 @@ __device__ void load(const ForwardCall& call, ForwardShared<Shape>& shared) {
 }
 
 // ---- consumers
-
-// How a thread's two rows end: where they go, and what their outputs are multiplied by.
-struct RowEnds {
-  int row[2];  // -1: nowhere
-  float factor[2];
-  float keep_before[2];  // of what they resume from
-};
 
 // The rows' sums, with the share of a sink or of what they resume from.
 template <class Sum>
@@ -313,21 +302,13 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardCall& call, const Query
 template <class Shape>
 __device__ __forceinline__ void finish(const ForwardCall& call, const QueryTile& tile, const RowEnds& ends,
                                        float (&output)[Shape::kHeadDim / 2]) {
-  using Element = typename Shape::Element;
+  Write write = Write::rounded;
   if (call.output_is_f32) [[unlikely]] {
     const auto kept = [&](int r) { return ends.row[r] < 0 || ends.keep_before[r] == 1; };
-    float* to[2];
-    point_to_rows(to, call.output, tile.batch, tile.head, ends.row);
-    if (__all_sync(0xFFFFFFFF, kept(0) && kept(1))) {
-      add_wide_rows<Shape::kHeadDim>(output, ends.factor, to, call.head_dim);
-    } else {
-      store_wide_rows<Shape::kHeadDim>(output, ends.factor, to, ends.keep_before, call.head_dim);
-    }
-    return;
+    write = __all_sync(0xFFFFFFFF, kept(0) && kept(1)) ? Write::added : Write::f32;
   }
-  Element* to[2];
-  point_to_rows(to, call.output, tile.batch, tile.head, ends.row);
-  store_rows<Element, Shape::kHeadDim>(output, ends.factor, to, call.head_dim);
+  write_rows<typename Shape::Element, Shape::kHeadDim>(call.output, write, tile.batch, tile.head, ends,
+                                                       output, call.head_dim);
 }
 
 // Keys that a thread's row r of two sees, counted from the first key of the tile's first. Rows past the end
@@ -368,8 +349,8 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
   RingPosition<Shape::kStages> value_at;
   issue.begin();
 
-  for (; wait_for_tile(shared, tile_at); shared.tile_ring.pass_warp(tile_at)) {
-    const QueryTile& tile = shared.tile[tile_at.stage()];  // stays there until the end: registers are short
+  for (; shared.tiles.wait(tile_at); shared.tiles.pass_warp(tile_at)) {
+    const QueryTile& tile = shared.tiles[tile_at];  // stays there until the end: registers are short
 
     float output[Shape::kHeadDim / 2] = {};
     Softmax softmax;
@@ -492,14 +473,12 @@ __device__ void consume(const ForwardCall& call, ForwardShared<Shape>& shared) {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
-  auto& shared = begin_block<ForwardShared<Shape>>();
-  const int tiles = call.order.tiles();
-  Shape::run(
-      [&] {
+  run_block<Shape, ForwardShared<Shape>>(
+      call, [&](QueryTile& to, int index) { describe<Shape>(call, to, index); },
+      [&](auto& shared) {
         if (threadIdx.x == 0) load<Shape>(call, shared);
-        if (threadIdx.x == kHandOutThread) hand_out<Shape>(call, shared, tiles);
       },
-      [&] { consume<Shape>(call, shared); });
+      [&](auto& shared) { consume<Shape>(call, shared); });
 }
 
 }  // namespace headroom::cuda::sm90

@@ -10,17 +10,11 @@
 
 namespace headroom::cuda::sm90 {
 
-// Launches a kernel that takes a block's shared memory for itself.
-template <class Shape, class Shared, class Call>
-void launch_block(const char* name, void (*kernel)(Call), const Call& call, int blocks,
-                  const Stream& stream) {
-  static_assert(sizeof(Shared) <= 227 << 10, "a block of compute capability 9.0 has no more");
-  launch<Begin::early>(name, kernel, blocks, Shape::kThreads, sizeof(Shared), stream, call);
-}
-
-template <class Shape>
-void launch_forward(const ForwardCall& call, int blocks, const Stream& stream) {
-  launch_block<Shape, ForwardShared<Shape>>("forward_kernel", forward_kernel<Shape>, call, blocks, stream);
+// Launches a kernel that takes a multiprocessor's shared memory for a block.
+template <class Shape, template <class> class Shared, class Call, void (*kernel)(Call)>
+void launch_blocks(const Call& call, int blocks, const Stream& stream) {
+  static_assert(sizeof(Shared<Shape>) <= 227 << 10, "a block of compute capability 9.0 has no more");
+  launch<Begin::early>(Shape::kKernel, kernel, blocks, Shape::kThreads, sizeof(Shared<Shape>), stream, call);
 }
 
 template <class Element, int kHeadDim>
@@ -34,25 +28,6 @@ void launch_before(const BeforeCall& call, const Stream& stream) {
                        ceil_div(places * kThreads, kRowThreads), kRowThreads, 0, stream, call);
 }
 
-template <class Element, int kHeadDim, bool kGeneral>
-void launch_backward(const BackwardCall& call, int blocks, const Stream& stream) {
-  if constexpr (head_tiles(kHeadDim, kGeneral).queries_apart()) {
-    using Shape = WideShape<Element, kHeadDim, kGeneral>;
-    launch_block<Shape, WideShared<Shape>>("wide_backward_kernel", wide_backward_kernel<Shape>, call, blocks,
-                                           stream);
-  } else {
-    using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
-    launch_block<Shape, BackwardShared<Shape>>("backward_kernel", backward_kernel<Shape>, call, blocks,
-                                               stream);
-  }
-}
-
-template <class Shape>
-void launch_queries(const QueriesCall& call, int blocks, const Stream& stream) {
-  launch_block<Shape, QueriesShared<Shape>>("queries_backward_kernel", queries_backward_kernel<Shape>, call,
-                                            blocks, stream);
-}
-
 template <class Shape>
 void launch_after(const AfterCall& call, const Stream& stream) {
   const int blocks = call.query_tiles * call.batch * (call.heads / call.group) * call.group_heads;
@@ -60,24 +35,28 @@ void launch_after(const AfterCall& call, const Stream& stream) {
                        stream, call);
 }
 
+template <class Element, int kHeadDim, bool kGeneral>
+constexpr void add_instance(Kernels& to) {
+  using Forward = ForwardShape<Element, kHeadDim, kGeneral>;
+  to.forward[kGeneral] = launch_blocks<Forward, ForwardShared, ForwardCall, forward_kernel<Forward>>;
+  if constexpr (head_tiles(kHeadDim, kGeneral).queries_apart()) {
+    using Keys = WideShape<Element, kHeadDim, kGeneral>;
+    using Queries = QueriesShape<Element, kHeadDim, kGeneral>;
+    to.backward[kGeneral] = launch_blocks<Keys, WideShared, BackwardCall, wide_backward_kernel<Keys>>;
+    to.backward_queries[kGeneral] =
+        launch_blocks<Queries, QueriesShared, QueriesCall, queries_backward_kernel<Queries>>;
+  } else {
+    using Shape = BackwardShape<Element, kHeadDim, kGeneral>;
+    to.backward[kGeneral] = launch_blocks<Shape, BackwardShared, BackwardCall, backward_kernel<Shape>>;
+    to.after_backward[kGeneral] = launch_after<Shape>;
+  }
+}
+
 template <class Element, int kHeadDim>
 constexpr Kernels make_kernels(DType dtype) {
-  Kernels kernels{
-      .dtype = dtype,
-      .head_dim = kHeadDim,
-      .forward = {launch_forward<ForwardShape<Element, kHeadDim, false>>,
-                  launch_forward<ForwardShape<Element, kHeadDim, true>>},
-      .before_backward = launch_before<Element, kHeadDim>,
-      .backward = {launch_backward<Element, kHeadDim, false>, launch_backward<Element, kHeadDim, true>},
-      .backward_queries = {},
-      .after_backward = {}};
-  if constexpr (head_tiles(kHeadDim, false).queries_apart()) {
-    kernels.backward_queries[0] = launch_queries<QueriesShape<Element, kHeadDim, false>>;
-    kernels.backward_queries[1] = launch_queries<QueriesShape<Element, kHeadDim, true>>;
-  } else {
-    kernels.after_backward[0] = launch_after<BackwardShape<Element, kHeadDim, false>>;
-    kernels.after_backward[1] = launch_after<BackwardShape<Element, kHeadDim, true>>;
-  }
+  Kernels kernels{.dtype = dtype, .head_dim = kHeadDim, .before_backward = launch_before<Element, kHeadDim>};
+  add_instance<Element, kHeadDim, false>(kernels);
+  add_instance<Element, kHeadDim, true>(kernels);
   return kernels;
 }
 

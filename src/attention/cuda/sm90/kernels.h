@@ -11,12 +11,12 @@ namespace headroom::cuda::sm90 {
 struct Kernels {
   DType dtype;
   int head_dim;
-  void (*forward[2])(const ForwardCall&, int blocks, const Stream&);
-  void (*before_backward)(const BeforeCall&, const Stream&);
-  void (*backward[2])(const BackwardCall&, int blocks, const Stream&);
+  void (*forward[2])(const ForwardCall&, int blocks, const Stream&) = {};
+  void (*before_backward)(const BeforeCall&, const Stream&) = nullptr;
+  void (*backward[2])(const BackwardCall&, int blocks, const Stream&) = {};
   // dQ: where it is apart, by a kernel of its own; elsewhere from the sums that backward leaves.
-  void (*backward_queries[2])(const QueriesCall&, int blocks, const Stream&);
-  void (*after_backward[2])(const AfterCall&, const Stream&);
+  void (*backward_queries[2])(const QueriesCall&, int blocks, const Stream&) = {};
+  void (*after_backward[2])(const AfterCall&, const Stream&) = {};
 };
 
 // Throws where this build leaves the head size out.

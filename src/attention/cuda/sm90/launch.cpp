@@ -2,6 +2,7 @@
 // where dQ is apart; in backward with dilation so for every query head of a group, whose rows differ.
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "attention/cuda/sm90/kernels.h"
 #include "attention/cuda/sm90/plan.h"
@@ -126,17 +127,38 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
 // tenth.
 constexpr std::int64_t kMostDocuments = 16;
 
+// Returns whether every other wave of key tiles, one for each multiprocessor, passes over its queries the
+// other way. Under a causal mask the tiles of the first wave begin together, at the last query, and end one
+// after the other, each at the first query that sees it. Tiles that took their places at the last query again
+// would follow each other at that distance; and where the rows between the first and the last of them (Q, dO
+// and, in f32, dQ, of all heads that a block sums over) are more than the L2 holds, each would read them from
+// memory again. From its first query on a tile of the second wave meets the others at every query, and they
+// end together. With fewer key tiles than a third of the multiprocessors there is nothing to gain.
+bool alternates(const AttentionProblem& problem, const DeviceDescription& device, const TileOrder& order,
+                const HeadTiles& tiles, int part_heads) {
+  const Mask& mask = problem.mask;
+  if (!mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q || dilated(problem) ||
+      mask.max_documents > 0 || mask.block_rows > 0 || 3 * order.tiles_per_head <= device.cores) {
+    return false;
+  }
+  const std::int64_t row_bytes = std::int64_t{tiles.head_dim} * (2 + 2 + (tiles.queries_apart() ? 0 : 4));
+  return std::int64_t{device.cores} * tiles.backward.keys * part_heads * row_bytes > device.l2_bytes;
+}
+
 // Sections of as many heads as give every multiprocessor a tile, and with a causal mask two, unless the chunk
 // lies behind all of its keys: neighbours in the order then work on different heads, and wait less for their
-// turns. They wait inside a document and a window only, so it is the tiles of these that count.
-int backward_sections(const AttentionProblem& problem, const DeviceDescription& device,
+// turns. They wait inside a document and a window only, so it is the tiles of these that count. Where waves
+// alternate, a section lasts for two pairs of them, less a quarter of a wave: blocks in free order fall out
+// of step with time. In turns they do not, and wait where one section passes into the next: three pairs.
+int backward_sections(const AttentionProblem& problem, const DeviceDescription& device, const Plan& plan,
                       const TileOrder& order, const Intervals& seen, int window_tiles) {
   const auto documents =
       static_cast<int>(std::clamp<std::int64_t>(problem.mask.max_documents, 1, kMostDocuments));
   const int tiles = std::clamp(order.tiles_per_head / documents, 1, std::max(window_tiles, 1));
   const bool causal = problem.mask.causal && seen.end_shift < seen.others;
-  const int wanted = divide_up(device.cores * (causal ? 2 : 1), tiles);
-  return std::max(order.heads / wanted, 1);
+  int wanted = device.cores * (causal ? 2 : 1);
+  if (order.wave > 0) wanted = order.wave * (plan.turns ? 6 : 4) - order.wave / 4;
+  return std::max(order.heads / static_cast<int>(divide_up(wanted, tiles)), 1);
 }
 
 // What the sequence launches (attention/cuda/sequence.h).
@@ -197,7 +219,7 @@ struct Launches {
     to.lse = call.lse;
     to.lse_gradient = call.lse_gradient;
     to.lse_log2 = workspace.queries.lse_log2;
-    to.delta = workspace.queries.delta;
+    to.minus_delta = workspace.queries.minus_delta;
     to.batch = static_cast<int>(call.batch);
     to.heads = static_cast<int>(call.heads_q);
     to.rows = call.seq_q;
@@ -211,22 +233,21 @@ struct Launches {
     const Pattern pattern = Pattern::of(problem, workspace, call.pattern);
     const BackwardTile& tile = workspace.plan.tiles.backward;
     auto to = described<BackwardCall>(call, pattern, tile.queries, tile.keys);
-    to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
     to.seen_by = pattern.seen_by;
     to.batch = static_cast<int>(call.batch);
     to.parts = static_cast<int>(workspace.key_parts);
     to.order = order(pattern.keys, tile.keys, problem.heads_kv * to.parts);
     to.group_begin = static_cast<int>(call.group_begin);
     to.part_heads = static_cast<int>(call.group_end - call.group_begin) / to.parts;
-    to.lse = workspace.queries.lse_log2;
-    to.delta = workspace.queries.delta;
-    to.padded_places = static_cast<int>(workspace.queries.padded_places);
     const Intervals& seen_by = pattern.seen_by;
     to.period = static_cast<int>(std::min<std::int64_t>(
         divide_up(std::int64_t{seen_by.end_shift} - seen_by.begin_shift - 1 + tile.keys, tile.queries),
         workspace.queries.padded_places / tile.queries));
-    to.order.sections =
-        backward_sections(problem, *stream.device, to.order, to.seen, to.period * tile.queries / tile.keys);
+    if (alternates(problem, *stream.device, to.order, workspace.plan.tiles, to.part_heads)) {
+      to.order.wave = blocks(to.order);
+    }
+    to.order.sections = backward_sections(problem, *stream.device, workspace.plan, to.order, to.seen,
+                                          to.period * tile.queries / tile.keys);
     to.query_sums = workspace.queries.sums;
     to.sums_are_open = open();
     if (workspace.plan.turns) to.turns = workspace.counters + Workspace::kNextTileBytes / 4;
@@ -285,12 +306,8 @@ struct Launches {
   void backward_queries(const AttentionCall& call, const Pattern& pattern) const {
     const QueriesTile& tile = workspace.plan.tiles.queries;
     auto to = described<QueriesCall>(call, pattern, tile.queries, tile.keys);
-    to.output_gradient = query_map(output_gradient(call), pattern, tile.queries);
     to.order = order(pattern.queries, tile.queries, problem.heads_q);
     to.order.sections = forward_sections(problem, *stream.device);
-    to.lse = workspace.queries.lse_log2;
-    to.delta = workspace.queries.delta;
-    to.padded_places = static_cast<int>(workspace.queries.padded_places);
     to.query_gradient = call.query_gradient;
     to.rows = write_query_rows(call);
     to.visits = workspace.query_visits;
@@ -358,6 +375,12 @@ struct Launches {
     to.scale = call.scale;
     to.softcap = call.softcap;
     to.next_tile = workspace.counters;
+    if constexpr (std::is_base_of_v<GradientsCall, Call>) {
+      to.output_gradient = query_map(output_gradient(call), pattern, queries);
+      to.lse = workspace.queries.lse_log2;
+      to.minus_delta = workspace.queries.minus_delta;
+      to.padded_places = static_cast<int>(workspace.queries.padded_places);
+    }
     return to;
   }
 };

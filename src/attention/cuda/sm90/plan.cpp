@@ -129,7 +129,7 @@ QueryState QueryState::of(const AttentionProblem& problem, const Plan& plan, Pie
   state.padded_places = round_up(places, plan.tiles.backward.queries);
   const std::int64_t padded = checked_multiply(problem.batch * problem.heads_q, state.padded_places);
   state.lse_log2 = pieces.take<float>(padded);
-  state.delta = pieces.take<float>(padded);
+  state.minus_delta = pieces.take<float>(padded);
   if (plan.tiles.queries_apart()) return state;
   state.sums_bytes = checked_multiply(checked_multiply(padded, plan.tiles.head_dim), 4);
   state.sums = pieces.take<float>(state.sums_bytes / 4);

@@ -47,7 +47,7 @@ struct QueryState {
 
   std::int64_t padded_places = 0;
   float* lse_log2 = nullptr;
-  float* delta = nullptr;
+  float* minus_delta = nullptr;
   float* sums = nullptr;  // of dQ, unless it is apart
   std::int64_t sums_bytes = 0;
 };

@@ -68,14 +68,11 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
     sums[4 * i + 2] = piece.z;
     sums[4 * i + 3] = piece.w;
   }
-  int row[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int place = row_of_thread(m * Shape::kQueries + first_query) + 8 * r;
-    row[r] = place < count ? call.queries.row(batch, head, place) : -1;
-  }
-  write_rows<typename Shape::Element, Shape::kHeadDim>(call.query_gradient, call.rows, batch, head, row,
-                                                       call.scale, sums, call.head_dim);
+  write_rows<typename Shape::Element, Shape::kHeadDim>(
+      call.query_gradient, call.rows, batch, head,
+      RowEnds::of(call.queries, batch, head, m * Shape::kQueries, count - m * Shape::kQueries,
+                  row_of_thread(first_query), call.scale),
+      sums, call.head_dim);
 }
 
 }  // namespace headroom::cuda::sm90

@@ -28,7 +28,11 @@ struct ForwardTile {
 struct BackwardTile {
   int queries;
   int keys;
-  bool value_in_registers = false;  // as the left operand of dP, where there is room
+  // Where registers allow:
+  bool value_in_registers = false;  // as the left operand of dP
+  bool wide_probabilities = false;  // P stays in f32 for dS, beside its 16 bits for dV
+  bool starts_from_delta = false;   // dP begins as -delta, which then needs no register of its own
+  bool values_early = false;        // all products of dV are issued before dP is waited for
 
   bool operator==(const BackwardTile&) const = default;
 };
@@ -56,11 +60,20 @@ struct HeadTiles {
 
 inline constexpr std::array<HeadTiles, 5> kHeadTiles = {{
     // Exponentials take as long as products: they hide behind another consumer.
-    {64, {3, 128, 2, 2, 8}, {128, 128}},
-    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities.
-    {96, {3, 96, 2, 2, 12}, {64, 128, true}},
+    {64, {3, 128, 2, 2, 8}, {.queries = 128, .keys = 128, .values_early = true}},
+    // 160 registers per thread: 48 scores, 48 outputs, 24 probabilities. In backward a dP that starts from
+    // delta is slower, and without that there are no registers for early products of dV.
+    {96,
+     {3, 96, 2, 2, 12},
+     {.queries = 64, .keys = 128, .value_in_registers = true, .wide_probabilities = true}},
     // 160 registers of scores, outputs and probabilities; as wide as a causal block.
-    {128, {2, 128, 2, 2, 32}, {64, 128}},
+    {128,
+     {2, 128, 2, 2, 32},
+     {.queries = 64,
+      .keys = 128,
+      .wide_probabilities = true,
+      .starts_from_delta = true,
+      .values_early = true}},
     // 192 KiB of shared memory in forward; 218 for dK and dV, 217 for dQ.
     {192, {2, 96, 2, 1, 24}, {96, 64}, {128, 64, 3, 2, true}},
     // 224 KiB of shared memory; no registers for products that overlap.
