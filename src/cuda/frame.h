@@ -2,9 +2,13 @@
 // consumers), with registers that the first gives them. What is loaded passes through rings of shared memory
 // (pipeline.h), and so do the descriptions of the tiles that a persistent block works on. A kernel supplies
 //   Shape     its Roles, and the sizes of its tiles;
-//   Shared    what a block has in shared memory, its Tiles too, with init(): how many arrive at every ring;
-//   describe  what a tile is;  load  what is loaded for it;
+//   Shared    what a block has in shared memory, its Tiles too (`tiles`), with init(): how many arrive at
+//             every ring;
+//   describe  what a tile is;
+//   produce   what is loaded for it;
 //   consume   what is computed for it, and how it is finished.
+// The call that it is launched with has its number of tiles (`order.tiles()`) and their counter
+// (`next_tile`).
 #pragma once
 
 #include "cuda/pipeline.h"
@@ -118,8 +122,8 @@ struct Tiles {
   }
 };
 
-// A kernel: describe(tile, number) says what a tile is; produce(shared) runs in the first warpgroup, where
-// one thread describes tiles instead, and consume(shared) in the others.
+// A kernel: describe(tile, number) writes a tile; produce(shared) runs in the first warpgroup, but for the
+// thread that hands out tiles, and consume(shared) in the others.
 template <class Shape, class Shared, class Call, class Describe, class Produce, class Consume>
 __device__ __forceinline__ void run_block(const Call& call, const Describe& describe, const Produce& produce,
                                           const Consume& consume) {

@@ -62,13 +62,16 @@ inline std::vector<SmallCase> small_cases() {
     dilated(c, {{64, 1}, {256, 4}});
     c.problem.mask.mix_dilations = true;
   });
+  add("causal", 96, 300, causal);
   add("window", 96, 300, [](AttentionCase& c) { c.problem.mask.window_left = 50; });
   add("full", 128, 300, [](AttentionCase& c) { c.problem.seq_q = 130; });
   add("documents", 128, 300, documents);
+  // A block sums over all heads of a group, as where there are plenty of key heads.
   add("group", 128, 500, [&](AttentionCase& c) {
     causal(c);
     c.problem.heads_q = 8;
     c.problem.heads_kv = 2;
+    c.problem.whole_key_heads = 1024;
   });
   add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
   add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });

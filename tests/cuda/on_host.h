@@ -166,8 +166,8 @@ class Block {
   }
 
   [[nodiscard]] float4* shared() const { return shared_begin_; }
-  // Shared memory as copy engine and tensor cores read it: without what threads stored after their last
-  // fence.
+  // Shared memory as copy engine and tensor cores read it: as it was at the last fence of any warp. A missing
+  // fence shows where no other warp's comes between the store and the read.
   [[nodiscard]] std::byte* fenced() { return fenced_.data(); }
   // A warp's threads have all stored before its last one comes here.
   void fence() {

@@ -198,8 +198,10 @@ double output_row_error(const AttentionProblem& p, const AttentionForward& on_ho
   }
   double worst = 0;
   for (std::int64_t c = 0; c < p.head_dim; ++c) {
-    worst = std::max(worst, std::abs(expected[static_cast<std::size_t>(c)] -
-                                     read_element(on_host.output, on_host.output.offset(b, q, h, c))));
+    const double error = std::abs(expected[static_cast<std::size_t>(c)] -
+                                  read_element(on_host.output, on_host.output.offset(b, q, h, c)));
+    if (!std::isfinite(error)) return INFINITY;
+    worst = std::max(worst, error);
   }
   return worst;
 }

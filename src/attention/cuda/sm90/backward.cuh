@@ -5,7 +5,8 @@
 // global memory, two warpgroups of 64 keys compute.
 //
 // Products and arithmetic of a consumer overlap: while it exponentiates scores, the tensor cores are at dP;
-// while it makes dS, at dV. P is made and multiplied in two halves of the queries, so that there is something
+// while it makes dS, at dV, whose products are all issued before dP is waited for where registers allow that
+// (BackwardTile). P is made and multiplied in two halves of the queries, so that there is something
 // to multiply early. dS is not: it has to be stored before the products of dK, which it would wait behind.
 // dQ of 64 queries is one consumer's work: where a tile has no more, consumers take turns, and while one
 // makes and hands over dQ the other goes on; where a tile has 128, both make theirs a step late, beside dK.
@@ -29,7 +30,7 @@ enum BackwardBarrier : int {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
-  static constexpr const char* kKernel = "backward_kernel";
+  static constexpr const char* kName = "backward_kernel";
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static constexpr int kKeys = kTile.keys;
   static_assert(kKeys == 64 * BackwardShape::kConsumers);
@@ -37,6 +38,7 @@ struct BackwardShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kStages = 2;  // of dS and of the sums of dQ, too
   static constexpr bool kTakeTurns = kQueries == 64;
   static constexpr bool kReadsAllFirst = kQueries == 64 && !kOfGeneral;  // the log-sum-exp of both halves
+  static_assert(!kOfGeneral || !kTile.wide_probabilities, "a softcap's slope is in the packed weights");
 };
 
 // Two warps add dQ, each with every other tile: while one waits for its turn and for its bytes to arrive, the
@@ -137,9 +139,9 @@ __device__ __forceinline__ void load_rows_to_registers(std::uint32_t (&a)[Shape:
 
 // D = A B^T likewise, with A in registers.
 template <class Shape, bool kAdds>
-__device__ __forceinline__ void multiply_rows(float (&scores)[Shape::kQueries / 2],
-                                              const std::uint32_t (&a)[Shape::kHeadDim / 4],
-                                              const typename Shape::Element* b_rows) {
+__device__ __forceinline__ void multiply_register_rows(float (&scores)[Shape::kQueries / 2],
+                                                       const std::uint32_t (&a)[Shape::kHeadDim / 4],
+                                                       const typename Shape::Element* b_rows) {
   ptx::wgmma_fence();
   const auto b = ptx::MatrixDescriptor::of(b_rows);
 #pragma unroll
@@ -258,12 +260,12 @@ __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities
     if constexpr (Shape::kTile.wide_probabilities) {
       scores[i] = p;
       scores[i + 1] = q;
-      continue;
-    }
-    weights[i / 2] = probabilities[i / 2];
-    if (Shape::kGeneral && capped) {
-      weights[i / 2] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
-                                          q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
+    } else {
+      weights[i / 2] = probabilities[i / 2];
+      if (Shape::kGeneral && capped) {
+        weights[i / 2] = ptx::pack<Element>(p > 0 ? p * (1 - scores[i] * scores[i]) : 0,
+                                            q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
+      }
     }
   }
 }
@@ -392,7 +394,7 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         if constexpr (kStarts) begin_columns(gradients, minus_delta);
         multiply_rows<Shape, Shape::kKeys>(scores, key, shared.query[at.stage()]);  // S^T = K Q^T
         if constexpr (Shape::kTile.value_in_registers) {
-          multiply_rows<Shape, kStarts>(gradients, value_rows, shared.output_gradient[at.stage()]);
+          multiply_register_rows<Shape, kStarts>(gradients, value_rows, shared.output_gradient[at.stage()]);
         } else {
           multiply_rows<Shape, Shape::kKeys, kStarts>(gradients, value, shared.output_gradient[at.stage()]);
         }

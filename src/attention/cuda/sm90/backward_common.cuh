@@ -15,9 +15,9 @@ struct KeyTile {
   int index;
   int places;  // none or less: past the end
   int query_tiles;
-  int from;   // the query tiles at both ends: it goes from the one
-  int to;     // to the other,
-  int start;  // begins here, and comes round
+  int from;  // The query tiles at both ends. It visits those from `start` to `to`, then those from `from` on,
+  int to;    // until it has visited all.
+  int start;
   bool none;  // no work is left
 };
 
@@ -125,13 +125,14 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   const int begin = call.seen_by.of(at.batch, tile.query_head, first_key).begin / Shape::kQueries;
   const int end = call.seen_by.of(at.batch, tile.query_head, first_key + tile.places - 1).end;
   tile.query_tiles = max((end + Shape::kQueries - 1) / Shape::kQueries - begin, 0);
+  const int last = begin + tile.query_tiles - 1;
+  const bool rises = call.waves.rises(at.tile);
+  tile.from = rises ? begin : last;
+  tile.to = rises ? last : begin;
   // The last that ends a period, if there is one: blocks of neighbouring keys, which see different queries,
   // then come to a query tile at the same time, and it is read from memory once.
-  const int last = begin + tile.query_tiles - 1;
   const int aligned = (last + 1) / call.period * call.period - 1;
-  tile.from = at.other_way ? begin : last;
-  tile.to = at.other_way ? last : begin;
-  tile.start = at.other_way || aligned < begin ? tile.from : aligned;
+  tile.start = rises || aligned < begin ? tile.from : aligned;
   return tile;
 }
 

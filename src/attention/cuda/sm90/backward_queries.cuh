@@ -10,7 +10,7 @@ namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct QueriesShape : KernelShape<ElementType, kHead, kOfGeneral> {
-  static constexpr const char* kKernel = "queries_backward_kernel";
+  static constexpr const char* kName = "queries_backward_kernel";
   static constexpr QueriesTile kTile = head_tiles(kHead, kOfGeneral).queries;
   static constexpr int kRows = kTile.queries;
   static_assert(kRows == 64 * QueriesShape::kConsumers);

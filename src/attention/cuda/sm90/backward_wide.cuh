@@ -12,8 +12,8 @@ namespace headroom::cuda::sm90 {
 
 template <class ElementType, int kHead, bool kOfGeneral>
 struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
+  static constexpr const char* kName = "wide_backward_kernel";
   static constexpr int kKeys = 64;
-  static constexpr const char* kKernel = "wide_backward_kernel";
   static constexpr BackwardTile kTile = head_tiles(kHead, kOfGeneral).backward;
   static_assert(kTile.keys == kKeys);
   static constexpr int kQueries = kTile.queries;

@@ -40,12 +40,23 @@ struct TileOrder {
   int tiles_per_head = 0;
   int heads = 0;  // of all sequences
   int sections = 1;
-  int wave = 0;  // tiles at work at a time, where every other wave of a section goes the other way; or 0
 
   [[nodiscard]] __device__ int tiles() const { return tiles_per_head * heads; }
 };
 
-// How rows of a gradient are written: in 16 bits; in f32; in f32, added to what is there.
+// Waves of key tiles, one tile for each block, from so many heads side by side; every other one passes over
+// its queries from the first up. Which wave a tile is in follows from its place in its head, and not from how
+// many heads a launch has: parts of a problem have the bits of the whole.
+struct Waves {
+  int heads = 0;  // 0: every wave passes over its queries from the last down
+  int blocks = 1;
+
+  [[nodiscard]] __device__ bool rises(int tile) const {
+    return static_cast<std::int64_t>(tile) * heads / blocks % 2 == 1;
+  }
+};
+
+// How rows of an output or a gradient are written: in 16 bits; in f32; in f32, added to what is there.
 enum class Write : std::uint8_t { rounded, f32, added };
 
 // What all kernels that multiply are launched with.
@@ -80,7 +91,7 @@ struct ForwardCall : TilesCall {
 struct GradientsCall : TilesCall {
   CUtensorMap output_gradient;
   const float* lse = nullptr;          // log2, [batch, heads_q, padded places]; +inf where a row sees nothing
-  const float* minus_delta = nullptr;  // of the sum of O dO, likewise
+  const float* minus_delta = nullptr;  // the log-sum-exp's own gradient less the sum of O dO, likewise
   int padded_places = 0;
 };
 
@@ -88,6 +99,7 @@ struct GradientsCall : TilesCall {
 // heads.
 struct BackwardCall : GradientsCall {
   Intervals seen_by;  // queries that see keys
+  Waves waves;
   int batch = 1;
   int group_begin = 0;  // the first of a group's query heads that this launch sums over
   int part_heads = 1;   // query heads that a block sums over

@@ -37,7 +37,6 @@ struct TileIndex {
   int batch;
   int head;
   int tile;
-  bool other_way;
 };
 __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, int heads_per_batch) {
   const int least = order.heads / order.sections;
@@ -50,8 +49,7 @@ __device__ __forceinline__ TileIndex tile_at(const TileOrder& order, int index, 
   const int in_section = rest - section * heads * order.tiles_per_head;
   const int head = (in_larger ? 0 : larger * (least + 1)) + section * heads + in_section % heads;
   const int batch = head / heads_per_batch;
-  const bool other_way = order.wave > 0 && in_section / order.wave % 2 == 1;
-  return {batch, head - batch * heads_per_batch, in_section / heads, other_way};
+  return {batch, head - batch * heads_per_batch, in_section / heads};
 }
 
 // A head's rows that take part, found once for many loads.
@@ -255,7 +253,7 @@ struct RowEnds {
   float factor[2];
   float keep_before[2];  // of what they resume from
 
-  // Of `count` places, from `first` of them on.
+  // Of a tile that has `count` places, the first of them place `first` of its head.
   __device__ __forceinline__ static RowEnds of(const Places& places, int batch, int query_head, int first,
                                                int count, int row_in_block, float factor) {
     RowEnds ends{.factor = {factor, factor}, .keep_before = {0, 0}};

@@ -38,7 +38,7 @@ struct QueryTile {
 template <class ElementType, int kHead, bool kOfGeneral>
 struct ForwardShape
     : KernelShape<ElementType, kHead, kOfGeneral, head_tiles(kHead, kOfGeneral).forward.consumers> {
-  static constexpr const char* kKernel = "forward_kernel";
+  static constexpr const char* kName = "forward_kernel";
   static constexpr ForwardTile kTile = head_tiles(kHead, kOfGeneral).forward;
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;

@@ -11,10 +11,10 @@
 namespace headroom::cuda::sm90 {
 
 // Launches a kernel that takes a multiprocessor's shared memory for a block.
-template <class Shape, template <class> class Shared, class Call, void (*kernel)(Call)>
+template <class Shape, template <class> class Shared, class Call, void (*kKernel)(Call)>
 void launch_blocks(const Call& call, int blocks, const Stream& stream) {
   static_assert(sizeof(Shared<Shape>) <= 227 << 10, "a block of compute capability 9.0 has no more");
-  launch<Begin::early>(Shape::kKernel, kernel, blocks, Shape::kThreads, sizeof(Shared<Shape>), stream, call);
+  launch<Begin::early>(Shape::kName, kKernel, blocks, Shape::kThreads, sizeof(Shared<Shape>), stream, call);
 }
 
 template <class Element, int kHeadDim>

@@ -28,9 +28,8 @@ std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
   constexpr std::int64_t kFewTiles = 192;
   constexpr std::int64_t kEnoughTiles = 1024;
   if (dilated(problem) || problem.heads_kv == 0) return 1;
-  const std::int64_t key_heads =
-      problem.whole_key_heads > 0 ? problem.whole_key_heads : problem.batch * problem.heads_kv;
-  const std::int64_t tiles = std::max<std::int64_t>(key_heads * divide_up(problem.seq_k, tile_keys), 1);
+  const std::int64_t tiles =
+      std::max<std::int64_t>(whole_key_heads(problem) * divide_up(problem.seq_k, tile_keys), 1);
   if (tiles >= kFewTiles) return 1;
   const std::int64_t wanted = divide_up(kEnoughTiles, tiles);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
@@ -83,6 +82,10 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
 }
 
 }  // namespace
+
+std::int64_t whole_key_heads(const AttentionProblem& problem) {
+  return problem.whole_key_heads > 0 ? problem.whole_key_heads : problem.batch * problem.heads_kv;
+}
 
 IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const Dilation& dilation) {
   constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // above any position; sums with it fit

@@ -19,6 +19,9 @@ enum class Source : std::uint8_t {
   lists,    // rows and intervals are read
 };
 
+// K/V heads of all sequences; of a part of a problem, those of the whole.
+[[nodiscard]] std::int64_t whole_key_heads(const AttentionProblem& problem);
+
 // Which kernels run a problem. It is decided here alone; the workspace and the launches read it.
 struct Plan {
   [[nodiscard]] static Plan of(const AttentionProblem& problem);
