@@ -329,16 +329,16 @@ __global__ void before_backward_kernel(const BeforeCall call) {
     const uint4 b = *reinterpret_cast<const uint4*>(
         call.output_gradient.template row<Element>(batch, head, row) + column);
     const auto* y = reinterpret_cast<const Element*>(&b);
-    if (call.output_is_f32) {
-      const float* x = call.output.template row<float>(batch, head, row) + column;
+    const auto multiply = [&](const auto* x) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(x[i], static_cast<float>(y[i]), sum);
+      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+    };
+    if (call.output_is_f32) {
+      multiply(call.output.template row<float>(batch, head, row) + column);
     } else {
       const uint4 a =
           *reinterpret_cast<const uint4*>(call.output.template row<Element>(batch, head, row) + column);
-      const auto* x = reinterpret_cast<const Element*>(&a);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+      multiply(reinterpret_cast<const Element*>(&a));
     }
   }
 #pragma unroll

@@ -59,14 +59,10 @@ __global__ void __launch_bounds__(2 * Shape::kQueries, 1) after_backward_kernel(
   // Where no key is seen nobody has added, and the memory holds anything.
   const bool added = call.sums_are_open || !visited_keys<Shape>(call, batch, head, m, count).empty();
   if (!added && call.rows == Write::added) return;
-  float sums[Shape::kHeadDim / 2];
+  alignas(16) float sums[Shape::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < Shape::kHeadDim / 8; ++i) {
-    const float4 piece = added ? from[i * kWarpgroup + thread] : make_float4(0, 0, 0, 0);
-    sums[4 * i] = piece.x;
-    sums[4 * i + 1] = piece.y;
-    sums[4 * i + 2] = piece.z;
-    sums[4 * i + 3] = piece.w;
+    reinterpret_cast<float4*>(sums)[i] = added ? from[i * kWarpgroup + thread] : make_float4(0, 0, 0, 0);
   }
   write_rows<typename Shape::Element, Shape::kHeadDim>(
       call.query_gradient, call.rows, batch, head,
