@@ -6,13 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
-#include <memory>
 #include <string_view>
 #include <vector>
 
-#include "attention/backward_parts.h"
+#include "attention/cuda/sm90/plan.h"
 #include "attention/on_host.h"
 #include "attention/small_cases.h"
 #include "attention_cases.h"
@@ -20,7 +17,7 @@
 namespace headroom::cuda {
 namespace {
 
-// So small that key tiles under a causal mask come in waves that alternate, for every head size.
+// With an L2 so small that waves of key tiles under a causal mask alternate in free order.
 const DeviceDescription kHopper{.kind = DeviceKind::cuda,
                                 .name = "on host",
                                 .cores = 3,
@@ -79,56 +76,19 @@ TEST_F(HopperOnHost, NoListMakesBackwardWaitForEver) {
   expect_no_list_waits_for_ever(find_attention("bf16x3"), DType::f32, 64, kHopper);
 }
 
-// Parts of backward pass over the queries of a key in the order of the whole, however few heads they have.
-TEST_F(HopperOnHost, PartsHaveTheBitsOfTheWhole) {
-  const AttentionProblem problem{.batch = 2,
-                                 .seq_q = 700,
-                                 .seq_k = 700,
-                                 .heads_q = 4,
-                                 .heads_kv = 4,
-                                 .head_dim = 128,
-                                 .dtype = DType::bf16,
-                                 .mask = {.causal = true}};
-  const AttentionImplementation& row = row_of(problem);
-  const Stream stream{.device = &kHopper, .pool = nullptr, .poll = {}, .native = nullptr};
-  const Shape shape{problem.batch, problem.seq_q, problem.heads_q, problem.head_dim};
-  std::vector<std::unique_ptr<Guarded>> inputs;
-  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
-    inputs.push_back(std::make_unique<Guarded>(problem.dtype, shape, false));
-    inputs.back()->fill_normal(Random(seed), 1);
-  }
-  const Guarded output(problem.dtype, shape, false);
-  const Guarded lse(DType::f32, {problem.batch, problem.heads_q, problem.seq_q}, false);
-  const AttentionForward forward{.query = inputs[0]->view(),
-                                 .key = inputs[1]->view(),
-                                 .value = inputs[2]->view(),
-                                 .sinks = {},
-                                 .document_starts = {},
-                                 .blocks = {},
-                                 .output = output.view(),
-                                 .lse = lse.view(),
-                                 .saved = {}};
-  row.forward(problem, forward, Scratch(row.workspace_bytes(problem, kHopper, Pass::forward)).view(), stream);
-  const auto gradients = [&](std::int64_t most_bytes) {
-    AttentionProblem limited = problem;
-    limited.most_backward_bytes = most_bytes;
-    const BackwardParts parts = BackwardParts::of(limited, row, kHopper);
-    EXPECT_EQ(parts.count, most_bytes == 0 ? 8 : 1);
-    std::array<Guarded, 3> made{Guarded(problem.dtype, shape, false), Guarded(problem.dtype, shape, false),
-                                Guarded(problem.dtype, shape, false)};
-    const AttentionBackward whole{.forward = forward,
-                                  .output_gradient = inputs[3]->view(),
-                                  .lse_gradient = {},
-                                  .query_gradient = made[0].view(),
-                                  .key_gradient = made[1].view(),
-                                  .value_gradient = made[2].view(),
-                                  .sinks_gradient = {}};
-    for (std::int64_t part = 0; part < parts.count; ++part) {
-      row.backward(parts.problem, parts.views(whole, part), Scratch(parts.workspace_bytes).view(), stream);
-    }
-    return std::array{made[0].values(), made[1].values(), made[2].values()};
-  };
-  EXPECT_TRUE(gradients(0) == gradients(std::numeric_limits<std::int64_t>::max()));
+// Waves of key tiles alternate with so many tiles only.
+TEST_F(HopperOnHost, WavesThatAlternateWithinThePlainComputation) {
+  AttentionCase c{.group = "waves", .name = "alternating", .problem = {}, .document_lengths = {}};
+  c.problem = {.seq_q = 6'200,
+               .seq_k = 6'200,
+               .head_dim = 64,
+               .dtype = DType::bf16,
+               .deterministic = false,
+               .mask = {.causal = true}};
+  const AttentionImplementation& row = row_of(c.problem);
+  ASSERT_GT(sm90::plan_waves(c.problem, kHopper, sm90::Plan::of(c.problem)).heads, 0);
+  Beside::current().choose(Beside::Moments::drawn, 1);
+  EXPECT_LE(run_attention_case(c, row, 2, {.description = kHopper}).worst(), 1);
 }
 
 class HopperMoments : public HopperOnHost, public testing::WithParamInterface<SmallCase> {};

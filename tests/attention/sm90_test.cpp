@@ -118,6 +118,56 @@ TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
   EXPECT_EQ(parts(), 1);  // launches are of one head
 }
 
+// Waves alternate in free order, where a wave's rows are more than the L2 holds; and parts of a problem have
+// those of the whole, whose dK and dV they make.
+TEST(Sm90, WavesAlternateInPartsAsInTheWhole) {
+  DeviceDescription h200 = kHopper;
+  h200.cores = 132;
+  h200.l2_bytes = 60 << 20;
+  const AttentionProblem long_group{.batch = 8,
+                                    .seq_q = 32'768,
+                                    .seq_k = 32'768,
+                                    .heads_q = 32,
+                                    .heads_kv = 8,
+                                    .head_dim = 128,
+                                    .dtype = DType::bf16,
+                                    .deterministic = false,
+                                    .mask = {.causal = true}};
+  const auto waves = [&](const AttentionProblem& problem) {
+    return sm90::plan_waves(problem, h200, sm90::Plan::of(problem));
+  };
+  const sm90::Waves whole = waves(long_group);
+  EXPECT_EQ(whole.heads, 2);
+  EXPECT_EQ(whole.blocks, 132);
+  EXPECT_FALSE(whole.rises(0));
+  EXPECT_FALSE(whole.rises(65));
+  EXPECT_TRUE(whole.rises(66));
+  EXPECT_TRUE(whole.rises(131));
+  EXPECT_FALSE(whole.rises(132));
+  for (const std::int64_t groups : {1, 2, 8}) {
+    AttentionProblem part = long_group;
+    part.batch = 1;
+    part.heads_q /= groups;
+    part.heads_kv /= groups;
+    part.whole_key_heads = 64;
+    for (const int tile : {0, 65, 66, 131, 132, 255}) {
+      EXPECT_EQ(waves(part).rises(tile), whole.rises(tile)) << groups << " groups, tile " << tile;
+    }
+  }
+  const auto none = [&](const auto& change) {
+    AttentionProblem problem = long_group;
+    change(problem);
+    return waves(problem).heads == 0;
+  };
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.deterministic = true; }));
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.heads_kv = 32; }));  // the L2 holds the rows of one head
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.seq_q = p.seq_k = 5'632; }));
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.causal = false; }));
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.window_left = 4096; }));
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.max_documents = 3; }));
+  EXPECT_TRUE(none([](AttentionProblem& p) { p.seq_q = 16'384; }));
+}
+
 // Chunks before, among and behind their keys, of lengths that are no multiples of tiles, and so far apart
 // that 32 bits do not hold the distance.
 std::vector<AttentionProblem> chunk_problems() {

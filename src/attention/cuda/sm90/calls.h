@@ -9,6 +9,7 @@
 #include "attention/cuda/call.h"
 #include "attention/cuda/sm90/block_lists.h"
 #include "attention/cuda/sm90/intervals.h"
+#include "attention/cuda/sm90/tiles.h"
 
 namespace headroom::cuda::sm90 {
 
@@ -42,18 +43,6 @@ struct TileOrder {
   int sections = 1;
 
   [[nodiscard]] __device__ int tiles() const { return tiles_per_head * heads; }
-};
-
-// Waves of key tiles, one tile for each block, from so many heads side by side; every other one passes over
-// its queries from the first up. Which wave a tile is in follows from its place in its head, and not from how
-// many heads a launch has: parts of a problem have the bits of the whole.
-struct Waves {
-  int heads = 0;  // 0: every wave passes over its queries from the last down
-  int blocks = 1;
-
-  [[nodiscard]] __device__ bool rises(int tile) const {
-    return static_cast<std::int64_t>(tile) * heads / blocks % 2 == 1;
-  }
 };
 
 // How rows of an output or a gradient are written: in 16 bits; in f32; in f32, added to what is there.

@@ -127,43 +127,17 @@ int forward_sections(const AttentionProblem& problem, const DeviceDescription& d
 // tenth.
 constexpr std::int64_t kMostDocuments = 16;
 
-// Returns whether every other wave of key tiles passes over its queries the other way, so that two waves meet
-// at the same queries. Under a causal mask the tiles of a wave that begins at the last query end one after
-// the other, each at the first query that sees it. If the next ones began at the last query too, they would
-// follow each other at that distance; and where the rows between the first and the last of them (Q, dO and,
-// in f32, dQ, of all heads that a block sums over) are more than the L2 holds, each would read them from
-// memory again. From its first query up a tile of the next wave meets the others at every query, and they end
-// together. With fewer key tiles than a third of the multiprocessors there is nothing to gain.
-bool alternates(const AttentionProblem& problem, const DeviceDescription& device, int tiles_per_head,
-                const HeadTiles& tiles, int part_heads) {
-  const Mask& mask = problem.mask;
-  if (!mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q || dilated(problem) ||
-      mask.max_documents > 0 || mask.block_rows > 0 || 3 * tiles_per_head <= device.cores) {
-    return false;
-  }
-  const std::int64_t row_bytes = std::int64_t{tiles.head_dim} * (2 + 2 + (tiles.queries_apart() ? 0 : 4));
-  return std::int64_t{device.cores} * tiles.backward.keys * part_heads * row_bytes > device.l2_bytes;
-}
-
-// Heads of a section, so many that every multiprocessor has a tile, and with a causal mask two, unless the
-// chunk lies behind all of its keys: neighbours in the order then work on different heads, and wait less for
-// their turns. They wait inside a document and a window only, so it is the tiles of these that count. Where
-// waves alternate, a section has two pairs of them, as blocks in free order fall out of step with time; in
-// turns, where they do not and wait when one section passes into the next, it has three. The last wave may
-// lack a quarter: four heads of 128 tiles are enough for four waves of 132.
-int heads_of_section(const AttentionProblem& problem, const DeviceDescription& device, bool turns,
-                     int tiles_per_head, bool alternate, const Intervals& seen, int window_tiles) {
+// Sections of as many heads as give every multiprocessor a tile, and with a causal mask two, unless the chunk
+// lies behind all of its keys: neighbours in the order then work on different heads, and wait less for their
+// turns. They wait inside a document and a window only, so it is the tiles of these that count.
+int backward_sections(const AttentionProblem& problem, const DeviceDescription& device,
+                      const TileOrder& order, const Intervals& seen, int window_tiles) {
   const auto documents =
       static_cast<int>(std::clamp<std::int64_t>(problem.mask.max_documents, 1, kMostDocuments));
-  const int tiles = std::clamp(tiles_per_head / documents, 1, std::max(window_tiles, 1));
+  const int tiles = std::clamp(order.tiles_per_head / documents, 1, std::max(window_tiles, 1));
   const bool causal = problem.mask.causal && seen.end_shift < seen.others;
-  int wanted = device.cores * (causal ? 2 : 1);
-  if (alternate) wanted = device.cores * (turns ? 6 : 4) - device.cores / 4;
-  return static_cast<int>(divide_up(wanted, tiles));
-}
-
-int sections_of(std::int64_t heads, int of_section) {
-  return static_cast<int>(std::max<std::int64_t>(heads / of_section, 1));
+  const int wanted = divide_up(device.cores * (causal ? 2 : 1), tiles);
+  return std::max(order.heads / wanted, 1);
 }
 
 // What the sequence launches (attention/cuda/sequence.h).
@@ -248,16 +222,10 @@ struct Launches {
     to.period = static_cast<int>(std::min<std::int64_t>(
         divide_up(std::int64_t{seen_by.end_shift} - seen_by.begin_shift - 1 + tile.keys, tile.queries),
         workspace.queries.padded_places / tile.queries));
-    const DeviceDescription& device = *stream.device;
-    const bool alternate =
-        alternates(problem, device, to.order.tiles_per_head, workspace.plan.tiles, to.part_heads);
-    const int heads = heads_of_section(problem, device, workspace.plan.turns, to.order.tiles_per_head,
-                                       alternate, to.seen, to.period * tile.queries / tile.keys);
-    to.order.sections = sections_of(to.order.heads, heads);
-    if (alternate) {
-      const std::int64_t whole = whole_key_heads(problem) * to.parts;
-      to.waves = {.heads = static_cast<int>(whole / sections_of(whole, heads)), .blocks = device.cores};
-    }
+    to.waves = plan_waves(problem, *stream.device, workspace.plan);
+    to.order.sections = to.waves.heads > 0 ? std::max(to.order.heads / to.waves.heads, 1)
+                                           : backward_sections(problem, *stream.device, to.order, to.seen,
+                                                               to.period * tile.queries / tile.keys);
     to.query_sums = workspace.queries.sums;
     to.sums_are_open = open();
     if (workspace.plan.turns) to.turns = workspace.counters + Workspace::kNextTileBytes / 4;

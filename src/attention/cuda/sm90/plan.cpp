@@ -125,6 +125,31 @@ Plan Plan::of(const AttentionProblem& problem) {
   return plan;
 }
 
+// Under a causal mask the tiles of a wave that begins at the last query end one after the other, each at the
+// first query that sees it. If the next ones began at the last query too, they would follow each other at
+// that distance; and where the rows between the first and the last of them (Q, dO and, in f32, dQ, of all
+// heads that a block sums over) are more than the L2 holds, each would read them from memory again. From its
+// first query up a tile of the next wave meets the others at every query, and they end together.
+Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device, const Plan& plan) {
+  constexpr std::int64_t kLeastWaves = 4;  // of a section: blocks fall out of step with time
+  const Mask& mask = problem.mask;
+  if (plan.turns || !mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q ||
+      dilated(problem) || mask.max_documents > 0 || mask.block_rows > 0) {
+    return {};
+  }
+  const std::int64_t tiles = divide_up(problem.seq_k, plan.tiles.backward.keys);
+  if (3 * tiles <= device.cores) return {};  // nothing is gained
+  const std::int64_t part_heads = problem.heads_q / problem.heads_kv / plan.key_parts;
+  const std::int64_t row_bytes =
+      std::int64_t{plan.tiles.head_dim} * (2 + 2 + (plan.tiles.queries_apart() ? 0 : 4));
+  if (device.cores * plan.tiles.backward.keys * part_heads * row_bytes <= device.l2_bytes) return {};
+  // The last wave may lack a quarter: four heads of 128 tiles are enough for four waves of 132.
+  const std::int64_t wanted = divide_up(kLeastWaves * device.cores - device.cores / 4, tiles);
+  const std::int64_t heads = whole_key_heads(problem) * plan.key_parts;
+  return {.heads = static_cast<int>(heads / std::max<std::int64_t>(heads / wanted, 1)),
+          .blocks = device.cores};
+}
+
 QueryState QueryState::of(const AttentionProblem& problem, const Plan& plan, Pieces& pieces) {
   const std::int64_t places =
       dilated(problem) ? most_dilated_rows(problem, problem.seq_q, problem.query_start()) : problem.seq_q;

@@ -35,6 +35,12 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
+// In free order every other wave of key tiles passes over its queries the other way, where two waves then
+// meet at the same queries and read them from memory once. In turns none does: a tile that goes up would wait
+// for one that goes down, wherever a launch's waves are not exactly these.
+[[nodiscard]] Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device,
+                               const Plan& plan);
+
 // Both ways, without tables. Places are rows, or every rate-th of them; these stand at the same positions on
 // both sides, from 0 on.
 struct IntervalsOfPlaces {

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "attention/cuda/tiles.h"
+
 namespace headroom::cuda::sm90 {
 
 // Forward: a block of query rows (64 per consumer warpgroup) passes over key tiles. A thread of a consumer
@@ -95,5 +97,16 @@ constexpr HeadTiles head_tiles(int head_dim, bool general) {
   }
   return {};
 }
+
+// Waves of key tiles, one tile for each block, of so many heads side by side; every other one passes over its
+// queries from the first up. Which wave a tile is in follows from its place in its head, and not from how
+// many heads a launch has: parts of a problem have the bits of the whole.
+struct Waves {
+  int heads = 0;  // 0: every wave passes over its queries from the last down
+  int blocks = 1;
+
+  [[nodiscard]] HEADROOM_HOST_DEVICE
+  bool rises(int tile) const { return static_cast<std::int64_t>(tile) * heads / blocks % 2 == 1; }
+};
 
 }  // namespace headroom::cuda::sm90
