@@ -5,13 +5,13 @@
 // global memory, two warpgroups of 64 keys compute.
 //
 // Products and arithmetic of a consumer overlap: while it exponentiates scores, the tensor cores are at dP;
-// while it makes dS, at dV, whose products are all issued before dP is waited for where registers allow that
-// (BackwardTile). P is made and multiplied in two halves of the queries, so that there is something
-// to multiply early. dS is not: it has to be stored before the products of dK, which it would wait behind.
+// while it makes dS, at dV. P is made and multiplied in two halves of the queries, so that there is something
+// to multiply early, and where registers allow it (BackwardTile), the second half is issued before dP is
+// waited for. dS is made at once: it has to be stored before the products of dK, which it would wait behind.
 // dQ of 64 queries is one consumer's work: where a tile has no more, consumers take turns, and while one
 // makes and hands over dQ the other goes on; where a tile has 128, both make theirs a step late, beside dK.
-// What bounds a step is shared memory: the operands of products, dS and dQ take about 2,650 of its 3,600
-// clocks.
+// What bounds a step is shared memory, where operands of products, dS and dQ take about 2,650 clocks; and
+// power, in a row of passes.
 //
 // dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each
 // waiting for its turn. A block waits only for blocks that took their work before it, so there is always one
