@@ -142,7 +142,8 @@ Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& devic
   const std::int64_t part_heads = problem.heads_q / problem.heads_kv / plan.key_parts;
   const std::int64_t row_bytes =
       std::int64_t{plan.tiles.head_dim} * (2 + 2 + (plan.tiles.queries_apart() ? 0 : 4));
-  if (device.cores * plan.tiles.backward.keys * part_heads * row_bytes <= device.l2_bytes) return {};
+  const std::int64_t wave_keys = std::int64_t{device.cores} * plan.tiles.backward.keys;
+  if (wave_keys * part_heads * row_bytes <= device.l2_bytes) return {};
   // The last wave may lack a quarter: four heads of 128 tiles are enough for four waves of 132.
   const std::int64_t wanted = divide_up(kLeastWaves * device.cores - device.cores / 4, tiles);
   const std::int64_t heads = whole_key_heads(problem) * plan.key_parts;
