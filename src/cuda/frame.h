@@ -5,7 +5,7 @@
 //   Shared    what a block has in shared memory, its Tiles too (`tiles`), with init(): how many arrive at
 //             every ring;
 //   describe  what a tile is;
-//   produce   what is loaded for it;
+//   produce   what the first warpgroup does for it: loading, and in backward adding dQ to memory;
 //   consume   what is computed for it, and how it is finished.
 // The call that it is launched with has its number of tiles (`order.tiles()`) and their counter
 // (`next_tile`).

@@ -76,7 +76,7 @@ TEST_F(HopperOnHost, NoListMakesBackwardWaitForEver) {
   expect_no_list_waits_for_ever(find_attention("bf16x3"), DType::f32, 64, kHopper);
 }
 
-// Waves of key tiles alternate with so many tiles only.
+// With 49 key tiles: up to 48, blocks take turns in free order too, and no wave goes the other way.
 TEST_F(HopperOnHost, WavesThatAlternateWithinThePlainComputation) {
   AttentionCase c{.group = "waves", .name = "alternating", .problem = {}, .document_lengths = {}};
   c.problem = {.seq_q = 6'200,

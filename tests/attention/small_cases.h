@@ -66,7 +66,7 @@ inline std::vector<SmallCase> small_cases() {
   add("window", 96, 300, [](AttentionCase& c) { c.problem.mask.window_left = 50; });
   add("full", 128, 300, [](AttentionCase& c) { c.problem.seq_q = 130; });
   add("documents", 128, 300, documents);
-  // A block sums over all heads of a group, as where there are plenty of key heads.
+  // As if the whole problem had so many key heads that blocks need not divide the heads of a group.
   add("group", 128, 500, [&](AttentionCase& c) {
     causal(c);
     c.problem.heads_q = 8;

@@ -380,8 +380,7 @@ void expect_same_bits(Backend& gpu, const AttentionProblem& problem, std::string
 
 constexpr int kRepeats = 1000;
 
-// Waves of key tiles alternate in free order where the L2 holds less than the rows of four heads between 132
-// tiles.
+// Waves alternate in free order where the rows of a wave exceed the L2: here of 132 key tiles and four heads.
 TEST_F(CudaAttention, WavesThatAlternateWithinThePlainComputation) {
   CudaBackend gpu(0);
   const CaseDevice device{.description = gpu.description(), .backend = &gpu};

@@ -166,10 +166,10 @@ class Block {
   }
 
   [[nodiscard]] float4* shared() const { return shared_begin_; }
-  // Shared memory as copy engine and tensor cores read it: as it was at the last fence of any warp. A missing
-  // fence shows where no other warp's comes between the store and the read.
+  // Shared memory as the copy engine and the tensor cores read it: as it was at the last fence of any warp. A
+  // missing fence is found only if no other warp fences between the store and the read.
   [[nodiscard]] std::byte* fenced() { return fenced_.data(); }
-  // A warp's threads have all stored before its last one comes here.
+  // A warp's last thread copies for all of it: the others have made their stores by then.
   void fence() {
     if (threadIdx.x % kWarpSize == kWarpSize - 1) std::memcpy(fenced(), shared_begin_, shared_bytes_);
   }

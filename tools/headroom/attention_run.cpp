@@ -101,7 +101,7 @@ double AttentionRun::peak_flops() {
 }
 
 double AttentionRun::sampled_error() {
-  constexpr std::int64_t kSamples = 6;  // of the first head, and of the last
+  constexpr std::int64_t kSamples = 6;  // rows of the first head, and as many of the last
   std::array<double, 2 * kSamples> errors{};
   context_.phase(Phase::compare, [&] {
     Staging staging(context_);

@@ -10,8 +10,8 @@
 // waited for. dS is made at once: it has to be stored before the products of dK, which it would wait behind.
 // dQ of 64 queries is one consumer's work: where a tile has no more, consumers take turns, and while one
 // makes and hands over dQ the other goes on; where a tile has 128, both make theirs a step late, beside dK.
-// What bounds a step is shared memory, where operands of products, dS and dQ take about 2,650 clocks; and
-// power, in a row of passes.
+// Operands of products, dS and dQ take about 2,650 clocks of shared memory a step, more than the tensor cores
+// take. In a row of passes power is a limit too (docs/kernels/attention_sm90.md).
 //
 // dQ comes from many blocks. Deterministic: blocks add to a query tile in the order of their keys, each
 // waiting for its turn. A block waits only for blocks that took their work before it, so there is always one
@@ -172,7 +172,7 @@ struct HalfColumns {
   __device__ __forceinline__ float of(int i) const { return columns.of(i - Half<Shape, kHalf>::kBegin / 2); }
 };
 
-// Sums of scores begin with a number of each column, before any product is issued.
+// Sets the sums of dP to a number for each column, before any product is issued.
 template <int kCount>
 __device__ __forceinline__ void begin_columns(float (&sums)[kCount], const float* first) {
   Columns<2 * kCount> columns;

@@ -15,8 +15,10 @@ struct KeyTile {
   int index;
   int places;  // none or less: past the end
   int query_tiles;
-  int from;  // The query tiles at both ends. It visits those from `start` to `to`, then those from `from` on,
-  int to;    // until it has visited all.
+  // The range of query tiles, in the order of its visits, is `from` to `to`; from > to: downwards. It begins
+  // with `start`, goes on to `to`, and then from `from` until it is back at `start`.
+  int from;
+  int to;
   int start;
   bool none;  // no work is left
 };

@@ -10,7 +10,7 @@
 
 namespace headroom::cuda::sm90 {
 
-// Launches a kernel that takes a multiprocessor's shared memory for a block.
+// Launches a kernel whose blocks may use all the shared memory of a multiprocessor.
 template <class Shape, template <class> class Shared, class Call, void (*kKernel)(Call)>
 void launch_blocks(const Call& call, int blocks, const Stream& stream) {
   static_assert(sizeof(Shared<Shape>) <= 227 << 10, "a block of compute capability 9.0 has no more");

@@ -131,20 +131,21 @@ Plan Plan::of(const AttentionProblem& problem) {
 // heads that a block sums over) are more than the L2 holds, each would read them from memory again. From its
 // first query up a tile of the next wave meets the others at every query, and they end together.
 Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device, const Plan& plan) {
-  constexpr std::int64_t kLeastWaves = 4;  // of a section: blocks fall out of step with time
+  // A section has two pairs of waves: blocks fall out of step with time.
+  constexpr std::int64_t kLeastWaves = 4;
   const Mask& mask = problem.mask;
   if (plan.turns || !mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q ||
       dilated(problem) || mask.max_documents > 0 || mask.block_rows > 0) {
     return {};
   }
   const std::int64_t tiles = divide_up(problem.seq_k, plan.tiles.backward.keys);
-  if (3 * tiles <= device.cores) return {};  // nothing is gained
+  if (3 * tiles <= device.cores) return {};  // few tiles of a head follow each other
   const std::int64_t part_heads = problem.heads_q / problem.heads_kv / plan.key_parts;
   const std::int64_t row_bytes =
       std::int64_t{plan.tiles.head_dim} * (2 + 2 + (plan.tiles.queries_apart() ? 0 : 4));
   const std::int64_t wave_keys = std::int64_t{device.cores} * plan.tiles.backward.keys;
   if (wave_keys * part_heads * row_bytes <= device.l2_bytes) return {};
-  // The last wave may lack a quarter: four heads of 128 tiles are enough for four waves of 132.
+  // The last wave may be a quarter short: four heads of 128 tiles count as four waves of 132.
   const std::int64_t wanted = divide_up(kLeastWaves * device.cores - device.cores / 4, tiles);
   const std::int64_t heads = whole_key_heads(problem) * plan.key_parts;
   return {.heads = static_cast<int>(heads / std::max<std::int64_t>(heads / wanted, 1)),

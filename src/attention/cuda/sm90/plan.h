@@ -35,9 +35,9 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// In free order every other wave of key tiles passes over its queries the other way, where two waves then
-// meet at the same queries and read them from memory once. In turns none does: a tile that goes up would wait
-// for one that goes down, wherever a launch's waves are not exactly these.
+// Where it saves reads from memory in free order, every other wave of key tiles passes over its queries the
+// other way. In turns no wave does: a launch's waves need not be exactly those planned, and a tile that goes
+// up would wait for the whole pass of one before it that goes down.
 [[nodiscard]] Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device,
                                const Plan& plan);
 
