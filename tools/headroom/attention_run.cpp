@@ -100,6 +100,11 @@ double AttentionRun::peak_flops() {
   return rate;
 }
 
+Stream AttentionRun::with_host_threads(Stream stream) {
+  if (pool_) stream.pool = &*pool_;
+  return stream;
+}
+
 double AttentionRun::sampled_error() {
   constexpr std::int64_t kSamples = 6;  // rows of the first head, and as many of the last
   std::array<double, 2 * kSamples> errors{};
@@ -117,10 +122,8 @@ double AttentionRun::sampled_error() {
                                  .lse = {},
                                  .saved = {}};
     context_.run([&](const Stream& device_stream) {
-      Stream stream = device_stream;
-      if (pool_) stream.pool = &*pool_;
       const AttentionProblem& p = case_.problem;
-      parallel_for(stream, std::ssize(errors), [&](std::int64_t i) {
+      parallel_for(with_host_threads(device_stream), std::ssize(errors), [&](std::int64_t i) {
         const std::int64_t head = i < kSamples ? 0 : p.heads_q - 1;
         const std::int64_t row = i % kSamples * (p.seq_q - 1) / (kSamples - 1);
         errors[static_cast<std::size_t>(i)] = output_row_error(p, views, p.batch - 1, head, row);
@@ -154,8 +157,7 @@ void AttentionRun::load(Set& set, const AttentionImplementation& implementation,
   set.starts = make("document starts", DType::i32,
                     {p.mask.max_documents == 0 ? 0 : p.batch, p.mask.max_documents + 1});
   context_.run([&](const Stream& device_stream) {
-    Stream stream = device_stream;
-    if (pool_) stream.pool = &*pool_;  // random numbers are made on the host
+    const Stream stream = with_host_threads(device_stream);  // random numbers are made on the host
     std::uint64_t seed = 1;
     for (const Tensor* tensor : {&set.query, &set.key, &set.value, &set.output_gradient}) {
       fill_normal(*tensor, seed++, 1, staging, stream);

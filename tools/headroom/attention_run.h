@@ -48,6 +48,7 @@ class AttentionRun {
 
     [[nodiscard]] AttentionForward views() const;
   };
+  [[nodiscard]] Stream with_host_threads(Stream stream);
 
   void load(Set& set, const AttentionImplementation& implementation, Staging& staging);
 
