@@ -22,6 +22,13 @@ struct AttentionChunk {
   std::int64_t key_start = 0;
 };
 
+// K/V heads of every sequence.
+struct KeyHeads {
+  std::int64_t sequences = 1;
+  std::int64_t heads = 1;
+  bool operator==(const KeyHeads&) const = default;
+};
+
 // Backward may take the keys of some queries chunk by chunk. Row statistics and the sums of dQ then stay in
 // `open` between the calls. All of these calls have the same queries and options, a query_gradient, and the
 // same `open`, which nobody else writes. The first call alone reads the output, lse and lse_gradient.
@@ -54,9 +61,8 @@ struct AttentionProblem {
   // group of K/V heads after the other, in a smaller workspace and with the same bits. Dilated heads are not
   // cut into groups, sequences with sinks not into parts, and open queries not at all.
   std::int64_t most_backward_bytes = std::numeric_limits<std::int64_t>::max();
-  // K/V heads of all sequences of the problem that this is a part of, so that a part has the bits of the
-  // whole; 0: it is whole.
-  std::int64_t whole_key_heads = 0;
+  // Those of the problem that this is a part of, so that a part has the bits of the whole.
+  std::optional<KeyHeads> whole{};
   Mask mask{};
   // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and
   // the last query stands at the last key.

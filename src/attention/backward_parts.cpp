@@ -25,7 +25,7 @@ BackwardParts BackwardParts::of(const AttentionProblem& problem, const Attention
   const std::int64_t most_groups = heads_are_alike(problem) ? problem.heads_kv : 1;
   AttentionProblem part = problem;
   part.batch = 1;
-  part.whole_key_heads = problem.batch * problem.heads_kv;
+  part.whole = {.sequences = problem.batch, .heads = problem.heads_kv};
   for (std::int64_t groups = 1; groups <= most_groups && best.workspace_bytes > problem.most_backward_bytes;
        ++groups) {
     if (problem.heads_kv % groups != 0) continue;

@@ -17,7 +17,7 @@
 namespace headroom::cuda {
 namespace {
 
-// With an L2 so small that waves of key tiles under a causal mask alternate in free order.
+// With an L2 so small that waves of key tiles under a causal mask alternate.
 const DeviceDescription kHopper{.kind = DeviceKind::cuda,
                                 .name = "on host",
                                 .cores = 3,
@@ -76,19 +76,30 @@ TEST_F(HopperOnHost, NoListMakesBackwardWaitForEver) {
   expect_no_list_waits_for_ever(find_attention("bf16x3"), DType::f32, 64, kHopper);
 }
 
-// With 49 key tiles: up to 48, blocks take turns in free order too, and no wave goes the other way.
+// In free order with 49 key tiles: up to 48, blocks take turns there too. In turns also as a part of a
+// problem whose sections have three heads, so that waves which go opposite ways are under way together.
 TEST_F(HopperOnHost, WavesThatAlternateWithinThePlainComputation) {
-  AttentionCase c{.group = "waves", .name = "alternating", .problem = {}, .document_lengths = {}};
-  c.problem = {.seq_q = 6'200,
-               .seq_k = 6'200,
-               .head_dim = 64,
-               .dtype = DType::bf16,
-               .deterministic = false,
-               .mask = {.causal = true}};
-  const AttentionImplementation& row = row_of(c.problem);
-  ASSERT_GT(sm90::plan_waves(c.problem, kHopper, sm90::Plan::of(c.problem)).heads, 0);
-  Beside::current().choose(Beside::Moments::drawn, 1);
-  EXPECT_LE(run_attention_case(c, row, 2, {.description = kHopper}).worst(), 1);
+  const auto check = [](bool deterministic, std::int64_t seq, std::optional<KeyHeads> whole) {
+    AttentionCase c{.group = "waves", .name = "alternating", .problem = {}, .document_lengths = {}};
+    c.problem = {.seq_q = seq,
+                 .seq_k = seq,
+                 .head_dim = 64,
+                 .dtype = DType::bf16,
+                 .deterministic = deterministic,
+                 .whole = whole,
+                 .mask = {.causal = true}};
+    const AttentionImplementation& row = row_of(c.problem);
+    const sm90::Plan plan = sm90::Plan::of(c.problem);
+    ASSERT_EQ(plan.turns, deterministic);
+    const sm90::Waves waves = sm90::plan_waves(c.problem, kHopper, plan);
+    ASSERT_EQ(waves.heads, whole ? 3 : 1);
+    ASSERT_TRUE(waves.rises(whole ? 1 : 3));
+    Beside::current().choose(Beside::Moments::drawn, 1);
+    EXPECT_LE(run_attention_case(c, row, 2, {.description = kHopper}).worst(), 1);
+  };
+  check(false, 6'200, {});
+  check(true, 1'500, {});
+  check(true, 600, KeyHeads{.sequences = 1, .heads = 3});
 }
 
 class HopperMoments : public HopperOnHost, public testing::WithParamInterface<SmallCase> {};

@@ -106,20 +106,20 @@ TEST(Sm90, BlocksDivideTheHeadsOfAGroupWhereTilesAreFew) {
   problem.heads_kv = 2;
   EXPECT_EQ(parts(), 12);  // all there are
   problem.seq_k = 6400;
-  EXPECT_EQ(parts(), 12);  // 100 tiles by 10.24 or more, and 12 cannot be divided by 11
+  EXPECT_EQ(parts(), 12);  // eleven for 100 tiles, but then one of them would have two heads
   problem.heads_q = 142;
-  EXPECT_EQ(parts(), 1);  // 71 is far more than 11
+  EXPECT_EQ(parts(), 12);  // eleven of six heads and one of five
   problem.heads_q = 24;
-  problem.whole_key_heads = 64;
+  problem.whole = {.sequences = 32, .heads = 2};
   EXPECT_EQ(parts(), 1);  // a part of a problem with tiles enough
-  problem.whole_key_heads = 0;
+  problem.whole.reset();
   problem.mask.dilations = {Dilation{100, 2}};
   problem.mask.dilation_count = 1;
   EXPECT_EQ(parts(), 1);  // launches are of one head
 }
 
-// Waves alternate in free order, where a wave's rows are more than the L2 holds; and parts of a problem have
-// those of the whole, whose dK and dV they make.
+// Waves alternate where a wave's rows are more than the L2 holds; and parts of a problem have those of the
+// whole, whose dK and dV they make.
 TEST(Sm90, WavesAlternateInPartsAsInTheWhole) {
   DeviceDescription h200 = kHopper;
   h200.cores = 132;
@@ -136,36 +136,55 @@ TEST(Sm90, WavesAlternateInPartsAsInTheWhole) {
   const auto waves = [&](const AttentionProblem& problem) {
     return sm90::plan_waves(problem, h200, sm90::Plan::of(problem));
   };
-  const sm90::Waves whole = waves(long_group);
-  EXPECT_EQ(whole.heads, 2);
-  EXPECT_EQ(whole.blocks, 132);
-  EXPECT_FALSE(whole.rises(0));
-  EXPECT_FALSE(whole.rises(65));
-  EXPECT_TRUE(whole.rises(66));
-  EXPECT_TRUE(whole.rises(131));
-  EXPECT_FALSE(whole.rises(132));
-  for (const std::int64_t groups : {1, 2, 8}) {
-    AttentionProblem part = long_group;
-    part.batch = 1;
-    part.heads_q /= groups;
-    part.heads_kv /= groups;
-    part.whole_key_heads = 64;
-    for (const int tile : {0, 65, 66, 131, 132, 255}) {
-      EXPECT_EQ(waves(part).rises(tile), whole.rises(tile)) << groups << " groups, tile " << tile;
+  for (const bool deterministic : {false, true}) {
+    AttentionProblem problem = long_group;
+    problem.deterministic = deterministic;
+    const sm90::Waves whole = waves(problem);
+    EXPECT_EQ(whole.heads, deterministic ? 4 : 2);
+    const int tiles = deterministic ? 33 : 66;  // of a head, in a wave
+    for (const int tile : {0, tiles - 1, 2 * tiles}) EXPECT_FALSE(whole.rises(tile)) << tile;
+    for (const int tile : {tiles, 2 * tiles - 1, 3 * tiles}) EXPECT_TRUE(whole.rises(tile)) << tile;
+    for (const std::int64_t groups : {1, 2, 8}) {
+      AttentionProblem part = problem;
+      part.batch = 1;
+      part.heads_q /= groups;
+      part.heads_kv /= groups;
+      part.whole = {.sequences = 8, .heads = 8};
+      for (int tile = 0; tile < 256; ++tile) {
+        EXPECT_EQ(waves(part).rises(tile), whole.rises(tile)) << groups << " groups, tile " << tile;
+      }
     }
   }
+  // Heads of a section, and tiles of each in a wave.
+  const auto section = [&](bool deterministic, std::int64_t batch, std::int64_t seq, std::int64_t heads_kv) {
+    AttentionProblem problem = long_group;
+    problem.deterministic = deterministic;
+    problem.batch = batch;
+    problem.seq_q = problem.seq_k = seq;
+    problem.heads_q = 4 * heads_kv;
+    problem.heads_kv = heads_kv;
+    const sm90::Waves of = waves(problem);
+    return std::pair(of.heads, of.heads == 0 ? 0 : of.tiles);
+  };
+  EXPECT_EQ(section(false, 8, 8'192, 2), std::pair(8, 16));
+  EXPECT_EQ(section(true, 8, 8'192, 2), std::pair(4, 33));
+  EXPECT_EQ(section(true, 1, 16'384, 2), std::pair(2, 66));  // all there are
+  EXPECT_EQ(section(true, 1, 16'384, 7), std::pair(7, 18));  // sections are equal
+  EXPECT_EQ(section(false, 1, 6'400, 19), std::pair(19, 6));
+  EXPECT_EQ(section(true, 1, 6'400, 19), std::pair(0, 0));     // 18 blocks would be left over
+  EXPECT_EQ(section(true, 1, 131'072, 8), std::pair(1, 132));  // parts may have one head
   const auto none = [&](const auto& change) {
     AttentionProblem problem = long_group;
     change(problem);
     return waves(problem).heads == 0;
   };
-  EXPECT_TRUE(none([](AttentionProblem& p) { p.deterministic = true; }));
   EXPECT_TRUE(none([](AttentionProblem& p) { p.heads_kv = 32; }));  // the L2 holds the rows of one head
   EXPECT_TRUE(none([](AttentionProblem& p) { p.seq_q = p.seq_k = 5'632; }));
   EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.causal = false; }));
   EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.window_left = 4096; }));
   EXPECT_TRUE(none([](AttentionProblem& p) { p.mask.max_documents = 3; }));
   EXPECT_TRUE(none([](AttentionProblem& p) { p.seq_q = 16'384; }));
+  EXPECT_FALSE(none([](AttentionProblem&) {}));
 }
 
 // Chunks before, among and behind their keys, of lengths that are no multiples of tiles, and so far apart

@@ -71,7 +71,7 @@ inline std::vector<SmallCase> small_cases() {
     causal(c);
     c.problem.heads_q = 8;
     c.problem.heads_kv = 2;
-    c.problem.whole_key_heads = 1024;
+    c.problem.whole = {.sequences = 512, .heads = 2};
   });
   add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
   add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });

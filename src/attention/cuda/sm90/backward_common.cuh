@@ -12,6 +12,7 @@ struct KeyTile {
   int head;        // of keys
   int part;        // of the group
   int query_head;  // the part's first
+  int end_head;    // after its last
   int index;
   int places;  // none or less: past the end
   int query_tiles;
@@ -54,7 +55,7 @@ struct QuerySteps {
     if (lists(call)) {
       visit = call.visits.before[call.visits.offset(tile.batch * call.heads_q + head, visit)];
       skip_heads(call, tile);
-    } else if (++head == end_head(call, tile)) {
+    } else if (++head == tile.end_head) {
       head = tile.query_head;
       visit = query_tile_after(visit, tile.from, tile.to);
       if (visit == tile.start) visit = -1;
@@ -65,16 +66,13 @@ struct QuerySteps {
   __device__ __forceinline__ static bool lists(const BackwardCall& call) {
     return Shape::kGeneral && call.visits.counts != nullptr;
   }
-  __device__ __forceinline__ static int end_head(const BackwardCall& call, const KeyTile& tile) {
-    return tile.query_head + call.part_heads;
-  }
   __device__ __forceinline__ int last_listed(const BackwardCall& call, const KeyTile& tile) const {
     const std::int64_t query_head = tile.batch * call.heads_q + head;
     return call.visits.last[query_head * call.visits.key_tiles + tile.index];
   }
   // To the first head from here on that has a visit.
   __device__ __forceinline__ void skip_heads(const BackwardCall& call, const KeyTile& tile) {
-    while (visit < 0 && head + 1 < end_head(call, tile)) {
+    while (visit < 0 && head + 1 < tile.end_head) {
       ++head;
       visit = last_listed(call, tile);
     }
@@ -93,8 +91,8 @@ __device__ __forceinline__ void for_each_query_tile(const BackwardCall& call, co
     }
   } else {
     // In registers: what is read between products waits for them.
-    const int heads = ptx::in_register(call.part_heads);
     const int query_head = tile.query_head;
+    const int heads = ptx::in_register(tile.end_head - query_head);
     const int from = tile.from;
     const int to = tile.to;
     int m = tile.start;
@@ -114,7 +112,9 @@ __device__ __forceinline__ KeyTile key_tile(const BackwardCall& call, int index)
   const int first_key = at.tile * Shape::kKeys;
   KeyTile tile{
       .batch = at.batch, .head = at.head / call.parts, .part = at.head % call.parts, .index = at.tile};
-  tile.query_head = tile.head * call.group + call.group_begin + tile.part * call.part_heads;
+  const int first_head = tile.head * call.group + call.group_begin;
+  tile.query_head = first_head + tile.part * call.group_heads / call.parts;
+  tile.end_head = first_head + (tile.part + 1) * call.group_heads / call.parts;
   tile.places = min(call.keys.count_of(at.batch, tile.query_head) - first_key, Shape::kKeys);
   if (tile.places <= 0) return tile;
   if constexpr (Shape::kGeneral) {

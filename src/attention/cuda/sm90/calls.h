@@ -91,8 +91,8 @@ struct BackwardCall : GradientsCall {
   Waves waves;
   int batch = 1;
   int group_begin = 0;  // the first of a group's query heads that this launch sums over
-  int part_heads = 1;   // query heads that a block sums over
-  int parts = 1;        // blocks that divide the heads; each writes its own dK and dV, [parts * batch, ...]
+  int group_heads = 1;  // and how many of them
+  int parts = 1;        // blocks that divide these; each writes its own dK and dV, [parts * batch, ...]
   int period = 1;       // query tiles that a window is long; blocks begin at a multiple of it
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it
   bool sums_are_open = false;   // they hold what earlier chunks of keys added, at first zeros

@@ -217,7 +217,7 @@ struct Launches {
     to.parts = static_cast<int>(workspace.key_parts);
     to.order = order(pattern.keys, tile.keys, problem.heads_kv * to.parts);
     to.group_begin = static_cast<int>(call.group_begin);
-    to.part_heads = static_cast<int>(call.group_end - call.group_begin) / to.parts;
+    to.group_heads = static_cast<int>(call.group_end - call.group_begin);
     const Intervals& seen_by = pattern.seen_by;
     to.period = static_cast<int>(std::min<std::int64_t>(
         divide_up(std::int64_t{seen_by.end_shift} - seen_by.begin_shift - 1 + tile.keys, tile.queries),
@@ -305,7 +305,7 @@ struct Launches {
     to.batch = static_cast<int>(call.batch);
     to.heads = from.heads_q;
     to.group_begin = from.group_begin;
-    to.group_heads = from.part_heads * from.parts;
+    to.group_heads = from.group_heads;
     to.group = from.group;
     to.query_tiles =
         static_cast<int>(workspace.queries.padded_places / workspace.plan.tiles.backward.queries);

@@ -9,6 +9,11 @@ namespace headroom {
 namespace cuda::sm90 {
 namespace {
 
+// Of a part of a problem, those of the whole.
+KeyHeads whole_key_heads(const AttentionProblem& problem) {
+  return problem.whole.value_or(KeyHeads{.sequences = problem.batch, .heads = problem.heads_kv});
+}
+
 // Every rate-th row from a head's offset on, segment after segment without a gap, and the same of both sides.
 bool divides_evenly(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
@@ -22,22 +27,19 @@ bool divides_evenly(const AttentionProblem& problem) {
 }
 
 // Blocks that divide a group's heads, where there are fewer key tiles than keep a GPU busy to the end: then
-// as many as give every multiprocessor eight, or the most below that where a group cannot be divided by about
-// so many. The launches of a dilated pattern are of one head each.
+// as many as give every multiprocessor eight, or one for each head. Their heads differ by one at most. The
+// launches of a dilated pattern are of one head each.
 std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
   constexpr std::int64_t kFewTiles = 192;
   constexpr std::int64_t kEnoughTiles = 1024;
   if (dilated(problem) || problem.heads_kv == 0) return 1;
+  const KeyHeads whole = whole_key_heads(problem);
   const std::int64_t tiles =
-      std::max<std::int64_t>(whole_key_heads(problem) * divide_up(problem.seq_k, tile_keys), 1);
+      std::max<std::int64_t>(whole.sequences * whole.heads * divide_up(problem.seq_k, tile_keys), 1);
   if (tiles >= kFewTiles) return 1;
   const std::int64_t wanted = divide_up(kEnoughTiles, tiles);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
-  std::int64_t parts = 1;
-  for (std::int64_t more = 2; parts < wanted && more <= std::min(group, 2 * wanted); ++more) {
-    if (group % more == 0) parts = more;
-  }
-  return parts;
+  return divide_up(group, std::max<std::int64_t>(group / wanted, 1));
 }
 
 // Returns whether so few key tiles add to the dQ of a query that blocks are faster in turns than in free
@@ -83,10 +85,6 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
 
 }  // namespace
 
-std::int64_t whole_key_heads(const AttentionProblem& problem) {
-  return problem.whole_key_heads > 0 ? problem.whole_key_heads : problem.batch * problem.heads_kv;
-}
-
 IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const Dilation& dilation) {
   constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // above any position; sums with it fit
   const Mask& mask = problem.mask;
@@ -130,26 +128,40 @@ Plan Plan::of(const AttentionProblem& problem) {
 // that distance; and where the rows between the first and the last of them (Q, dO and, in f32, dQ, of all
 // heads that a block sums over) are more than the L2 holds, each would read them from memory again. From its
 // first query up a tile of the next wave meets the others at every query, and they end together.
+//
+// In turns a tile that goes up waits for tiles before it that go down and are not through: where heads side
+// by side do not divide the blocks, those left over wait for a wave, and where a launch has fewer heads than
+// a section, so do many.
 Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device, const Plan& plan) {
-  // A section has two pairs of waves: blocks fall out of step with time.
-  constexpr std::int64_t kLeastWaves = 4;
   const Mask& mask = problem.mask;
-  if (plan.turns || !mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q ||
-      dilated(problem) || mask.max_documents > 0 || mask.block_rows > 0) {
+  if (!mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q || dilated(problem) ||
+      mask.max_documents > 0 || mask.block_rows > 0) {
     return {};
   }
   const std::int64_t tiles = divide_up(problem.seq_k, plan.tiles.backward.keys);
   if (3 * tiles <= device.cores) return {};  // few tiles of a head follow each other
-  const std::int64_t part_heads = problem.heads_q / problem.heads_kv / plan.key_parts;
+  const std::int64_t part_heads = divide_up(problem.heads_q / problem.heads_kv, plan.key_parts);
   const std::int64_t row_bytes =
       std::int64_t{plan.tiles.head_dim} * (2 + 2 + (plan.tiles.queries_apart() ? 0 : 4));
   const std::int64_t wave_keys = std::int64_t{device.cores} * plan.tiles.backward.keys;
   if (wave_keys * part_heads * row_bytes <= device.l2_bytes) return {};
   // The last wave may be a quarter short: four heads of 128 tiles count as four waves of 132.
-  const std::int64_t wanted = divide_up(kLeastWaves * device.cores - device.cores / 4, tiles);
-  const std::int64_t heads = whole_key_heads(problem) * plan.key_parts;
-  return {.heads = static_cast<int>(heads / std::max<std::int64_t>(heads / wanted, 1)),
-          .blocks = device.cores};
+  const auto heads_of = [&](std::int64_t waves) {
+    return divide_up(waves * device.cores - device.cores / 4, tiles);
+  };
+  const KeyHeads whole = whole_key_heads(problem);
+  const std::int64_t heads = whole.sequences * whole.heads * plan.key_parts;
+  if (heads < heads_of(2)) return {};
+  // In free order blocks fall out of step with time. In turns few tiles of a head wait for each other where
+  // four heads are side by side; but long sequences run in parts, which may have one head.
+  constexpr std::int64_t kLongHead = 512;  // tiles
+  std::int64_t side_by_side = heads_of(4);
+  if (plan.turns) side_by_side = tiles > kLongHead ? 1 : std::max<std::int64_t>(heads_of(2), 4);
+  side_by_side = std::min(side_by_side, heads);
+  while (heads % side_by_side != 0) ++side_by_side;
+  if (plan.turns && 16 * (device.cores % side_by_side) > device.cores) return {};
+  return {.heads = static_cast<int>(side_by_side),
+          .tiles = static_cast<int>(std::max<std::int64_t>(device.cores / side_by_side, 1))};
 }
 
 QueryState QueryState::of(const AttentionProblem& problem, const Plan& plan, Pieces& pieces) {

@@ -19,9 +19,6 @@ enum class Source : std::uint8_t {
   lists,    // rows and intervals are read
 };
 
-// K/V heads of all sequences; of a part of a problem, those of the whole.
-[[nodiscard]] std::int64_t whole_key_heads(const AttentionProblem& problem);
-
 // Which kernels run a problem. It is decided here alone; the workspace and the launches read it.
 struct Plan {
   [[nodiscard]] static Plan of(const AttentionProblem& problem);
@@ -35,9 +32,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Where it saves reads from memory in free order, every other wave of key tiles passes over its queries the
-// other way. In turns no wave does: a launch's waves need not be exactly those planned, and a tile that goes
-// up would wait for the whole pass of one before it that goes down.
+// Where it saves reads from memory, every other wave of key tiles passes over its queries the other way.
 [[nodiscard]] Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device,
                                const Plan& plan);
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 
 #include "attention/cuda/tiles.h"
 
@@ -98,15 +99,15 @@ constexpr HeadTiles head_tiles(int head_dim, bool general) {
   return {};
 }
 
-// Waves of key tiles, one tile for each block, of so many heads side by side; every other one passes over its
-// queries from the first up. Which wave a tile is in follows from its place in its head, and not from how
-// many heads a launch has: parts of a problem have the bits of the whole.
+// Waves of key tiles, about one tile for each block, of so many heads side by side; every other one passes
+// over its queries from the first up. Which wave a tile is in follows from its place in its head, and not
+// from how many heads a launch has: parts of a problem have the bits of the whole.
 struct Waves {
-  int heads = 0;  // 0: every wave passes over its queries from the last down
-  int blocks = 1;
+  int heads = 0;                                // 0: every wave passes over its queries from the last down
+  int tiles = std::numeric_limits<int>::max();  // of a head, in a wave
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
-  bool rises(int tile) const { return static_cast<std::int64_t>(tile) * heads / blocks % 2 == 1; }
+  bool rises(int tile) const { return tile / tiles % 2 == 1; }
 };
 
 }  // namespace headroom::cuda::sm90
