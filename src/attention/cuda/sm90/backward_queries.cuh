@@ -185,10 +185,15 @@ __device__ void consume(const QueriesCall& call, QueriesShared<Shape>& shared) {
           return (Shape::kTile.overlaps ? scores[i] : probability(i)) *
                  (gradients[i] + minus_delta[i % 4 / 2]);
         };
+        const auto make_half = [&](int half) {
 #pragma unroll
-        for (int i = 0; i < kScores; i += 2)
-          score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
-        multiply_columns<Shape>(sums, score_gradients, shared.key[key_at.stage()]);  // dQ += dS K
+          for (int i = half * kScores / 2; i < (half + 1) * kScores / 2; i += 2)
+            score_gradients[i / 2] = ptx::pack<Element>(score_gradient(i), score_gradient(i + 1));
+        };
+        make_half(0);
+        multiply_columns<Shape, 0, 2>(sums, score_gradients, shared.key[key_at.stage()]);  // dQ += dS K
+        make_half(1);
+        multiply_columns<Shape, 1, 2>(sums, score_gradients, shared.key[key_at.stage()]);
         if constexpr (Shape::kTile.overlaps) {
           key_at.advance();
         } else {

@@ -3,7 +3,8 @@
 // probabilities pass from one to the other through shared memory. While one makes them, the tensor cores
 // work for the other; and the product that adds to dV (dK) for one query tile is followed by the next tile's
 // scores (gradients) without a wait, so that a query tile is held for one step only. dQ has a kernel of its
-// own (backward_queries.cuh).
+// own (backward_queries.cuh). P and dS are made, and multiplied, in two halves of the queries: while one half
+// is multiplied the other is made.
 #pragma once
 
 #include "attention/cuda/sm90/backward_common.cuh"
@@ -20,6 +21,9 @@ struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kStages = 2;
 };
 
+// Probabilities pass in halves of query tiles, of which shared memory has so many.
+inline constexpr int kHalves = 4;
+
 template <class Shape>
 struct alignas(1024) WideShared {
   using Element = typename Shape::Element;
@@ -27,13 +31,14 @@ struct alignas(1024) WideShared {
   alignas(1024) Element value[Shape::kKeys * Shape::kColumns];
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
-  uint4 probability[2][Shape::kQueries / 16][kWarpgroup];  // as a consumer's threads hold them
+  // Of half a query tile, as a consumer's threads hold them.
+  uint4 probability[kHalves][Shape::kQueries / 32][kWarpgroup];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float minus_delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
-  Ring<2> probability_ring;
+  Ring<kHalves> probability_ring;
   Tiles<KeyTile> tiles;
 
   __device__ __forceinline__ void init() {
@@ -45,21 +50,23 @@ struct alignas(1024) WideShared {
 
 // ---- consumers
 
-// P of 64 keys and a query tile, for dV; and to shared memory for the other consumer, whose threads hold what
-// those of this one hold; there with a softcap times its slope, 1 - tanh^2.
-template <class Shape>
+// P of 64 keys and half a query tile, for dV; and to shared memory for the other consumer, whose threads hold
+// what those of this one hold; there with a softcap times its slope, 1 - tanh^2.
+template <class Shape, int kHalf>
 __device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
-                                                        uint4 (&passed)[Shape::kQueries / 16][kWarpgroup],
+                                                        WideShared<Shape>& shared,
+                                                        RingPosition<kHalves>& pass_at,
                                                         const float (&scores)[Shape::kQueries / 2],
                                                         const Columns<Shape::kQueries>& lse, float scale_log2,
                                                         bool capped) {
   using Element = typename Shape::Element;
+  shared.probability_ring.wait_empty(pass_at);
 #pragma unroll
-  for (int k = 0; k < Shape::kQueries / 16; ++k) {
+  for (int k = 0; k < Shape::kQueries / 32; ++k) {
     std::uint32_t four[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int i = 8 * k + 2 * j;
+      const int i = kHalf * Shape::kQueries / 4 + 8 * k + 2 * j;
       const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(i)));
       const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(i + 1)));
       probabilities[i / 2] = ptx::pack<Element>(p, q);
@@ -69,27 +76,33 @@ __device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabil
                                      q > 0 ? q * (1 - scores[i + 1] * scores[i + 1]) : 0);
       }
     }
-    passed[k][threadIdx.x % kWarpgroup] = make_uint4(four[0], four[1], four[2], four[3]);
+    shared.probability[pass_at.stage()][k][threadIdx.x % kWarpgroup] =
+        make_uint4(four[0], four[1], four[2], four[3]);
   }
+  shared.probability_ring.publish_warp(pass_at);
+  pass_at.advance();
 }
 
-// dS = P (dP - delta), in the place of dP.
-template <class Shape>
+// dS = P (dP - delta) of half a query tile.
+template <class Shape, int kHalf>
 __device__ __forceinline__ void make_wide_score_gradients(
-    float (&gradients)[Shape::kQueries / 2], const uint4 (&passed)[Shape::kQueries / 16][kWarpgroup],
-    const Columns<Shape::kQueries>& minus_delta) {
+    std::uint32_t (&score_gradients)[Shape::kQueries / 4], const float (&gradients)[Shape::kQueries / 2],
+    WideShared<Shape>& shared, RingPosition<kHalves>& pass_at, const Columns<Shape::kQueries>& minus_delta) {
+  using Element = typename Shape::Element;
+  shared.probability_ring.wait_full(pass_at);
 #pragma unroll
-  for (int k = 0; k < Shape::kQueries / 16; ++k) {
-    const uint4 four = passed[k][threadIdx.x % kWarpgroup];
+  for (int k = 0; k < Shape::kQueries / 32; ++k) {
+    const uint4 four = shared.probability[pass_at.stage()][k][threadIdx.x % kWarpgroup];
     const std::uint32_t pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int i = 8 * k + 2 * j;
-      const float2 p = ptx::unpack<typename Shape::Element>(pairs[j]);
-      gradients[i] = p.x * (gradients[i] + minus_delta.of(i));
-      gradients[i + 1] = p.y * (gradients[i + 1] + minus_delta.of(i + 1));
+      const int i = kHalf * Shape::kQueries / 4 + 8 * k + 2 * j;
+      const float2 p = ptx::unpack<Element>(pairs[j]);
+      score_gradients[i / 2] = ptx::pack<Element>(p.x * (gradients[i] + minus_delta.of(i)),
+                                                  p.y * (gradients[i + 1] + minus_delta.of(i + 1)));
     }
   }
+  shared.probability_ring.pass_warp(pass_at);
 }
 
 template <class Shape>
@@ -98,7 +111,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
   const int first_column = column_of_thread();
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> key_at;
-  RingPosition<2> pass_at;  // of probabilities
+  RingPosition<kHalves> pass_at;  // of probabilities
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
@@ -120,14 +133,14 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
         ptx::wgmma_wait<0>(scores);
         shape_scores<Shape>(scores, call, tile, head, visit, seen_by, row_in_block, first_column);
         std::uint32_t probabilities[Shape::kQueries / 4];
-        shared.probability_ring.wait_empty(pass_at);
-        make_wide_probabilities<Shape>(probabilities, shared.probability[pass_at.stage()], scores, lse,
-                                       scale_log2, Shape::kGeneral && call.softcap > 0);
-        shared.query_ring.release_warp(at);
-        shared.probability_ring.publish_warp(pass_at);
-        pass_at.advance();
+        const bool capped = Shape::kGeneral && call.softcap > 0;
+        make_wide_probabilities<Shape, 0>(probabilities, shared, pass_at, scores, lse, scale_log2, capped);
         shared.gradient_ring.wait_full(at);
-        multiply_columns<Shape>(sums, probabilities, shared.output_gradient[at.stage()]);  // dV += P^T dO
+        const auto* output_gradient = shared.output_gradient[at.stage()];
+        multiply_columns<Shape, 0, 2>(sums, probabilities, output_gradient);  // dV += P^T dO
+        make_wide_probabilities<Shape, 1>(probabilities, shared, pass_at, scores, lse, scale_log2, capped);
+        shared.query_ring.release_warp(at);
+        multiply_columns<Shape, 1, 2>(sums, probabilities, output_gradient);
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);
@@ -143,7 +156,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
   const int row_in_block = row_of_thread();
   const int first_column = column_of_thread();
   RingPosition<1> key_at;
-  RingPosition<2> pass_at;
+  RingPosition<kHalves> pass_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
 
@@ -163,13 +176,12 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
         ptx::wgmma_wait<1>(sums);
         if (!is_first) shared.query_ring.pass_warp(before);
         ptx::wgmma_wait<0>(gradients);
-        shared.probability_ring.wait_full(pass_at);
-        make_wide_score_gradients<Shape>(gradients, shared.probability[pass_at.stage()], minus_delta);
-        shared.probability_ring.pass_warp(pass_at);
-        shared.gradient_ring.release_warp(at);
         std::uint32_t score_gradients[Shape::kQueries / 4];
-        pack_pairs<typename Shape::Element>(score_gradients, gradients);
-        multiply_columns<Shape>(sums, score_gradients, shared.query[at.stage()]);  // dK += dS^T Q
+        make_wide_score_gradients<Shape, 0>(score_gradients, gradients, shared, pass_at, minus_delta);
+        multiply_columns<Shape, 0, 2>(sums, score_gradients, shared.query[at.stage()]);  // dK += dS^T Q
+        make_wide_score_gradients<Shape, 1>(score_gradients, gradients, shared, pass_at, minus_delta);
+        shared.gradient_ring.release_warp(at);
+        multiply_columns<Shape, 1, 2>(sums, score_gradients, shared.query[at.stage()]);
         at.advance();
       });
       ptx::wgmma_wait<0>(sums);
