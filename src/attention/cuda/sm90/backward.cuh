@@ -154,23 +154,9 @@ __device__ __forceinline__ void multiply_register_rows(float (&scores)[Shape::kQ
   ptx::wgmma_commit();
 }
 
-// The queries of a tile's half.
-template <class Shape, int kHalf>
-struct Half {
-  static constexpr int kBegin = kHalf * Shape::kQueries / 2;
-  static constexpr int kEnd = kBegin + Shape::kQueries / 2;
-};
-
-// A number of each of them.
-template <class Shape, int kHalf>
-struct HalfColumns {
-  Columns<Shape::kQueries / 2> columns;
-
-  __device__ __forceinline__ void read(const float* first) {
-    columns.read(first + Half<Shape, kHalf>::kBegin);
-  }
-  __device__ __forceinline__ float of(int i) const { return columns.of(i - Half<Shape, kHalf>::kBegin / 2); }
-};
+// A number of each query of half a tile.
+template <class Shape>
+using HalfColumns = Columns<Shape::kQueries / 2>;
 
 // Sets the sums of dP to a number for each column, before any product is issued.
 template <int kCount>
@@ -249,13 +235,14 @@ template <class Shape, int kHalf>
 __device__ __forceinline__ void make_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                    std::uint32_t (&weights)[Shape::kQueries / 4],
                                                    float (&scores)[Shape::kQueries / 2],
-                                                   const HalfColumns<Shape, kHalf>& lse, float scale_log2,
+                                                   const HalfColumns<Shape>& lse, float scale_log2,
                                                    bool capped) {
   using Element = typename Shape::Element;
 #pragma unroll
-  for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
-    const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(i)));
-    const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(i + 1)));
+  for (int n = 0; n < Shape::kQueries / 4; n += 2) {
+    const int i = kHalf * Shape::kQueries / 4 + n;
+    const float p = ptx::exp2_approximate(fmaf(scores[i], scale_log2, -lse.of(n)));
+    const float q = ptx::exp2_approximate(fmaf(scores[i + 1], scale_log2, -lse.of(n + 1)));
     probabilities[i / 2] = ptx::pack<Element>(p, q);
     if constexpr (Shape::kTile.wide_probabilities) {
       scores[i] = p;
@@ -285,20 +272,22 @@ __device__ __forceinline__ void make_score_gradients(std::uint32_t (&score_gradi
                                                      const float (&scores)[Shape::kQueries / 2],
                                                      const std::uint32_t (&weights)[Shape::kQueries / 4],
                                                      const float (&gradients)[Shape::kQueries / 2],
-                                                     const HalfColumns<Shape, kHalf>& minus_delta) {
+                                                     const HalfColumns<Shape>& minus_delta) {
   using Element = typename Shape::Element;
-  const auto centred = [&](int i) {
-    return Shape::kTile.starts_from_delta ? gradients[i] : gradients[i] + minus_delta.of(i);
+  const auto centred = [&](int n) {
+    const float gradient = gradients[kHalf * Shape::kQueries / 4 + n];
+    return Shape::kTile.starts_from_delta ? gradient : gradient + minus_delta.of(n);
   };
 #pragma unroll
-  for (int i = Half<Shape, kHalf>::kBegin / 2; i < Half<Shape, kHalf>::kEnd / 2; i += 2) {
+  for (int n = 0; n < Shape::kQueries / 4; n += 2) {
+    const int i = kHalf * Shape::kQueries / 4 + n;
     float2 p;
     if constexpr (Shape::kTile.wide_probabilities) {
       p = make_float2(scores[i], scores[i + 1]);
     } else {
       p = ptx::unpack<Element>(weights[i / 2]);
     }
-    score_gradients[i / 2] = ptx::pack<Element>(p.x * centred(i), p.y * centred(i + 1));
+    score_gradients[i / 2] = ptx::pack<Element>(p.x * centred(n), p.y * centred(n + 1));
   }
 }
 
@@ -385,10 +374,10 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         shared.query_ring.wait_full(at);
         shared.gradient_ring.wait_full(at);
         const float* lse = shared.lse[at.stage()] + first_column;
-        HalfColumns<Shape, 0> first_lse;
-        HalfColumns<Shape, 1> second_lse;
+        HalfColumns<Shape> first_lse;
+        HalfColumns<Shape> second_lse;
         first_lse.read(lse);
-        if constexpr (Shape::kReadsAllFirst) second_lse.read(lse);
+        if constexpr (Shape::kReadsAllFirst) second_lse.read(lse + Shape::kQueries / 2);
         const float* minus_delta = shared.minus_delta[at.stage()] + first_column;
         constexpr bool kStarts = Shape::kTile.starts_from_delta;
         if constexpr (kStarts) begin_columns(gradients, minus_delta);
@@ -405,13 +394,13 @@ __device__ void consume(const BackwardCall& call, BackwardShared<Shape>& shared)
         std::uint32_t probabilities[Shape::kQueries / 4];
         std::uint32_t weights[Shape::kQueries / 4];
         make_probabilities<Shape, 0>(probabilities, weights, scores, first_lse, scale_log2, capped);
-        if constexpr (!Shape::kReadsAllFirst) second_lse.read(lse);
-        HalfColumns<Shape, 0> first_delta;
+        if constexpr (!Shape::kReadsAllFirst) second_lse.read(lse + Shape::kQueries / 2);
+        HalfColumns<Shape> first_delta;
         if constexpr (!kStarts) first_delta.read(minus_delta);
         multiply_columns<Shape, 0, 2>(value_sums, probabilities, output_gradient);  // dV += P^T dO
         make_probabilities<Shape, 1>(probabilities, weights, scores, second_lse, scale_log2, capped);
-        HalfColumns<Shape, 1> second_delta;
-        if constexpr (!kStarts) second_delta.read(minus_delta);
+        HalfColumns<Shape> second_delta;
+        if constexpr (!kStarts) second_delta.read(minus_delta + Shape::kQueries / 2);
         if constexpr (Shape::kTile.values_early) {
           multiply_columns<Shape, 1, 2>(value_sums, probabilities, output_gradient);
           ptx::wgmma_wait<2>(gradients);
