@@ -2,8 +2,8 @@
 """Headroom's attention on a Hopper GPU beside FlashAttention's and cuDNN's kernels, in one run on one machine.
 
 Needs the PyTorch of the machine with the GPU and flash-attn-4 with what it imports on PYTHONPATH; nothing in the build or the tests
-uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic), in cuDNN where it serves the mask, and in
-Headroom (free order, then deterministic); ratios are of the medians over the rounds. PyTorch asks cuDNN for no fixed order. First
+uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic; the other way in every other round), in
+cuDNN where it serves the mask, and in Headroom likewise; ratios are of the medians over the rounds. PyTorch asks cuDNN for no fixed order. First
 calls are not timed. All queue forward and backward in turn and take the time of each from the GPU, on copies of the inputs that do not
 fit the cache twice over: backward has another copy than the forward before it.
 
@@ -145,6 +145,11 @@ def cudnn_functions(torch, case):
     return forward, backward
 
 
+def of_orders(times):
+    """Forward and backward by whether the order is fixed; forward is the same in both."""
+    return dict(zip(PARTS, (statistics.mean((times[False][0], times[True][0])), times[False][1], times[True][1])))
+
+
 def compare(torch, case, options):
     lengths = uneven(int(case["mask"].split(":")[1]), case["seq"]) if case["mask"].startswith("documents") else None
     rounds = []
@@ -157,17 +162,17 @@ def compare(torch, case, options):
             cudnn = cudnn_functions(torch, case)
         except RuntimeError:
             cudnn = None
-        for _ in range(options.rounds):
-            free = timed(torch, case, flash_forward, lambda i: flash_backward(i, False), options.seconds)
-            fixed = timed(torch, case, flash_forward, lambda i: flash_backward(i, True), options.seconds)
-            one = {"flash": dict(zip(PARTS, (statistics.mean((free[0], fixed[0])), free[1], fixed[1])))}
+        for number in range(options.rounds):
+            orders = (False, True) if number % 2 == 0 else (True, False)  # what ran before decides the clocks
+            flash = {fixed: timed(torch, case, flash_forward, lambda i: flash_backward(i, fixed), options.seconds) for fixed in orders}
+            one = {"flash": of_orders(flash)}
             if cudnn:
                 one["cudnn"] = dict(zip(PARTS, timed(torch, case, *cudnn, options.seconds)))
-            bench, free = run_headroom(case, options, name, False)
-            _, fixed = run_headroom(case, options, name, True)
-            one["headroom"] = dict(zip(PARTS, (statistics.mean((free["forward_ms"], fixed["forward_ms"])), free["backward_ms"],
-                                               fixed["backward_ms"])))
-            rounds.append(one)
+            ours = {}
+            for fixed in orders:
+                bench, row = run_headroom(case, options, name, fixed)
+                ours[fixed] = (row["forward_ms"], row["backward_ms"])
+            rounds.append({**one, "headroom": of_orders(ours)})
     sides = [side for side in rounds[0] if all(side in r for r in rounds)]
     middle = {side: {part: statistics.median(r[side][part] for r in rounds) for part in rounds[0][side]} for side in sides}
     ratios = {side: {part: middle[side][part] / middle["headroom"][part] for part in middle[side]} for side in middle

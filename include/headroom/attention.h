@@ -22,7 +22,7 @@ struct AttentionChunk {
   std::int64_t key_start = 0;
 };
 
-// K/V heads of every sequence.
+// How many sequences a problem has, and how many K/V heads each of them.
 struct KeyHeads {
   std::int64_t sequences = 1;
   std::int64_t heads = 1;
@@ -61,7 +61,8 @@ struct AttentionProblem {
   // group of K/V heads after the other, in a smaller workspace and with the same bits. Dilated heads are not
   // cut into groups, sequences with sinks not into parts, and open queries not at all.
   std::int64_t most_backward_bytes = std::numeric_limits<std::int64_t>::max();
-  // Those of the problem that this is a part of, so that a part has the bits of the whole.
+  // Set in a part of a larger problem: sequences and K/V heads of the larger one, so that a part has its
+  // bits.
   std::optional<KeyHeads> whole{};
   Mask mask{};
   // Queries and keys that are chunks of a longer sequence. By default the keys are the whole sequence, and

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/backward_parts.h"
 #include "attention/cuda/sm90/plan.h"
 #include "attention/on_host.h"
 #include "attention/small_cases.h"
@@ -100,6 +101,44 @@ TEST_F(HopperOnHost, WavesThatAlternateWithinThePlainComputation) {
   check(false, 6'200, {});
   check(true, 1'500, {});
   check(true, 600, KeyHeads{.sequences = 1, .heads = 3});
+}
+
+TEST_F(HopperOnHost, PartsHaveTheBitsOfTheWholeWhereWavesAlternate) {
+  AttentionCase c{.group = "waves", .name = "parts", .problem = {}, .document_lengths = {}};
+  c.problem = {.seq_q = 600,
+               .seq_k = 600,
+               .heads_q = 3,
+               .heads_kv = 3,
+               .head_dim = 64,
+               .dtype = DType::bf16,
+               .mask = {.causal = true}};
+  const AttentionImplementation& row = row_of(c.problem);
+  ASSERT_EQ(sm90::plan_waves(c.problem, kHopper, sm90::Plan::of(c.problem)).heads, 3);
+  AttentionProblem cut = c.problem;
+  cut.most_backward_bytes = 0;
+  const BackwardParts parts = BackwardParts::of(cut, row, kHopper);
+  ASSERT_EQ(parts.count, 3);
+  const Stream stream{.device = &kHopper, .pool = nullptr, .poll = {}, .native = nullptr};
+  Beside::current().choose(Beside::Moments::drawn, 1);
+  const auto check = [&](const AttentionBackward& views) {
+    const Scratch workspace(std::max(row.workspace_bytes(c.problem, kHopper, Pass::forward),
+                                     row.workspace_bytes(c.problem, kHopper, Pass::backward)));
+    const auto gradients = [&] {
+      std::vector<double> bits;
+      for (const TensorView& view : {views.query_gradient, views.key_gradient, views.value_gradient}) {
+        for (std::int64_t i = 0; i < view.elements(); ++i) bits.push_back(read_element(view, i));
+      }
+      return bits;
+    };
+    row.forward(c.problem, views.forward, workspace.view(), stream);
+    for (std::int64_t part = 0; part < parts.count; ++part) {
+      row.backward(parts.problem, parts.views(views, part), workspace.view(), stream);
+    }
+    const std::vector<double> of_parts = gradients();
+    row.backward(c.problem, views, workspace.view(), stream);
+    EXPECT_TRUE(gradients() == of_parts);
+  };
+  EXPECT_LE(run_attention_case(c, check, 2).worst(), 1);
 }
 
 class HopperMoments : public HopperOnHost, public testing::WithParamInterface<SmallCase> {};

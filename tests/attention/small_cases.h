@@ -73,6 +73,18 @@ inline std::vector<SmallCase> small_cases() {
     c.problem.heads_kv = 2;
     c.problem.whole = {.sequences = 512, .heads = 2};
   });
+  // Seven blocks that divide 13 heads: one has a head less than the others.
+  const auto uneven_parts = [&](AttentionCase& c, std::int64_t sequences) {
+    causal(c);
+    c.problem.heads_q = 13;
+    c.problem.whole = {.sequences = sequences, .heads = 1};
+  };
+  add("uneven_parts", 64, 150, [&](AttentionCase& c) { uneven_parts(c, 95); });
+  add("uneven_parts", 192, 150, [&](AttentionCase& c) { uneven_parts(c, 60); });
+  add("uneven_parts_softcap", 128, 150, [&](AttentionCase& c) {
+    uneven_parts(c, 95);
+    c.problem.softcap = 3;
+  });
   add("dilated", 128, 256, [&](AttentionCase& c) { dilated(c, {{64, 2}}); });
   add("dilated_lists", 128, 211, [&](AttentionCase& c) { dilated(c, {{50, 3}}); });
   const auto blocks = [](AttentionCase& c) {
@@ -84,6 +96,10 @@ inline std::vector<SmallCase> small_cases() {
     c.problem.softcap = 3;
   };
   add("blocks", 128, 256, blocks);
+  add("uneven_parts_blocks", 128, 150, [&](AttentionCase& c) {
+    uneven_parts(c, 95);
+    blocks(c);
+  });
   add("capped_blocks", 192, 256, capped_blocks);
   add("capped_blocks", 256, 256, capped_blocks);
   add("causal", 192, 200, causal);

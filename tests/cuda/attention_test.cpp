@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "attention/cuda/sm90/plan.h"
 #include "attention_cases.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/gpu_test.h"
@@ -399,6 +400,9 @@ TEST_F(CudaAttention, WavesThatAlternateWithinThePlainComputation) {
   if (!row.supports(c.problem, gpu.description())) GTEST_SKIP() << "not a Hopper GPU";
   for (const bool deterministic : {false, true}) {
     c.problem.deterministic = deterministic;
+    const auto waves = cuda::sm90::plan_waves(c.problem, gpu.description(), cuda::sm90::Plan::of(c.problem));
+    ASSERT_TRUE(waves.rises(waves.tiles)) << "no waves";
+    ASSERT_LT(waves.tiles, 49);
     EXPECT_LE(run_attention_case(c, row, 8, device).worst(), 1);
   }
 }

@@ -21,8 +21,8 @@ struct WideShape : KernelShape<ElementType, kHead, kOfGeneral> {
   static constexpr int kStages = 2;
 };
 
-// Probabilities pass in halves of query tiles, of which shared memory has so many.
-inline constexpr int kHalves = 4;
+// Probabilities pass to the other consumer in halves of a query tile. Shared memory holds four halves.
+inline constexpr int kPassedHalves = 4;
 
 template <class Shape>
 struct alignas(1024) WideShared {
@@ -32,13 +32,13 @@ struct alignas(1024) WideShared {
   alignas(1024) Element query[Shape::kStages][Shape::kQueries * Shape::kColumns];
   alignas(1024) Element output_gradient[Shape::kStages][Shape::kQueries * Shape::kColumns];
   // Of half a query tile, as a consumer's threads hold them.
-  uint4 probability[kHalves][Shape::kQueries / 32][kWarpgroup];
+  uint4 probability[kPassedHalves][Shape::kQueries / 32][kWarpgroup];
   alignas(16) float lse[Shape::kStages][Shape::kQueries];
   alignas(16) float minus_delta[Shape::kStages][Shape::kQueries];
   Ring<1> key_ring;
   Ring<Shape::kStages> query_ring;
   Ring<Shape::kStages> gradient_ring;
-  Ring<kHalves> probability_ring;
+  Ring<kPassedHalves> probability_ring;
   Tiles<KeyTile> tiles;
 
   __device__ __forceinline__ void init() {
@@ -55,7 +55,7 @@ struct alignas(1024) WideShared {
 template <class Shape, int kHalf>
 __device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabilities)[Shape::kQueries / 4],
                                                         WideShared<Shape>& shared,
-                                                        RingPosition<kHalves>& pass_at,
+                                                        RingPosition<kPassedHalves>& pass_at,
                                                         const float (&scores)[Shape::kQueries / 2],
                                                         const Columns<Shape::kQueries>& lse, float scale_log2,
                                                         bool capped) {
@@ -87,7 +87,8 @@ __device__ __forceinline__ void make_wide_probabilities(std::uint32_t (&probabil
 template <class Shape, int kHalf>
 __device__ __forceinline__ void make_wide_score_gradients(
     std::uint32_t (&score_gradients)[Shape::kQueries / 4], const float (&gradients)[Shape::kQueries / 2],
-    WideShared<Shape>& shared, RingPosition<kHalves>& pass_at, const Columns<Shape::kQueries>& minus_delta) {
+    WideShared<Shape>& shared, RingPosition<kPassedHalves>& pass_at,
+    const Columns<Shape::kQueries>& minus_delta) {
   using Element = typename Shape::Element;
   shared.probability_ring.wait_full(pass_at);
 #pragma unroll
@@ -111,7 +112,7 @@ __device__ void consume_values(const BackwardCall& call, WideShared<Shape>& shar
   const int first_column = column_of_thread();
   const float scale_log2 = (Shape::kGeneral && call.softcap > 0 ? call.softcap : call.scale) * kLog2E;
   RingPosition<1> key_at;
-  RingPosition<kHalves> pass_at;  // of probabilities
+  RingPosition<kPassedHalves> pass_at;  // of probabilities
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;  // the query tile whose product is on its way
 
@@ -156,7 +157,7 @@ __device__ void consume_keys(const BackwardCall& call, WideShared<Shape>& shared
   const int row_in_block = row_of_thread();
   const int first_column = column_of_thread();
   RingPosition<1> key_at;
-  RingPosition<kHalves> pass_at;
+  RingPosition<kPassedHalves> pass_at;
   RingPosition<Shape::kStages> at;
   RingPosition<Shape::kStages> before;
 

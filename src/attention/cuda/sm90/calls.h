@@ -91,7 +91,7 @@ struct BackwardCall : GradientsCall {
   Waves waves;
   int batch = 1;
   int group_begin = 0;  // the first of a group's query heads that this launch sums over
-  int group_heads = 1;  // and how many of them
+  int group_heads = 1;  // how many of them it sums over
   int parts = 1;        // blocks that divide these; each writes its own dK and dV, [parts * batch, ...]
   int period = 1;       // query tiles that a window is long; blocks begin at a multiple of it
   float* query_sums = nullptr;  // f32 dQ, tile by tile in the order of the registers that made it

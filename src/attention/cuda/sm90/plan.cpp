@@ -27,8 +27,8 @@ bool divides_evenly(const AttentionProblem& problem) {
 }
 
 // Blocks that divide a group's heads, where there are fewer key tiles than keep a GPU busy to the end: then
-// as many as give every multiprocessor eight, or one for each head. Their heads differ by one at most. The
-// launches of a dilated pattern are of one head each.
+// at least as many as give every multiprocessor eight, or one for each head. Their heads differ by one at
+// most. The launches of a dilated pattern are of one head each.
 std::int64_t parts_of_group(const AttentionProblem& problem, int tile_keys) {
   constexpr std::int64_t kFewTiles = 192;
   constexpr std::int64_t kEnoughTiles = 1024;
@@ -83,6 +83,20 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
   return visits;
 }
 
+// K/V heads, or parts of their groups, that run in one launch: in free order those of all sequences. In turns
+// those that run together in parts of a training step too (from 2.25 GiB of workspace on), so that these are
+// no slower.
+std::int64_t heads_together(const AttentionProblem& problem, const Plan& plan) {
+  constexpr std::int64_t kNeverInParts = std::int64_t{2} << 30;
+  const KeyHeads whole = whole_key_heads(problem);
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  const auto fit = [&](std::int64_t key_heads) {
+    return !plan.turns || key_heads * group * problem.seq_q * plan.tiles.head_dim * 4 <= kNeverInParts;
+  };
+  const std::int64_t all = whole.sequences * whole.heads;
+  return plan.key_parts * (fit(all) ? all : fit(whole.heads) ? whole.heads : 1);
+}
+
 }  // namespace
 
 IntervalsOfPlaces IntervalsOfPlaces::of(const AttentionProblem& problem, const Dilation& dilation) {
@@ -129,9 +143,9 @@ Plan Plan::of(const AttentionProblem& problem) {
 // heads that a block sums over) are more than the L2 holds, each would read them from memory again. From its
 // first query up a tile of the next wave meets the others at every query, and they end together.
 //
-// In turns a tile that goes up waits for tiles before it that go down and are not through: where heads side
-// by side do not divide the blocks, those left over wait for a wave, and where a launch has fewer heads than
-// a section, so do many.
+// In turns a tile that goes up waits until the tiles before it, which go down, are through. So blocks that
+// the heads of a section leave over wait for a whole wave, and so do most blocks of a launch that has fewer
+// heads.
 Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& device, const Plan& plan) {
   const Mask& mask = problem.mask;
   if (!mask.causal || !problem.same_positions() || mask.window_left < problem.seq_q || dilated(problem) ||
@@ -149,17 +163,17 @@ Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& devic
   const auto heads_of = [&](std::int64_t waves) {
     return divide_up(waves * device.cores - device.cores / 4, tiles);
   };
-  const KeyHeads whole = whole_key_heads(problem);
-  const std::int64_t heads = whole.sequences * whole.heads * plan.key_parts;
+  const std::int64_t heads = heads_together(problem, plan);
   if (heads < heads_of(2)) return {};
   // In free order blocks fall out of step with time. In turns few tiles of a head wait for each other where
-  // four heads are side by side; but long sequences run in parts, which may have one head.
-  constexpr std::int64_t kLongHead = 512;  // tiles
-  std::int64_t side_by_side = heads_of(4);
-  if (plan.turns) side_by_side = tiles > kLongHead ? 1 : std::max<std::int64_t>(heads_of(2), 4);
-  side_by_side = std::min(side_by_side, heads);
-  while (heads % side_by_side != 0) ++side_by_side;
-  if (plan.turns && 16 * (device.cores % side_by_side) > device.cores) return {};
+  // four heads are side by side.
+  const std::int64_t wanted = plan.turns ? std::max<std::int64_t>(heads_of(2), 4) : heads_of(4);
+  std::int64_t side_by_side = heads / std::max<std::int64_t>(heads / wanted, 1);
+  if (plan.turns) {
+    constexpr std::int64_t kBlocksForOneLeftOver = 16;  // with 6 of 132 left over waves still gain 8 %
+    while (heads % side_by_side != 0) ++side_by_side;
+    if (kBlocksForOneLeftOver * (device.cores % side_by_side) > device.cores) return {};
+  }
   return {.heads = static_cast<int>(side_by_side),
           .tiles = static_cast<int>(std::max<std::int64_t>(device.cores / side_by_side, 1))};
 }

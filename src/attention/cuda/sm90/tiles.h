@@ -104,7 +104,7 @@ constexpr HeadTiles head_tiles(int head_dim, bool general) {
 // from how many heads a launch has: parts of a problem have the bits of the whole.
 struct Waves {
   int heads = 0;                                // 0: every wave passes over its queries from the last down
-  int tiles = std::numeric_limits<int>::max();  // of a head, in a wave
+  int tiles = std::numeric_limits<int>::max();  // of a head, in a wave; without waves, all
 
   [[nodiscard]] HEADROOM_HOST_DEVICE
   bool rises(int tile) const { return tile / tiles % 2 == 1; }
