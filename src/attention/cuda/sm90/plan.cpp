@@ -170,7 +170,7 @@ Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& devic
   const std::int64_t wanted = plan.turns ? std::max<std::int64_t>(heads_of(2), 4) : heads_of(4);
   std::int64_t side_by_side = heads / std::max<std::int64_t>(heads / wanted, 1);
   if (plan.turns) {
-    constexpr std::int64_t kBlocksForOneLeftOver = 16;  // with 6 of 132 left over waves still gain 8 %
+    constexpr std::int64_t kBlocksForOneLeftOver = 16;  // 6 of 132 cost no more than none
     while (heads % side_by_side != 0) ++side_by_side;
     if (kBlocksForOneLeftOver * (device.cores % side_by_side) > device.cores) return {};
   }
