@@ -2,10 +2,10 @@
 """Headroom's attention on a Hopper GPU beside FlashAttention's and cuDNN's kernels, in one run on one machine.
 
 Needs the PyTorch of the machine with the GPU and flash-attn-4 with what it imports on PYTHONPATH; nothing in the build or the tests
-uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic; the other way in every other round), in
-cuDNN where it serves the mask, and in Headroom likewise; ratios are of the medians over the rounds. PyTorch asks cuDNN for no fixed order. First
-calls are not timed. All queue forward and backward in turn and take the time of each from the GPU, on copies of the inputs that do not
-fit the cache twice over: backward has another copy than the forward before it.
+uses it. bf16. In every round a case runs in FlashAttention (free order, then deterministic), in cuDNN where it serves the mask, and in
+Headroom (free order, then deterministic); in every other round deterministic comes first. Ratios are of the medians over the rounds.
+PyTorch asks cuDNN for no fixed order. First calls are not timed. All queue forward and backward in turn and take the time of each
+from the GPU, on copies of the inputs that do not fit the cache twice over: backward has another copy than the forward before it.
 
     bench/peers/attention_flash.py --headroom build/cuda/headroom > bench/results/attention_flash_peers.json
 """

@@ -173,11 +173,11 @@ TEST(Sm90, WavesAlternateInPartsAsInTheWhole) {
   EXPECT_EQ(section(true, 1, 16'384, 7), std::pair(7, 18));  // sections are equal
   EXPECT_EQ(section(true, 1, 6'400, 19), std::pair(0, 0));   // 18 blocks would be left over
   EXPECT_EQ(section(true, 1, 6'400, 4), std::pair(0, 0));    // less than two waves
-  // Beyond 2 GiB of sums a launch has heads of one sequence, or one head.
-  EXPECT_EQ(section(true, 16, 32'768, 2), std::pair(4, 33));
-  EXPECT_EQ(section(true, 17, 32'768, 2), std::pair(2, 66));
-  EXPECT_EQ(section(true, 1, 131'072, 8), std::pair(4, 33));
-  EXPECT_EQ(section(true, 1, 262'144, 8), std::pair(1, 132));
+  // From 2 GiB of sums on a section has heads of one sequence, or one head.
+  EXPECT_EQ(section(true, 14, 32'768, 2), std::pair(4, 33));
+  EXPECT_EQ(section(true, 16, 32'768, 2), std::pair(2, 66));
+  EXPECT_EQ(section(true, 1, 100'000, 8), std::pair(4, 33));
+  EXPECT_EQ(section(true, 1, 131'072, 8), std::pair(1, 132));
   const auto none = [&](const auto& change) {
     AttentionProblem problem = long_group;
     change(problem);

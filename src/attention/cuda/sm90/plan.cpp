@@ -83,15 +83,15 @@ Visits take_visits(const AttentionProblem& problem, int tile_rows, int tile_keys
   return visits;
 }
 
-// K/V heads, or parts of their groups, that run in one launch: in free order those of all sequences. In turns
-// those that run together in parts of a training step too (from 2.25 GiB of workspace on), so that these are
-// no slower.
+// K/V heads, or parts of their groups, that waves may count on in one launch: in free order those of all
+// sequences. In turns those that are in one launch also where a training step runs backward in parts, which
+// it does from 2.25 GiB of workspace on, most of it sums of dQ.
 std::int64_t heads_together(const AttentionProblem& problem, const Plan& plan) {
-  constexpr std::int64_t kNeverInParts = std::int64_t{2} << 30;
+  constexpr std::int64_t kInParts = std::int64_t{2} << 30;  // bytes of sums
   const KeyHeads whole = whole_key_heads(problem);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   const auto fit = [&](std::int64_t key_heads) {
-    return !plan.turns || key_heads * group * problem.seq_q * plan.tiles.head_dim * 4 <= kNeverInParts;
+    return !plan.turns || key_heads * group * problem.seq_q * plan.tiles.head_dim * 4 < kInParts;
   };
   const std::int64_t all = whole.sequences * whole.heads;
   return plan.key_parts * (fit(all) ? all : fit(whole.heads) ? whole.heads : 1);
@@ -170,9 +170,9 @@ Waves plan_waves(const AttentionProblem& problem, const DeviceDescription& devic
   const std::int64_t wanted = plan.turns ? std::max<std::int64_t>(heads_of(2), 4) : heads_of(4);
   std::int64_t side_by_side = heads / std::max<std::int64_t>(heads / wanted, 1);
   if (plan.turns) {
-    constexpr std::int64_t kBlocksForOneLeftOver = 16;  // 6 of 132 cost no more than none
     while (heads % side_by_side != 0) ++side_by_side;
-    if (kBlocksForOneLeftOver * (device.cores % side_by_side) > device.cores) return {};
+    constexpr std::int64_t kOneLeftOverOf = 16;  // blocks; 6 of 132 left over cost no more than none
+    if (kOneLeftOverOf * (device.cores % side_by_side) > device.cores) return {};
   }
   return {.heads = static_cast<int>(side_by_side),
           .tiles = static_cast<int>(std::max<std::int64_t>(device.cores / side_by_side, 1))};
